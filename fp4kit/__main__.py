@@ -1,0 +1,8 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m fp4kit` is the `fp4kit` command."""
+
+from fp4kit.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Quantize and dequantize arrays: validate, choose a backend, allocate, call, hand back."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from . import arrays
+from .arrays import Raw
+from .backends import select
+from .backends.base import Backend, Plan, Request
+from .buffers import (
+    decoding_arrays,
+    given_second_level,
+    output_buffers,
+    result_buffer,
+    rows_of,
+    store_second_level,
+)
+from .errors import NonFiniteError, OptionError
+from .formats import DTYPES, get_format, one_of
+from .planning import plan_quantize, resolve_rules
+from .tensor import QuantizedTensor
+
+NONFINITE_POLICIES = ("raise", "propagate")
+
+
+def check_finite(engine: Backend, x: Any, dtype: str, shape: tuple[int, ...], what: str) -> Any:
+    """The amax of `x` (float32 (1,)) if all of it is finite.
+
+    Raises:
+        NonFiniteError: naming the array, the counts and the first index.
+    """
+    amax_value, finite = engine.scan(x, dtype)
+    if finite:
+        return amax_value
+    nans, infinities, first = engine.count_nonfinite(x, dtype)
+    index = []
+    for size in reversed(shape):
+        index.append(first % size)
+        first //= size
+    raise NonFiniteError(
+        f"{what} holds {nans} NaN and {infinities} infinite values, the first at index "
+        f'{tuple(reversed(index))}; clean it, or pass nonfinite="propagate" to quantize it as it is'
+    )
+
+
+def amax(x: Any, *, backend: str | None = None) -> Any:
+    """Largest magnitude of an array, NaN ignored.
+
+    Args:
+        x: float32, float16 or bfloat16 array of any shape, framework and device.
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+
+    Returns:
+        float32 array of shape (1,) in the framework and on the device of `x`; 0 for an empty one.
+        On a GPU nothing waits for the result.
+
+    Raises:
+        DtypeError: for other element types.
+        BackendUnavailableError: if the backend cannot serve the array, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> amax(np.array([[1.0, -3.0]], np.float32))
+        array([3.], dtype=float32)
+    """
+    raw = arrays.ingest(x)
+    engine = select(Request("amax", raw.origin.device, raw.dtype), backend)
+    with arrays.device_scope(raw.origin):
+        flat = rows_of(raw, 1, prod(raw.data.shape))
+        return arrays.emit(engine.amax(flat, raw.dtype, 1), "float32", raw.origin)
+
+
+def _second_level_for(
+    engine: Backend,
+    plan: Plan,
+    raw: Raw,
+    x: Any,
+    given: tuple[str, Any] | None,
+    nonfinite: str,
+) -> Any:
+    """The second level in the recipe's direction (or None), after the non-finite check."""
+    measured = None
+    if nonfinite == "raise" and plan.rows and plan.cols:
+        measured = check_finite(engine, x, raw.dtype, raw.data.shape, "x")
+    if not plan.has_second_level:
+        return None
+    assert plan.recipe is not None
+    if given is not None and given[0] == plan.recipe.direction:
+        return given[1]
+    if given is not None:
+        measured = given[1]
+    elif measured is None:
+        measured = engine.amax(x, raw.dtype, 1)
+    return engine.second_level(measured, plan, raw.dtype)
+
+
+def quantize(
+    x: Any,
+    format: str = "nvfp4",
+    *,
+    recipe: str = "te",
+    scale_rule: str | None = None,
+    amax: Any = None,
+    decode_scale: Any = None,
+    encode_scale: Any = None,
+    second_level: bool = True,
+    scale_layout: str = "linear",
+    nibble_order: str = "low_first",
+    pad: bool = False,
+    nonfinite: str = "raise",
+    backend: str | None = None,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """Quantizes the last axis of an array in blocks.
+
+    Formats and MX scale rules follow the OCP Microscaling specification 1.0; NVFP4 recipes
+    reproduce the order of operations of the project they are named after (see
+    :mod:`fp4kit.scaling`), so that the bytes equal that project's.
+
+    Args:
+        x: float32, float16 or bfloat16 array (..., K) of any strides: NumPy, CuPy, torch, JAX, or
+            anything with DLPack and an array-API namespace.
+        format: `nvfp4`, `mxfp4`, `mxfp8` (E4M3 elements) or `mxfp8_e5m2`.
+        recipe: for nvfp4: `te`, `nvfuser`, `torchao`, `modelopt`, `compressed-tensors`, `comfy`.
+        scale_rule: for MX formats: `floor`, `ceil`, `even` or `rceil`; None is `even` for mxfp4
+            and `rceil` for mxfp8.
+        amax: largest magnitude that the second-level scale is made from: a float, or a float32
+            array on the input's device with one value, or one per equal group of leading rows
+            (experts). None measures it.
+        decode_scale: instead of amax, the second-level scale amax/2688 itself (torchao, modelopt,
+            comfy).
+        encode_scale: instead of amax, the second-level scale 2688/amax itself (nvfuser,
+            compressed-tensors).
+        second_level: False quantizes without a second-level scale (nvfuser, torchao).
+        scale_layout: `linear`, `swizzled_128x4` or `swizzled_8x4`; padding scales are 0.
+        nibble_order: `low_first`, or `high_first` as ComfyUI stores it.
+        pad: pad each row with zeros to whole blocks; the logical K is kept in `shape`.
+        nonfinite: `raise` (the default) refuses NaN and infinity; on a GPU it has to wait for the
+            stream to know, so it cannot be captured in a CUDA graph. `propagate` skips the check:
+            amax ignores NaN, NaN becomes the element's NaN code (+6 for E2M1), infinity saturates.
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the input's device.
+        out: a result of an equal call whose arrays are overwritten and returned.
+
+    Returns:
+        A :class:`QuantizedTensor` whose arrays are in the framework and on the device of `x`.
+
+    Raises:
+        OptionError: for unknown or contradictory options.
+        ShapeError: if K is not a multiple of the block size and `pad` is False.
+        DtypeError: for other element types, or a scale on another device.
+        NonFiniteError: under `nonfinite="raise"`, with the counts and the first index.
+        BackendUnavailableError: if the backend cannot serve the request, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> q = quantize(np.linspace(-6, 6, 32, dtype=np.float32).reshape(2, 16))
+        >>> q.packed.shape, q.block_scale.shape, float(q.amax[0])
+        ((2, 8), (2, 1), 6.0)
+    """
+    raw = arrays.ingest(x)
+    one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
+    spec = get_format(format)
+    chosen, _ = resolve_rules(spec, recipe, scale_rule)
+    given = None
+    scales = {"amax": amax, "decode": decode_scale, "encode": encode_scale}
+    if any(value is not None for value in scales.values()):
+        if chosen is None or not second_level:
+            raise OptionError(
+                f"a second-level scale was passed, but {spec.name}"
+                f"{'' if chosen is None else ' with second_level=False'} has none"
+            )
+        given = given_second_level(chosen, scales, raw.origin)
+    plan = plan_quantize(
+        raw.data.shape,
+        format,
+        recipe=recipe,
+        scale_rule=scale_rule,
+        second_level=second_level,
+        scale_layout=scale_layout,
+        nibble_order=nibble_order,
+        pad=pad,
+        scales=1 if given is None else given[1].size,
+    )
+    request = Request(
+        "quantize", raw.origin.device, raw.dtype, spec.name, chosen.name if chosen else None
+    )
+    engine = select(request, backend)
+    lead = raw.data.shape[:-1]
+    linear = scale_layout == "linear"
+    shapes = ((*lead, plan.packed_shape[1]), (*lead, plan.blocks) if linear else plan.scale_shape)
+    with arrays.device_scope(raw.origin):
+        packed, block_scale = output_buffers(out, plan, raw, shapes)
+        rows = rows_of(raw, plan.rows, plan.cols)
+        second = _second_level_for(engine, plan, raw, rows, given, nonfinite)
+        if plan.rows and plan.cols:
+            engine.quantize(
+                plan,
+                rows,
+                raw.dtype,
+                second,
+                packed.reshape(plan.packed_shape),
+                block_scale.reshape(plan.scale_shape),
+            )
+        if out is not None:
+            store_second_level(out, second, raw.origin)
+            return out
+        scale = None if second is None else arrays.emit(second, "float32", raw.origin)
+        direction = chosen.direction if chosen is not None else None
+        return QuantizedTensor(
+            packed=arrays.emit(packed, "uint8", raw.origin),
+            block_scale=arrays.emit(block_scale, "uint8", raw.origin),
+            format=spec.name,
+            shape=raw.data.shape,
+            recipe=chosen.name if chosen is not None else None,
+            scale_rule=plan.scale_rule,
+            amax=scale if direction == "amax" else None,
+            decode_scale=scale if direction == "decode" else None,
+            encode_scale=scale if direction == "encode" else None,
+            scale_layout=scale_layout,
+            nibble_order=nibble_order,
+            source_dtype=raw.dtype,
+        )
+
+
+def dequantize(
+    q: QuantizedTensor, dtype: str = "float32", *, backend: str | None = None, out: Any = None
+) -> Any:
+    """Decodes a quantized tensor.
+
+    Each element is the exact product of code, block scale and second level in binary32 under the
+    recipe's order of operations, rounded once to `dtype` (two published amax corner cases are
+    corrected: see :func:`fp4kit.scaling.nvfp4_decode_factors`).
+
+    Args:
+        q: codes and scales of any format, layout and nibble order.
+        dtype: `float32`, `float16` or `bfloat16`.
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+        out: C-contiguous array of `q.shape` and `dtype` to write into.
+
+    Returns:
+        Array of shape `q.shape` in the framework and on the device of `q.packed` (or `out`).
+
+    Raises:
+        OptionError: for an unknown dtype.
+        ShapeError: if `out` does not fit.
+        BackendUnavailableError: if the backend cannot serve the request, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> q = quantize(np.full((1, 16), 6, np.float32))
+        >>> float(dequantize(q)[0, 0])
+        6.0
+    """
+    one_of("dtype", dtype, DTYPES)
+    plan, origin, packed, block_scale, second = decoding_arrays(q)
+    engine = select(Request("dequantize", origin.device, dtype, q.format, q.recipe), backend)
+    with arrays.device_scope(origin):
+        result = result_buffer(out, q.shape, dtype, origin)
+        if plan.rows and plan.cols:
+            engine.dequantize(
+                plan, packed, block_scale, second, result.reshape(plan.rows, plan.cols), dtype
+            )
+        return out if out is not None else arrays.emit(result, dtype, origin)
+
+
+def quantize_dequantize(
+    x: Any,
+    format: str = "nvfp4",
+    *,
+    dtype: str | None = None,
+    recipe: str = "te",
+    scale_rule: str | None = None,
+    amax: Any = None,
+    decode_scale: Any = None,
+    encode_scale: Any = None,
+    second_level: bool = True,
+    pad: bool = False,
+    nonfinite: str = "raise",
+    backend: str | None = None,
+    out: Any = None,
+) -> Any:
+    """What `dequantize(quantize(x, ...), dtype)` gives, without keeping codes (fake quantization).
+
+    Args:
+        x: float32, float16 or bfloat16 array (..., K).
+        format: as in :func:`quantize`, like all options not listed here.
+        dtype: element type of the result; None is that of `x`.
+        recipe: see :func:`quantize`.
+        scale_rule: see :func:`quantize`.
+        amax: see :func:`quantize`.
+        decode_scale: see :func:`quantize`.
+        encode_scale: see :func:`quantize`.
+        second_level: see :func:`quantize`.
+        pad: see :func:`quantize`.
+        nonfinite: see :func:`quantize`.
+        backend: see :func:`quantize`.
+        out: C-contiguous array of the shape of `x` and of `dtype` to write into.
+
+    Returns:
+        Array of the shape of `x` in its framework and on its device (or `out`).
+
+    Raises:
+        OptionError: as in :func:`quantize`.
+        ShapeError: as in :func:`quantize`, or if `out` does not fit.
+        DtypeError: as in :func:`quantize`.
+        NonFiniteError: as in :func:`quantize`.
+        BackendUnavailableError: as in :func:`quantize`.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.full((1, 16), 5.1, np.float32)
+        >>> float(quantize_dequantize(x, amax=6.0)[0, 0])
+        4.928571701049805
+    """
+    raw = arrays.ingest(x)
+    one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
+    out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
+    chosen, _ = resolve_rules(get_format(format), recipe, scale_rule)
+    given = None
+    scales = {"amax": amax, "decode": decode_scale, "encode": encode_scale}
+    if any(value is not None for value in scales.values()):
+        if chosen is None or not second_level:
+            raise OptionError(f"a second-level scale was passed, but {format} has none")
+        given = given_second_level(chosen, scales, raw.origin)
+    plan = plan_quantize(
+        raw.data.shape,
+        format,
+        recipe=recipe,
+        scale_rule=scale_rule,
+        second_level=second_level,
+        pad=pad,
+        scales=1 if given is None else given[1].size,
+    )
+    request = Request(
+        "quantize_dequantize",
+        raw.origin.device,
+        raw.dtype,
+        plan.format.name,
+        chosen.name if chosen else None,
+    )
+    engine = select(request, backend)
+    with arrays.device_scope(raw.origin):
+        result = result_buffer(out, raw.data.shape, out_dtype, raw.origin)
+        rows = rows_of(raw, plan.rows, plan.cols)
+        second = _second_level_for(engine, plan, raw, rows, given, nonfinite)
+        if plan.rows and plan.cols:
+            engine.quantize_dequantize(
+                plan, rows, raw.dtype, second, result.reshape(plan.rows, plan.cols), out_dtype
+            )
+        return out if out is not None else arrays.emit(result, out_dtype, raw.origin)

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a file operation is asked for and what it says it did: plain data, shared with the CLI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp4kit.backends.base import ErrorSums
+from fp4kit.metrics import ErrorStats
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """How the tensors of a file are quantized; the fields mirror :func:`fp4kit.quantize`.
+
+    Attributes:
+        format: `nvfp4`, `mxfp4`, `mxfp8` or `mxfp8_e5m2`.
+        recipe: NVFP4 recipe.
+        scale_rule: MX scale rule, None for the format's default.
+        scale_layout: order of the block scales in the file.
+        nibble_order: nibble that the even element takes.
+        device: `cpu` or `cuda` (already resolved from `auto`).
+        include: name patterns (globs, or `re:` regular expressions); empty means all.
+        exclude: name patterns carried through unchanged.
+        void_dtype: what 2-byte void data in .npy/.npz files is (`bfloat16`), None to refuse it.
+        force: overwrite an existing output.
+    """
+
+    format: str = "nvfp4"
+    recipe: str = "te"
+    scale_rule: str | None = None
+    scale_layout: str = "linear"
+    nibble_order: str = "low_first"
+    device: str = "cpu"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    void_dtype: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One tensor of a file: what was (or would be) done with it.
+
+    Attributes:
+        name: name in the source file.
+        shape: logical shape.
+        dtype: source element type, for example `bfloat16`.
+        action: `quantize`, `dequantize` or `keep`.
+        reason: why a tensor is kept, empty otherwise.
+        format: format written or read, None for kept tensors.
+        bytes_before: bytes of the tensor in the source.
+        bytes_after: bytes of all tensors it becomes in the output.
+        stats: error statistics, None for kept tensors and dry runs.
+        sums: the sums behind `stats`, for totals.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    action: str
+    reason: str
+    format: str | None
+    bytes_before: int
+    bytes_after: int
+    stats: ErrorStats | None = None
+    sums: ErrorSums | None = None
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """All tensors of a file operation.
+
+    Attributes:
+        source: path read.
+        target: path written, None for dry runs and comparisons.
+        tensors: one entry per source tensor, in file order.
+        options: the options that were in force, as plain data.
+        seconds: wall time.
+    """
+
+    source: str
+    target: str | None
+    tensors: list[TensorReport]
+    options: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def total_sums(self) -> ErrorSums:
+        """Sums over all tensors that have some."""
+        total = ErrorSums()
+        for tensor in self.tensors:
+            if tensor.sums is not None:
+                total += tensor.sums
+        return total
+
+    @property
+    def total_stats(self) -> ErrorStats | None:
+        """Statistics over all elements that have some, None if there are none."""
+        measured = [tensor for tensor in self.tensors if tensor.sums is not None]
+        if not measured:
+            return None
+        coded = all(tensor.stats and tensor.stats.saturated is not None for tensor in measured)
+        nbytes = sum(tensor.bytes_after for tensor in measured) if coded else None
+        return ErrorStats.from_sums(self.total_sums, nbytes)

@@ -1,0 +1,118 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on scales alone: swizzle, unswizzle, and the second level's other directions."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from . import arrays
+from .backends import select
+from .backends.base import Request
+from .buffers import decoding_arrays, rows_of
+from .errors import OptionError, ShapeError
+from .formats import SCALE_LAYOUTS, one_of
+from .layout import padded_scale_shape
+from .tensor import SECOND_LEVEL_DIRECTIONS, QuantizedTensor
+
+
+def swizzle(scales: Any, layout: str = "swizzled_128x4", *, backend: str | None = None) -> Any:
+    """Reorders block scales for block-scaled matrix products.
+
+    Args:
+        scales: uint8 (or 1-byte float) block scales (..., blocks), linear.
+        layout: `swizzled_128x4` (cuBLASLt, CUTLASS), `swizzled_8x4`, or `linear` (a copy).
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+
+    Returns:
+        uint8 (pad(rows), pad4(blocks)) in swizzled byte order, rows being the leading dimensions
+        multiplied; padding bytes are 0.
+
+    Raises:
+        OptionError: for an unknown layout.
+        ShapeError: for a 0-dimensional array.
+    """
+    one_of("layout", layout, SCALE_LAYOUTS)
+    raw = arrays.ingest_bytes(scales, "scales")
+    if not raw.data.shape:
+        raise ShapeError("scales must have at least one dimension (blocks), got shape ()")
+    rows, blocks = prod(raw.data.shape[:-1]), raw.data.shape[-1]
+    engine = select(Request("swizzle", raw.origin.device, "uint8"), backend)
+    xp = arrays.array_module(raw.origin)
+    with arrays.device_scope(raw.origin):
+        shape = padded_scale_shape(rows, blocks, layout) if rows and blocks else (rows, blocks)
+        out = xp.empty(shape, "uint8")
+        if rows and blocks:
+            engine.swizzle(rows_of(raw, rows, blocks), layout, out)
+        return arrays.emit(out, "uint8", raw.origin)
+
+
+def unswizzle(
+    scales: Any,
+    shape: tuple[int, ...],
+    layout: str = "swizzled_128x4",
+    *,
+    backend: str | None = None,
+) -> Any:
+    """Inverse of :func:`swizzle`.
+
+    Args:
+        scales: uint8 swizzled scales, of any shape with the right number of bytes.
+        shape: true linear shape (..., blocks): it cannot be inferred from a padded one.
+        layout: the order `scales` is in.
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+
+    Returns:
+        uint8 array of `shape`.
+
+    Raises:
+        OptionError: for an unknown layout.
+        ShapeError: if `scales` does not hold exactly the bytes that `shape` takes in `layout`.
+    """
+    one_of("layout", layout, SCALE_LAYOUTS)
+    raw = arrays.ingest_bytes(scales, "scales")
+    if not shape:
+        raise ShapeError("shape must have at least one dimension (blocks), got ()")
+    rows, blocks = prod(shape[:-1]), shape[-1]
+    stored = padded_scale_shape(rows, blocks, layout) if rows and blocks else (rows, blocks)
+    if prod(stored) != raw.data.size:
+        raise ShapeError(
+            f"{raw.data.size} bytes given, but {layout} scales of shape {tuple(shape)} take "
+            f"{prod(stored)} ({stored[0]} x {stored[1]})"
+        )
+    engine = select(Request("unswizzle", raw.origin.device, "uint8"), backend)
+    xp = arrays.array_module(raw.origin)
+    with arrays.device_scope(raw.origin):
+        out = xp.empty((rows, blocks), "uint8")
+        if rows and blocks:
+            engine.unswizzle(rows_of(raw, *stored), layout, out)
+        return arrays.emit(out.reshape(shape), "uint8", raw.origin)
+
+
+def convert_second_level(q: QuantizedTensor, direction: str) -> Any:
+    """The second-level scale of `q` in another direction.
+
+    amax, decode (amax/2688) and encode (2688/amax) scales are not exact inverses of each other in
+    binary32; a tensor keeps the one it was made with, and this is the only place that converts.
+
+    Args:
+        q: an nvfp4 tensor with a second level.
+        direction: `amax`, `decode` or `encode`.
+
+    Returns:
+        float32 array in the framework and on the device of `q`. A scale that cannot be inverted
+        (0, infinity, NaN) gives 1.
+
+    Raises:
+        OptionError: for an unknown direction, or if `q` has no second level.
+    """
+    one_of("direction", direction, SECOND_LEVEL_DIRECTIONS)
+    second = q.second_level
+    if second is None:
+        raise OptionError(f"{q!r} has no second-level scale to convert")
+    _, origin, _, _, scale = decoding_arrays(q)
+    engine = select(Request("dequantize", origin.device, "float32", q.format, q.recipe), None)
+    with arrays.device_scope(origin):
+        value = engine.convert_second_level(scale, second[0], direction)
+        return arrays.emit(value, "float32", origin)
