@@ -2,22 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVFP4, MXFP4 and MXFP8 quantization for NumPy, CuPy, torch and JAX arrays, byte-exact."""
 
-from .api import amax, dequantize, quantize, quantize_dequantize
-from .backends import BackendStatus, backend_status
-from .errors import (
-    BackendUnavailableError,
-    DtypeError,
-    FileFormatError,
-    Fp4kitError,
-    KernelCompileError,
-    NonFiniteError,
-    OptionError,
-    ShapeError,
-)
-from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
-from .metrics import ErrorStats, error_stats
-from .scale_ops import convert_second_level, swizzle, unswizzle
-from .tensor import QuantizedTensor
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import amax, dequantize, quantize, quantize_dequantize
+    from .backends import BackendStatus, backend_status
+    from .errors import (
+        BackendUnavailableError,
+        DtypeError,
+        FileFormatError,
+        Fp4kitError,
+        KernelCompileError,
+        NonFiniteError,
+        OptionError,
+        ShapeError,
+    )
+    from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
+    from .metrics import ErrorStats, error_stats
+    from .scale_ops import convert_second_level, swizzle, unswizzle
+    from .tensor import QuantizedTensor
 
 __version__ = "0.1.0"
 
@@ -48,3 +52,21 @@ __all__ = [
     "swizzle",
     "unswizzle",
 ]
+
+#: Modules that hold the public names; imported when a name is first asked for (PEP 562), because
+#: NumPy alone takes about as long to import as `fp4kit --help` may take.
+_HOMES = ("errors", "formats", "api", "backends", "metrics", "scale_ops", "tensor")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f".{home}", __name__)
+            if hasattr(module, name):
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .formats import E8M0_BIAS, E8M0_NAN, ElementType
+from .formats import E8M0_NAN, ElementType
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -53,8 +53,9 @@ def decode(codes: Codes, element: ElementType) -> Floats:
 
 def decode_e8m0(scale: Codes) -> Floats:
     """2^(byte - 127) as float32; byte 0 is the subnormal 2^-127 (not 0), byte 255 is NaN."""
-    value = np.ldexp(np.float64(1), scale.astype(np.int64) - E8M0_BIAS).astype(np.float32)
-    result: Floats = np.where(scale == E8M0_NAN, np.float32(np.nan), value)
+    # The byte is binary32's exponent field, except that field 0 would be 0.
+    bits = np.where(scale == 0, np.uint32(0x00400000), scale.astype(np.uint32) << np.uint32(23))
+    result: Floats = np.where(scale == E8M0_NAN, np.float32(np.nan), bits.view(np.float32))
     return result
 
 

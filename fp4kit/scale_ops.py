@@ -32,6 +32,12 @@ def swizzle(scales: Any, layout: str = "swizzled_128x4", *, backend: str | None 
     Raises:
         OptionError: for an unknown layout.
         ShapeError: for a 0-dimensional array.
+
+    Example:
+        >>> import numpy as np
+        >>> stored = swizzle(np.arange(1, 7, dtype=np.uint8).reshape(2, 3), "swizzled_8x4")
+        >>> stored.shape, stored.ravel()[:8].tolist()
+        ((8, 4), [1, 2, 3, 0, 4, 5, 6, 0])
     """
     one_of("layout", layout, SCALE_LAYOUTS)
     raw = arrays.ingest_bytes(scales, "scales")
@@ -69,6 +75,12 @@ def unswizzle(
     Raises:
         OptionError: for an unknown layout.
         ShapeError: if `scales` does not hold exactly the bytes that `shape` takes in `layout`.
+
+    Example:
+        >>> import numpy as np
+        >>> scales = np.arange(1, 7, dtype=np.uint8).reshape(2, 3)
+        >>> unswizzle(swizzle(scales), (2, 3)).tolist()
+        [[1, 2, 3], [4, 5, 6]]
     """
     one_of("layout", layout, SCALE_LAYOUTS)
     raw = arrays.ingest_bytes(scales, "scales")
@@ -106,6 +118,13 @@ def convert_second_level(q: QuantizedTensor, direction: str) -> Any:
 
     Raises:
         OptionError: for an unknown direction, or if `q` has no second level.
+
+    Example:
+        >>> import numpy as np
+        >>> from fp4kit import quantize
+        >>> q = quantize(np.full((1, 16), 6, np.float32))
+        >>> float(convert_second_level(q, "encode")[0])
+        448.0
     """
     one_of("direction", direction, SECOND_LEVEL_DIRECTIONS)
     second = q.second_level

@@ -50,10 +50,10 @@ def quiet() -> np.errstate:
 
 
 def te_encode_scale(amax: Floats) -> Floats:
-    """`S` of recipe te: min(2688/A, FLT_MAX), NaN -> FLT_MAX, and 1 where A or S is 0."""
+    """`S` of recipe te: min(2688/A, FLT_MAX), NaN -> FLT_MAX; 1 where A is 0 or S not above 0."""
     scale = SECOND_LEVEL_RANGE / amax
     scale = np.where(np.isnan(scale), FLT_MAX, np.minimum(scale, FLT_MAX))
-    return np.where((amax == 0) | (scale == 0), ONE, scale)
+    return np.where((amax == 0) | (scale <= 0), ONE, scale)
 
 
 def usable(scale: Floats) -> Floats:
@@ -149,16 +149,21 @@ def nvfp4_element_factor(byte: Codes, recipe: Recipe, second: Floats | None) -> 
     A divisor of 0 stands for "all codes are 0".
     """
     q = codecs.decode(byte, E4M3)
+    factor: Floats
     if recipe.name == "te":
         assert second is not None
-        return np.minimum(ONE / (q * (ONE / te_encode_scale(second))), FLT_MAX)
+        factor = np.minimum(ONE / (q * (ONE / te_encode_scale(second))), FLT_MAX)
+        return factor
     if second is None:
-        return np.minimum(ONE / q, FLT_MAX)
+        factor = np.minimum(ONE / q, FLT_MAX)
+        return factor
     scale = usable(second)
     if recipe.name == "nvfuser":
-        return np.minimum(ONE / (q * (ONE / scale)), FLT_MAX)
+        factor = np.minimum(ONE / (q * (ONE / scale)), FLT_MAX)
+        return factor
     if recipe.name == "torchao":
-        return np.minimum((ONE / scale) / q, FLT_MAX)
+        factor = np.minimum((ONE / scale) / q, FLT_MAX)
+        return factor
     if recipe.name == "compressed-tensors":
         return q / scale
     return q * scale

@@ -71,6 +71,10 @@ def backend_status() -> list[BackendStatus]:
     Returns:
         One entry per backend, in order of preference. Asking imports numba and CuPy if they are
         installed, and compiles nothing.
+
+    Example:
+        >>> [entry.name for entry in backend_status() if entry.name == "reference"]
+        ['reference']
     """
     result = []
     for name in BACKEND_NAMES:

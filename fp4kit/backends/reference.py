@@ -141,8 +141,8 @@ class ReferenceBackend(Backend):
                 first, last = scaling.nvfp4_decode_factors(byte, plan.recipe, column, dtype)
                 result = (value * first[:, :, None]) * last[:, :, None]
                 # A zero code stays zero, also under a factor that overflowed to infinity.
-                overflowed = np.isinf(first)[:, :, None] & (value == 0)
-                result = np.where(overflowed, value, result)
+                known = ~(np.isnan(first) | np.isnan(last))[:, :, None]
+                result = np.where(known & (value == 0), value, result)
             out[...] = codecs.from_float32(result.reshape(plan.rows, -1)[:, : plan.cols], dtype)
 
     def quantize_dequantize(

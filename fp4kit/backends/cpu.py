@@ -1,0 +1,383 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU backend: numba kernels over all cores, each thread on its own range of blocks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from fp4kit import codecs, scaling
+from fp4kit.formats import SCALE_RULES
+
+from .base import Backend, ErrorSums, Plan, RawArray, Request
+from .cpu_threads import run, thread_count
+
+#: Sign-cleared bits of everything, and of infinity (NaN lies above), by element type.
+MAGNITUDE_AND_INFINITY = {
+    "float32": (0x7FFFFFFF, 0x7F800000),
+    "float16": (0x7FFF, 0x7C00),
+    "bfloat16": (0x7FFF, 0x7F80),
+}
+
+
+@cache
+def kernels() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
+    """(words, scales, encode, decode) kernel modules; importing them imports numba."""
+    names = ("cpu_words", "cpu_scales", "cpu_encode", "cpu_decode")
+    modules = [importlib.import_module(f"fp4kit.backends.{name}") for name in names]
+    return modules[0], modules[1], modules[2], modules[3]
+
+
+def words_of(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Raw (rows, cols) data, cols even, as flat words of two elements."""
+    word = kernels()[0].WORD_TYPES[dtype]
+    flat = data.reshape(-1)
+    if flat.ctypes.data % flat.itemsize:
+        flat = flat.copy()
+    result: np.ndarray = flat.view(word)
+    return result
+
+
+def padded_rows(data: np.ndarray, cols: int) -> np.ndarray:
+    """Rows zero-padded to `cols`: a copy, or the data itself if there is nothing to pad."""
+    if data.shape[1] == cols:
+        return data
+    result = np.zeros((data.shape[0], cols), data.dtype)
+    result[:, : data.shape[1]] = data
+    return result
+
+
+def code_words(packed: np.ndarray, plan: Plan) -> np.ndarray:
+    """Packed codes as flat words of two elements: bytes for E2M1, 16-bit words for FP8."""
+    flat = packed.reshape(-1)
+    return flat if plan.format.codes_per_byte == 2 else flat.view(np.uint16)
+
+
+class CpuBackend(Backend):
+    """numba kernels, parallel over all cores and vectorized by LLVM."""
+
+    name = "cpu"
+
+    def unavailable_reason(self) -> str | None:
+        if importlib.util.find_spec("numba") is None:
+            return 'numba is not installed: pip install numba, or pass backend="reference"'
+        return None
+
+    def refusal(self, request: Request) -> str | None:
+        if request.device_kind != "cpu":
+            return (
+                f"works on host arrays, not on {request.device}; copy the array to the host first "
+                "or leave backend=None"
+            )
+        return None
+
+    def details(self) -> dict[str, str]:
+        kernel_cache = importlib.import_module("fp4kit.backends.cpu_jit").cache_dir()
+        return {
+            "numba": importlib.metadata.version("numba"),
+            "threads": str(thread_count()),
+            "kernel cache": str(kernel_cache or "none (no writable folder; set FP4KIT_CACHE_DIR)"),
+        }
+
+    # -- amax and checks --------------------------------------------------------------------------
+
+    def _scan(self, x: np.ndarray, dtype: str) -> tuple[np.float32, bool]:
+        """(amax with NaN ignored, whether everything is finite) in one pass over the bits."""
+        bits = x.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16)
+        number: Any = bits.dtype.type
+        mask, infinity = (number(n) for n in MAGNITUDE_AND_INFINITY[dtype])
+        encode = kernels()[2]
+        parts = run(lambda b, e: encode.largest_magnitude(bits, b, e, mask), bits.size, 1)
+        largest = max(parts, default=0)
+        finite = largest < infinity
+        if largest > infinity:
+            parts = run(
+                lambda b, e: encode.largest_number(bits, b, e, mask, infinity), bits.size, 1
+            )
+            largest = max(parts)
+        raw = np.array([largest], bits.dtype)
+        values = codecs.to_float32(raw if dtype == "bfloat16" else raw.view(dtype), dtype)
+        return values[0], bool(finite)
+
+    def amax(self, x: RawArray, dtype: str, groups: int) -> RawArray:
+        members = x.reshape(groups, -1)
+        return np.array([self._scan(member, dtype)[0] for member in members], np.float32)
+
+    def scan(self, x: RawArray, dtype: str) -> tuple[RawArray, bool]:
+        amax, finite = self._scan(x, dtype)
+        return np.array([amax], np.float32), finite
+
+    def count_nonfinite(self, x: RawArray, dtype: str) -> tuple[int, int, int]:
+        flat = x.reshape(-1)
+
+        def count(begin: int, end: int) -> tuple[int, int, int]:
+            values = codecs.to_float32(flat[begin:end], dtype)
+            bad = np.flatnonzero(~np.isfinite(values))
+            nans = int(np.isnan(values).sum())
+            return nans, len(bad) - nans, begin + int(bad[0]) if len(bad) else -1
+
+        parts = run(count, flat.size, 1)
+        first = next((part[2] for part in parts if part[2] >= 0), -1)
+        return sum(part[0] for part in parts), sum(part[1] for part in parts), first
+
+    def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
+        assert plan.recipe is not None
+        with scaling.quiet():
+            return scaling.second_level_from_amax(amax, plan.recipe, dtype)
+
+    def convert_second_level(self, value: RawArray, source: str, target: str) -> RawArray:
+        with scaling.quiet():
+            return scaling.convert_second_level(value, source, target)
+
+    # -- quantize and dequantize ------------------------------------------------------------------
+
+    @staticmethod
+    def _rules(plan: Plan, dtype: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """(rules, element) tuples as `cpu_encode.quantize_tile` documents them."""
+        _, scales, encode, _ = kernels()
+        element = plan.format.element
+        recipe = plan.recipe
+        rules = (
+            recipe.index if recipe else encode.NO_RECIPE,
+            SCALE_RULES.index(plan.scale_rule) if plan.scale_rule else 0,
+            scales.DTYPE_INDEX[dtype],
+            recipe.divides if recipe else False,
+            recipe.keeps_negative_zero if recipe else True,
+        )
+        facts = (element.mantissa_bits, element.bias, element.max, element.max_exponent)
+        return rules, facts
+
+    @staticmethod
+    def _second(plan: Plan, second: np.ndarray | None) -> np.ndarray:
+        return np.empty(0, np.float32) if second is None else np.ascontiguousarray(second)
+
+    @staticmethod
+    def _table(plan: Plan) -> np.ndarray:
+        """Values of all 256 FP8 codes (unused for E2M1)."""
+        return plan.format.element.values
+
+    def quantize(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> None:
+        encode = kernels()[2]
+        block = plan.format.block_size
+        rules, element = self._rules(plan, dtype)
+        words = words_of(padded_rows(x, plan.blocks * block), dtype)
+        codes = code_words(packed, plan)
+        linear = plan.scale_layout == "linear"
+        byte = block_scale if linear else np.empty((plan.rows, plan.blocks), np.uint8)
+        flat = byte.reshape(-1)
+        scale = self._second(plan, second)
+        blocks_per_scale = plan.rows_per_scale * plan.blocks
+        low_first = plan.nibble_order == "low_first"
+        run(
+            lambda b, e: encode.quantize_range(
+                words, b, e, block // 2, rules, element, scale, blocks_per_scale, low_first,
+                codes, flat,
+            ),
+            plan.rows * plan.blocks,
+            block,
+        )  # fmt: skip
+        if not linear:
+            self.swizzle(byte, plan.scale_layout, block_scale)
+
+    def _linear_scales(self, plan: Plan, block_scale: np.ndarray) -> np.ndarray:
+        if plan.scale_layout == "linear":
+            return block_scale.reshape(-1)
+        byte = np.empty((plan.rows, plan.blocks), np.uint8)
+        self.unswizzle(block_scale, plan.scale_layout, byte)
+        return byte.reshape(-1)
+
+    def dequantize(
+        self,
+        plan: Plan,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+        out: RawArray,
+        dtype: str,
+    ) -> None:
+        _, scales, encode, decode = kernels()
+        block = plan.format.block_size
+        cols = plan.blocks * block
+        whole = out if cols == plan.cols else np.empty((plan.rows, cols), out.dtype)
+        words = words_of(whole, dtype)
+        byte = self._linear_scales(plan, block_scale)
+        codes = code_words(packed, plan)
+        recipe = plan.recipe
+        index = recipe.index if recipe else encode.NO_RECIPE
+        keep_sign = recipe.decodes_negative_zero if recipe else True
+        scale, table = self._second(plan, second), self._table(plan)
+        blocks_per_scale = plan.rows_per_scale * plan.blocks
+        low_first = plan.nibble_order == "low_first"
+        run(
+            lambda b, e: decode.dequantize_range(
+                codes, byte, b, e, block // 2, index, scale, blocks_per_scale, keep_sign,
+                low_first, table, words, scales.DTYPE_INDEX[dtype],
+            ),
+            plan.rows * plan.blocks,
+            block,
+        )  # fmt: skip
+        if whole is not out:
+            out[...] = whole[:, : plan.cols]
+
+    def quantize_dequantize(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        out: RawArray,
+        out_dtype: str,
+    ) -> None:
+        _, scales, encode, decode = kernels()
+        block = plan.format.block_size
+        rules, element = self._rules(plan, dtype)
+        cols = plan.blocks * block
+        words = words_of(padded_rows(x, cols), dtype)
+        whole = out if cols == plan.cols else np.empty((plan.rows, cols), out.dtype)
+        result = words_of(whole, out_dtype)
+        keep_sign = plan.recipe.decodes_negative_zero if plan.recipe else True
+        scale, table = self._second(plan, second), self._table(plan)
+        blocks_per_scale = plan.rows_per_scale * plan.blocks
+        code_type = np.uint8 if plan.format.codes_per_byte == 2 else np.uint16
+
+        def work(begin: int, end: int) -> None:
+            codes = np.empty(encode.TILE * block // 2, code_type)
+            decode.quantize_dequantize_range(
+                words, begin, end, block // 2, rules, element, scale, blocks_per_scale, keep_sign,
+                table, codes, result, scales.DTYPE_INDEX[out_dtype],
+            )  # fmt: skip
+
+        run(work, plan.rows * plan.blocks, block)
+        if whole is not out:
+            out[...] = whole[:, : plan.cols]
+
+    # -- scales -----------------------------------------------------------------------------------
+
+    def swizzle(self, scales: RawArray, layout: str, out: RawArray) -> None:
+        if layout == "linear":
+            out[...] = scales
+            return
+        rows, blocks = scales.shape
+        tile_rows = 128 if layout == "swizzled_128x4" else 8
+        source, target = scales.reshape(-1), out.reshape(-1)
+        decode = kernels()[3]
+        run(
+            lambda b, e: decode.swizzle_range(source, blocks, tile_rows, b, e, rows, target),
+            -(-rows // tile_rows),
+            tile_rows * blocks,
+        )
+
+    def unswizzle(self, swizzled: RawArray, layout: str, out: RawArray) -> None:
+        if layout == "linear":
+            out[...] = swizzled.reshape(out.shape)
+            return
+        rows, blocks = out.shape
+        tile_rows = 128 if layout == "swizzled_128x4" else 8
+        source, target = swizzled.reshape(-1), out.reshape(-1)
+        decode = kernels()[3]
+        run(
+            lambda b, e: decode.unswizzle_range(source, blocks, tile_rows, b, e, target),
+            rows,
+            blocks,
+        )
+
+    # -- statistics -------------------------------------------------------------------------------
+
+    def error_sums(self, x: RawArray, x_dtype: str, y: RawArray, y_dtype: str) -> ErrorSums:
+        size = x.size
+        flat_x, flat_y = (padded_rows(a.reshape(1, -1), size + size % 2) for a in (x, y))
+        words, others = words_of(flat_x, x_dtype), words_of(flat_y, y_dtype)
+        decode = kernels()[3]
+
+        def work(begin: int, end: int) -> np.ndarray:
+            sums = np.zeros(5)
+            decode.error_range(words, others, begin, end, sums)
+            return sums
+
+        return self._collect(run(work, words.size, 2), size)
+
+    @staticmethod
+    def _collect(parts: list[np.ndarray], elements: int) -> ErrorSums:
+        total = ErrorSums(elements=elements)
+        for x2, y2, xy, d2, largest in parts:
+            total += ErrorSums(0, float(x2), float(y2), float(xy), float(d2), float(largest))
+        return total
+
+    def quantized_error_sums(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+    ) -> ErrorSums:
+        _, _, encode, decode = kernels()
+        block = plan.format.block_size
+        cols = plan.blocks * block
+        if cols != plan.cols:
+            # Whatever codes stand in the padding must not count: treat them as zeros.
+            packed = self._without_padding(plan, packed)
+        words = words_of(padded_rows(x, cols), dtype)
+        codes, byte = code_words(packed, plan), self._linear_scales(plan, block_scale)
+        recipe = plan.recipe
+        index = recipe.index if recipe else encode.NO_RECIPE
+        keep_sign = recipe.decodes_negative_zero if recipe else True
+        scale, table = self._second(plan, second), self._table(plan)
+        blocks_per_scale = plan.rows_per_scale * plan.blocks
+        low_first = plan.nibble_order == "low_first"
+        flat, element = packed.reshape(-1), plan.format.element
+        per_block = block // plan.format.codes_per_byte
+
+        def work(begin: int, end: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+            sums, counts = np.zeros(5), np.zeros(2, np.int64)
+            decode.quantized_error_range(
+                words, codes, byte, begin, end, block // 2, index, scale, blocks_per_scale,
+                keep_sign, low_first, table, sums, counts,
+            )  # fmt: skip
+            if plan.format.codes_per_byte == 2:
+                pair = decode.count_nibbles(flat, begin * per_block, end * per_block)
+            else:
+                pair = decode.count_codes(
+                    flat, begin * per_block, end * per_block, element.max_code, 0x7F
+                )
+            return sums, counts, pair
+
+        parts = run(work, plan.rows * plan.blocks, block)
+        total = self._collect([part[0] for part in parts], plan.rows * plan.cols)
+        total.blocks = plan.rows * plan.blocks
+        total.saturated = int(sum(part[2][0] for part in parts))
+        padding = plan.rows * (cols - plan.cols)
+        total.zero_codes = int(sum(part[2][1] for part in parts)) - padding
+        zero, small = (int(n) for n in np.sum([part[1] for part in parts], axis=0))
+        if plan.format.scale_type == "e4m3":
+            total.scale_underflow, total.scale_subnormal = zero, small
+        else:
+            total.scale_subnormal = zero
+        return total
+
+    @staticmethod
+    def _without_padding(plan: Plan, packed: np.ndarray) -> np.ndarray:
+        codes = packed
+        if plan.format.codes_per_byte == 2:
+            codes = codecs.unpack_nibbles(packed, plan.nibble_order)
+        codes = codes.copy()
+        codes[:, plan.cols :] = 0
+        if plan.format.codes_per_byte == 2:
+            return codecs.pack_nibbles(codes, plan.nibble_order)
+        return codes
