@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The `fp4kit` command: the group, its lazily imported subcommands, and what errors look like."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from fp4kit import __version__
+from fp4kit.errors import Fp4kitError
+
+from .text import describe_os_error, example, one_line
+
+#: Subcommands and their one-line help. It stands here so that `fp4kit --help` imports none of
+#: them; a test compares it with each command's own help.
+COMMANDS = {
+    "quantize": "Quantize the tensors of a file.",
+    "dequantize": "Turn a quantized file back into plain numbers.",
+    "inspect": "List the tensors of a file and how they are stored.",
+    "compare": "Measure how far one file's tensors are from another's.",
+    "demo": "Write a small model-like file to try the other commands on.",
+    "env": "Show versions, GPUs, and which backends can run here.",
+}
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+class LazyGroup(click.Group):
+    """A group whose subcommands are imported when they are called for.
+
+    `fp4kit NAME` is the attribute `command` of the module `NAME` beside this one.
+    """
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports a subcommand."""
+        if cmd_name not in self.commands:
+            return None
+        command = import_module(f".{cmd_name}", __package__).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, stub.help or "") for name, stub in self.commands.items()])
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order a newcomer meets them, not sorted."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Runs a subcommand; expected failures become one line and exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except Fp4kitError as error:
+            raise click.ClickException(one_line(str(error))) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click leaves quietly: the reader had enough
+                raise
+            raise click.ClickException(describe_os_error(error)) from error
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(
+    cls=LazyGroup,
+    commands={name: click.Command(name, help=text) for name, text in COMMANDS.items()},
+    epilog=example(
+        "fp4kit demo",
+        "fp4kit quantize demo.safetensors",
+        "fp4kit dequantize demo-nvfp4.safetensors -o back.safetensors",
+        "fp4kit compare demo.safetensors back.safetensors",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="fp4kit")
+def cli() -> None:
+    """Quantize arrays and model files to NVFP4, MXFP4 and MXFP8, and back."""
+
+
+def main() -> NoReturn:
+    """Entry point of the `fp4kit` script and of `python -m fp4kit`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A console that cannot show a character gets an escape, not a crash after the work.
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    # By default these two end the process at once and leave the temporary output file behind.
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP: leave that
+            signal.signal(number, _leave)
+    cli(prog_name="fp4kit")
+    raise AssertionError("click exits by itself")
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    """Ends the process in the way that runs every clean-up."""
+    raise SystemExit(128 + number)

@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Text for people: safe names, errors in one line, numbers in few digits."""
+
+from __future__ import annotations
+
+import math
+
+#: A cell without a value.
+UNKNOWN = "-"
+
+
+def one_line(text: str) -> str:
+    """Joins the lines of a message and escapes what a terminal might obey or cannot show."""
+    joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
+    return printable(joined)
+
+
+def printable(text: str) -> str:
+    """Replaces control characters: names come from files that anyone may have written."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
+
+
+def describe_os_error(error: OSError) -> str:
+    """`name: reason`, without the error number that str() puts in front."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return one_line(reason)
+    name = error.filename
+    return one_line(
+        f"{name.decode(errors='replace') if isinstance(name, bytes) else name}: {reason}"
+    )
+
+
+def size(nbytes: int) -> str:
+    """A byte count in the largest binary unit that leaves a whole part."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    value = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007 the last unit is kept on purpose
+        value /= 1024
+        if value < 1024:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """`4096x14336`; `scalar` for no dimensions."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def decibels(value: float) -> str:
+    """A signal to noise ratio; `exact` where there is no noise at all."""
+    return "exact" if value == math.inf else f"{value:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent; a few in a million must not read as none."""
+    if share is None:
+        return UNKNOWN
+    return "<0.001" if 0 < share < 5e-6 else f"{100 * share:.3f}"
+
+
+def example(*lines: str) -> str:
+    """The Example section of a command's help; the mark keeps click from refilling the lines."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
