@@ -48,13 +48,14 @@ class TensorReport:
         name: name in the source file.
         shape: logical shape.
         dtype: source element type, for example `bfloat16`.
-        action: `quantize`, `dequantize` or `keep`.
-        reason: why a tensor is kept, empty otherwise.
+        action: `quantize`, `dequantize`, `compare`, in a listing `quantized`, or else `keep`.
+        reason: why a tensor is kept, or dropped with `bytes_after` 0; empty otherwise.
         format: format written or read, None for kept tensors.
         bytes_before: bytes of the tensor in the source.
         bytes_after: bytes of all tensors it becomes in the output.
         stats: error statistics, None for kept tensors and dry runs.
         sums: the sums behind `stats`, for totals.
+        facts: how a quantized tensor is encoded, as in the file's metadata; empty otherwise.
     """
 
     name: str
@@ -67,6 +68,7 @@ class TensorReport:
     bytes_after: int
     stats: ErrorStats | None = None
     sums: ErrorSums | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

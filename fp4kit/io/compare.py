@@ -1,0 +1,258 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Listing a file's tensors, and measuring how far those of one file are from another's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from fp4kit.backends.base import ErrorSums
+from fp4kit.errors import FileFormatError, ShapeError
+from fp4kit.formats import DTYPES
+from fp4kit.metrics import ErrorStats
+
+from .dequantize_file import Logical, entry_parts
+from .description import QuantizedEntry, find_quantized, logical_tensors
+from .report import FileReport, TensorReport
+from .slabs import (
+    Bytes,
+    Engine,
+    Part,
+    Progress,
+    Slab,
+    Tally,
+    byte_ranges,
+    read_ahead,
+    row_ranges,
+    row_step,
+    slab_plan,
+)
+from .source import Source, SourceTensor, open_source
+
+
+def inspect_file(path: Path) -> FileReport:
+    """Lists every logical tensor of a file; the parts of a quantized one are one entry.
+
+    Args:
+        path: .safetensors, .npy or .npz file.
+
+    Returns:
+        The tensors in file order: `action` is `quantized` (with `facts`) or `keep`; `bytes_before`
+        and `bytes_after` both are the bytes in the file. `options["metadata"]` is the file's.
+
+    Raises:
+        FileFormatError: if the file is malformed.
+    """
+    started = time.perf_counter()
+    with open_source(path) as source:
+        tensors = []
+        for tensor in logical_tensors(source, find_quantized(source)).values():
+            quantized = isinstance(tensor, QuantizedEntry)
+            nbytes = tensor.nbytes if quantized else tensor.stored
+            tensors.append(
+                TensorReport(
+                    name=tensor.name,
+                    shape=tensor.shape if quantized else tensor.spec.shape,
+                    dtype=tensor.dtype,
+                    action="quantized" if quantized else "keep",
+                    reason="" if quantized else tensor.note,
+                    format=tensor.plan.format.name if quantized else None,
+                    bytes_before=nbytes,
+                    bytes_after=nbytes,
+                    facts=tensor.facts() if quantized else {},
+                )
+            )
+        return FileReport(
+            source=str(path),
+            target=None,
+            tensors=tensors,
+            options={"metadata": source.metadata},
+            seconds=time.perf_counter() - started,
+        )
+
+
+@dataclass
+class Pair:
+    """A tensor of the original and what became of it.
+
+    Attributes:
+        original: tensor of the first file.
+        other: the same of the second one.
+        measured: floats whose distance is measured; other tensors must be equal.
+        sums: error sums so far.
+        differing: elements found unequal so far, for tensors that are not measured.
+    """
+
+    original: SourceTensor
+    other: Logical
+    measured: bool
+    sums: ErrorSums = field(default_factory=ErrorSums)
+    differing: int = 0
+
+    def report(self) -> TensorReport:
+        """The report of the pair."""
+        quantized = isinstance(self.other, QuantizedEntry)
+        nbytes = self.other.nbytes if quantized else self.other.spec.nbytes  # type: ignore[union-attr]
+        elements = prod(self.original.spec.shape)
+        reason = ""
+        if not self.measured:
+            reason = (
+                f"{self.differing} of {elements} elements differ" if self.differing else "equal"
+            )
+        stats = ErrorStats.from_sums(self.sums, nbytes if quantized else None)
+        return TensorReport(
+            name=self.original.name,
+            shape=self.original.spec.shape,
+            dtype=self.original.dtype,
+            action="compare" if self.measured else "keep",
+            reason=reason,
+            format=self.other.plan.format.name if isinstance(self.other, QuantizedEntry) else None,
+            bytes_before=self.original.stored,
+            bytes_after=nbytes,
+            stats=stats if self.measured else None,
+            sums=self.sums if self.measured else None,
+        )
+
+
+def _originals(source: Source) -> dict[str, SourceTensor]:
+    if find_quantized(source):
+        raise FileFormatError(
+            f"{source.path}: is quantized itself; the first file must be the original (swap them?)"
+        )
+    return {name: tensor for name, tensor in source.tensors.items() if tensor.readable}
+
+
+def _missing(names: list[str], path: Path) -> None:
+    if names:
+        listed = ", ".join(repr(name) for name in names[:3])
+        raise FileFormatError(f"{path}: {len(names)} tensors are missing, the first: {listed}")
+
+
+def _pairs(a: Source, b: Source) -> list[Pair]:
+    """Tensors of equal name (or the only ones there are), checked for equal shape and kind."""
+    originals = _originals(a)
+    others: dict[str, Logical] = {
+        name: tensor
+        for name, tensor in logical_tensors(b, find_quantized(b)).items()
+        if isinstance(tensor, QuantizedEntry) or tensor.readable
+    }
+    if len(originals) == len(others) == 1:
+        # An .npy file has no tensor name to go by.
+        others = dict(zip(originals, others.values(), strict=True))
+    _missing([name for name in originals if name not in others], b.path)
+    _missing([name for name in others if name not in originals], a.path)
+    pairs = []
+    for name, original in originals.items():
+        other = others[name]
+        shape = other.shape if isinstance(other, QuantizedEntry) else other.spec.shape
+        if shape != original.spec.shape:
+            raise ShapeError(
+                f"{b.path}: tensor {name!r} has shape {list(shape)}, in {a.path} "
+                f"{list(original.spec.shape)}"
+            )
+        measured = original.dtype in DTYPES and (
+            isinstance(other, QuantizedEntry) or other.dtype in DTYPES
+        )
+        if not measured and (
+            isinstance(other, QuantizedEntry) or other.spec.dtype != original.spec.dtype
+        ):
+            raise FileFormatError(
+                f"{b.path}: tensor {name!r} is {other.dtype}, in {a.path} {original.dtype}; only "
+                "float32, float16 and bfloat16 are compared with each other"
+            )
+        pairs.append(Pair(original, other, measured))
+    return pairs
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows (of a quantized pair), elements (of a float pair) or bytes `first` to `last`."""
+
+    pair: Pair
+    first: int
+    last: int
+
+
+def _slabs(a: Source, b: Source, pairs: list[Pair]) -> Iterator[Slab[Step]]:
+    for pair in pairs:
+        name, other = pair.original.name, pair.other
+        if isinstance(other, QuantizedEntry):
+            row = pair.original.row_bytes
+            for first, last in row_ranges(other.plan.rows, row, row_step(other.plan)):
+                parts = entry_parts(b, other, first, last)
+                own = Part(a, name, first * row, last * row)
+                yield Slab(Step(pair, first, last), (own, *parts))
+            continue
+        size, other_size = _itemsize(pair.original), _itemsize(other)
+        for start, stop in byte_ranges(pair.original):
+            ratio = (start * other_size // size, stop * other_size // size)
+            own, its = Part(a, name, start, stop), Part(b, other.name, *ratio)
+            yield Slab(Step(pair, start, stop), (own, its))
+
+
+def _itemsize(tensor: SourceTensor) -> int:
+    """Bytes per element; 1 for elements smaller than that, which are only tested for equality."""
+    elements = prod(tensor.spec.shape)
+    return max(tensor.spec.nbytes // elements, 1) if elements else 1
+
+
+def _measure(engine: Engine, step: Step, parts: list[Bytes]) -> None:
+    pair, other = step.pair, step.pair.other
+    if not len(parts[0]):
+        return
+    if not pair.measured:
+        assert isinstance(other, SourceTensor)
+        size = _itemsize(other)
+        # As unsigned words or raw items: NaN equals itself, and -0.0 is not 0.0.
+        kind = f"V{size}"
+        pair.differing += int(np.count_nonzero(parts[0].view(kind) != parts[1].view(kind)))
+    elif isinstance(other, QuantizedEntry):
+        plan = slab_plan(other.plan, step.last - step.first)
+        dtype = pair.original.dtype
+        pair.sums += engine.quantized_sums(plan, parts[0], dtype, parts[1], parts[2], other.second)
+    else:
+        pair.sums += engine.sums(parts[0], pair.original.dtype, parts[1], other.dtype)
+
+
+def compare_files(
+    a: Path, b: Path, *, device: str = "cpu", progress: Progress | None = None
+) -> FileReport:
+    """Measures how far the tensors of one file are from those of another.
+
+    Args:
+        a: the original: .safetensors, .npy or .npz.
+        b: a quantized or dequantized version of it, with the same tensor names.
+        device: `cpu` or `cuda`.
+        progress: called with (bytes done, bytes in all) of `a`.
+
+    Returns:
+        One entry per tensor: statistics for floats; for others the `reason` says whether all
+        elements are equal.
+
+    Raises:
+        FileFormatError: if a file is malformed, or tensors are missing in either.
+        ShapeError: if the shapes of a tensor differ.
+    """
+    started = time.perf_counter()
+    with open_source(a) as first, open_source(b) as second:
+        pairs = _pairs(first, second)
+        dtypes = {pair.original.dtype for pair in pairs if pair.measured}
+        plans = [pair.other.plan for pair in pairs if isinstance(pair.other, QuantizedEntry)]
+        engine = Engine(device, dtypes, "error_stats", plans)
+        tally = Tally(progress, sum(pair.original.stored for pair in pairs))
+        for step, parts in read_ahead(_slabs(first, second, pairs)):
+            _measure(engine, step, parts)
+            tally.add(len(parts[0]))
+        return FileReport(
+            source=str(a),
+            target=None,
+            tensors=[pair.report() for pair in pairs],
+            options={"other": str(b), "device": device},
+            seconds=time.perf_counter() - started,
+        )

@@ -1,0 +1,226 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Dequantizing a file: everything that is needed stands in the file itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+
+from fp4kit.errors import FileFormatError
+from fp4kit.formats import DTYPES, one_of
+
+from .description import (
+    METADATA_KEY,
+    QuantizedEntry,
+    find_quantized,
+    logical_tensors,
+    orphan_codes,
+)
+from .files import SUFFIXES, check_output, output_suffix
+from .numpy_writers import NpyWriter, NpzWriter
+from .report import FileReport, TensorReport
+from .safetensors import DTYPE_CODES, SafetensorsWriter, TensorSpec
+from .slabs import (
+    Bytes,
+    Engine,
+    Part,
+    Progress,
+    Slab,
+    Tally,
+    WriteBehind,
+    byte_ranges,
+    read_ahead,
+    row_ranges,
+    row_step,
+    scale_row_bytes,
+    slab_plan,
+)
+from .source import Source, SourceTensor, open_source
+
+Logical = QuantizedEntry | SourceTensor
+Writer = SafetensorsWriter | NpyWriter | NpzWriter
+
+
+@dataclass(frozen=True)
+class Step:
+    """A slab of work: rows of a quantized tensor or bytes of another one."""
+
+    tensor: Logical
+    first: int
+    last: int
+
+
+def open_quantized(source: Source) -> list[QuantizedEntry]:
+    """The quantized tensors of a file that must have some.
+
+    Raises:
+        FileFormatError: if there are none, or some that cannot be understood.
+    """
+    entries = find_quantized(source)
+    orphans = orphan_codes(source, entries)
+    if orphans:
+        raise FileFormatError(
+            f"{source.path}: {len(orphans)} tensors look quantized but not in a way that is known "
+            f"here, the first is {orphans[0]!r}"
+        )
+    if not entries:
+        raise FileFormatError(
+            f"{source.path}: holds no quantized tensor: neither {METADATA_KEY!r} metadata nor "
+            "NAME_packed with NAME_scale"
+        )
+    return entries
+
+
+def entry_parts(source: Source, entry: QuantizedEntry, first: int, last: int) -> tuple[Part, Part]:
+    """The bytes of codes and block scales of some rows."""
+    plan, names = entry.plan, entry.names
+    row = plan.packed_shape[1]
+    scale_row = scale_row_bytes(plan)
+    # The last slab takes the layout's padding rows with it.
+    scale_last = plan.scale_shape[0] if last == plan.rows else last
+    return (
+        Part(source, names.packed, first * row, last * row),
+        Part(source, names.scale, first * scale_row, scale_last * scale_row),
+    )
+
+
+def _slabs(source: Source, tensors: Sequence[Logical], itemsize: int) -> Iterator[Slab[Step]]:
+    for tensor in tensors:
+        if isinstance(tensor, QuantizedEntry):
+            plan = tensor.plan
+            for first, last in row_ranges(plan.rows, plan.cols * itemsize, row_step(plan)):
+                yield Slab(Step(tensor, first, last), entry_parts(source, tensor, first, last))
+        else:
+            for first, last in byte_ranges(tensor):
+                part = Part(source, tensor.name, first, last)
+                yield Slab(Step(tensor, first, last), (part,))
+
+
+def _writer(
+    target: Path, specs: Sequence[TensorSpec], metadata: dict[str, str]
+) -> Callable[[], Writer]:
+    suffix = output_suffix(target, SUFFIXES)
+    if suffix == ".safetensors":
+        return lambda: SafetensorsWriter(target, specs, metadata)
+    if suffix == ".npy":
+        return lambda: NpyWriter(target, specs)
+    return lambda: NpzWriter(target, specs)
+
+
+def _report(tensor: Logical, spec: TensorSpec) -> TensorReport:
+    if isinstance(tensor, QuantizedEntry):
+        return TensorReport(
+            name=tensor.name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            action="dequantize",
+            reason="",
+            format=tensor.plan.format.name,
+            bytes_before=tensor.nbytes,
+            bytes_after=spec.nbytes,
+            facts=tensor.facts(),
+        )
+    return TensorReport(
+        name=tensor.name,
+        shape=tensor.spec.shape,
+        dtype=tensor.dtype,
+        action="keep",
+        reason="not quantized",
+        format=None,
+        bytes_before=tensor.stored,
+        bytes_after=spec.nbytes,
+    )
+
+
+def dequantize_file(
+    source: Path,
+    target: Path,
+    dtype: str,
+    *,
+    device: str = "cpu",
+    force: bool = False,
+    progress: Progress | None = None,
+) -> FileReport:
+    """Turns a quantized file back into plain numbers.
+
+    The result equals :func:`fp4kit.dequantize` of each tensor byte for byte; tensors that are not
+    quantized are carried through unchanged, whatever `dtype` says.
+
+    Args:
+        source: .safetensors file from :func:`fp4kit.io.quantize_file.quantize_file`, or with
+            compressed-tensors' names.
+        target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor.
+        dtype: `float32`, `float16` or `bfloat16`.
+        device: `cpu` or `cuda`.
+        force: replace an existing output.
+        progress: called with (bytes done, bytes in all) of the source.
+
+    Returns:
+        One entry per logical tensor.
+
+    Raises:
+        OptionError: for unknown options, an existing output without `force`, output == input.
+        FileFormatError: if the source is malformed or holds nothing quantized.
+        BackendUnavailableError: if the device cannot be used.
+        OutputError: if the output cannot be written.
+    """
+    started = time.perf_counter()
+    one_of("dtype", dtype, DTYPES)
+    output_suffix(target, SUFFIXES)
+    with open_source(source) as opened:
+        entries = open_quantized(opened)
+        tensors = list(logical_tensors(opened, entries).values())
+        specs = [
+            TensorSpec(tensor.name, DTYPE_CODES[dtype], tensor.shape)
+            if isinstance(tensor, QuantizedEntry)
+            else tensor.spec
+            for tensor in tensors
+        ]
+        metadata = {key: value for key, value in opened.metadata.items() if key != METADATA_KEY}
+        engine = Engine(device, [dtype], "dequantize", [entry.plan for entry in entries])
+        make_writer = _writer(target, specs, metadata)
+        nbytes = sum(spec.nbytes for spec in specs)
+        check_output(source, target, force=force, nbytes=nbytes)
+        reports = [_report(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
+        tally = Tally(progress, sum(report.bytes_before for report in reports))
+        itemsize = 4 if dtype == "float32" else 2
+        with make_writer() as writer, WriteBehind() as behind:
+            for step, parts in read_ahead(_slabs(opened, tensors, itemsize)):
+                tensor = step.tensor
+                if isinstance(tensor, QuantizedEntry):
+                    out = _decode(engine, step, tensor, parts, dtype, behind)
+                    at = step.first * tensor.plan.cols * itemsize
+                    behind.submit(partial(writer.write, tensor.name, at, out))
+                else:
+                    behind.wait()
+                    writer.write(tensor.name, step.first, parts[0])
+                tally.add(sum(len(part) for part in parts))
+            behind.wait()
+            writer.finish()
+        return FileReport(
+            source=str(source),
+            target=str(target),
+            tensors=reports,
+            options={"dtype": dtype, "device": device, "force": force},
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _decode(
+    engine: Engine,
+    step: Step,
+    entry: QuantizedEntry,
+    parts: list[Bytes],
+    dtype: str,
+    behind: WriteBehind,
+) -> Bytes:
+    plan = slab_plan(entry.plan, step.last - step.first)
+    size = prod((plan.rows, plan.cols, 4 if dtype == "float32" else 2))
+    out = behind.buffer("decoded", size)
+    engine.dequantize(plan, parts[0], parts[1], entry.second, out, dtype)
+    return out

@@ -1,0 +1,256 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a quantized file describe itself: the `fp4kit` entry of its header metadata.
+
+The entry is JSON: `{"version": 1, "tensors": {name: {...}}}`, one object per quantized tensor with
+its format, recipe or scale rule, logical shape, source element type, scale layout and nibble
+order, and its second-level scale in the direction the recipe keeps, bit by bit. Files without the
+entry but with compressed-tensors' names are understood as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.backends.base import Plan
+from fp4kit.errors import FileFormatError, OptionError, ShapeError
+from fp4kit.formats import ALL_FORMATS, DTYPES, one_of
+from fp4kit.planning import plan_quantize
+from fp4kit.scaling import convert_second_level, quiet
+
+from .naming import ELEMENT_DTYPES, SCALE_DTYPES, PartNames
+from .safetensors import TensorSpec, strict_json
+from .source import Source
+
+METADATA_KEY = "fp4kit"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class QuantizedEntry:
+    """One quantized tensor of a file.
+
+    Attributes:
+        name: name of the logical tensor.
+        shape: its logical shape.
+        dtype: element type it was quantized from.
+        plan: how it is encoded.
+        second: second-level scale, float32 (1,) in the recipe's direction, None without one or
+            while it is not known yet.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    plan: Plan
+    second: NDArray[np.float32] | None = None
+
+    @property
+    def names(self) -> PartNames:
+        """Names of its parts in the file."""
+        return PartNames.of(self.name, self.plan.format)
+
+    @property
+    def parts(self) -> list[TensorSpec]:
+        """The tensors it is stored as: codes, block scales, and perhaps the second level."""
+        spec, plan, lead = self.plan.format, self.plan, self.shape[:-1]
+        linear = plan.scale_layout == "linear"
+        parts = [
+            TensorSpec(
+                self.names.packed,
+                ELEMENT_DTYPES[spec.element.name],
+                (*lead, plan.packed_shape[1]),
+            ),
+            TensorSpec(
+                self.names.scale,
+                SCALE_DTYPES[spec.scale_type],
+                (*lead, plan.blocks) if linear else plan.scale_shape,
+            ),
+        ]
+        if self.names.global_scale is not None:
+            parts.append(TensorSpec(self.names.global_scale, "F32", (1,)))
+        return parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def encode_scale(self) -> NDArray[np.float32]:
+        """What its `_global_scale` tensor holds: the second level as 2688/amax, finite, not 0."""
+        assert self.plan.recipe is not None
+        assert self.second is not None
+        with quiet():
+            return convert_second_level(self.second, self.plan.recipe.direction, "encode")
+
+    def facts(self) -> dict[str, Any]:
+        """The entry in the file's metadata, as plain data."""
+        plan = self.plan
+        rule = {"recipe": plan.recipe.name} if plan.recipe else {"scale_rule": plan.scale_rule}
+        second = None
+        if plan.recipe is not None:
+            # Fixed width: the header is laid out before the scale is known.
+            bits = 0 if self.second is None else int(self.second.view(np.uint32)[0])
+            second = {"direction": plan.recipe.direction, "bits": f"{bits:08x}"}
+        return {
+            "format": plan.format.name,
+            **rule,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "scale_layout": plan.scale_layout,
+            "nibble_order": plan.nibble_order,
+            "second_level": second,
+        }
+
+
+def describe(entries: Iterable[QuantizedEntry]) -> str:
+    """The value of the `fp4kit` metadata entry."""
+    tensors = {entry.name: entry.facts() for entry in entries}
+    return json.dumps({"version": VERSION, "tensors": tensors}, separators=(",", ":"))
+
+
+def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
+    """One entry of the metadata; errors are those of the functions that it calls."""
+    shape = tuple(facts["shape"])
+    if not all(type(size) is int and 0 < size < 2**63 for size in shape):
+        raise ShapeError(f"shape {shape} is not one of a quantized tensor")
+    plan = plan_quantize(
+        shape,
+        facts["format"],
+        recipe=facts.get("recipe"),
+        scale_rule=facts.get("scale_rule"),
+        scale_layout=facts["scale_layout"],
+        nibble_order=facts["nibble_order"],
+    )
+    second = None
+    if plan.recipe is not None:
+        level = facts["second_level"]
+        direction, bits = level["direction"], level["bits"]
+        if direction != plan.recipe.direction or not isinstance(bits, str) or len(bits) != 8:
+            raise OptionError(f"second level {level} does not belong to recipe {plan.recipe.name}")
+        second = np.array([int(bits, 16)], np.uint32).view(np.float32)
+    return QuantizedEntry(name, shape, one_of("dtype", facts["dtype"], DTYPES), plan, second)
+
+
+def _from_metadata(source: Source, text: str) -> list[QuantizedEntry]:
+    where = f"{source.path}: metadata {METADATA_KEY!r}"
+    try:
+        content = strict_json(text)
+        version, tensors = content["version"], content["tensors"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{where}: damaged: {error!s}") from None
+    if version != VERSION:
+        raise FileFormatError(
+            f"{where}: version {version!r} is not known, this fp4kit reads {VERSION}; update fp4kit"
+        )
+    entries = []
+    for name, facts in tensors:
+        try:
+            entries.append(_parse_entry(name, facts))
+        except (OptionError, ShapeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileFormatError(f"{where}: tensor {name!r}: damaged: {error!s}") from None
+    return entries
+
+
+def _from_names(source: Source) -> list[QuantizedEntry]:
+    """Quantized tensors recognized by compressed-tensors' names, element types and shapes."""
+    entries = []
+    for scale in source.tensors.values():
+        name = scale.name.removesuffix("_scale")
+        if name == scale.name:
+            continue
+        for spec in ALL_FORMATS.values():
+            names = PartNames.of(name, spec)
+            packed = source.tensors.get(names.packed)
+            if (
+                packed is None
+                or packed.spec.dtype != ELEMENT_DTYPES[spec.element.name]
+                or scale.spec.dtype != SCALE_DTYPES[spec.scale_type]
+                or not packed.spec.shape
+            ):
+                continue
+            cols = packed.spec.shape[-1] * spec.codes_per_byte
+            shape = (*packed.spec.shape[:-1], cols)
+            if 0 in shape or scale.spec.shape != (*shape[:-1], cols // spec.block_size):
+                continue
+            recipe = "compressed-tensors" if spec.has_second_level else None
+            plan = plan_quantize(shape, spec.name, recipe=recipe)
+            entries.append(QuantizedEntry(name, shape, "bfloat16", plan))
+            break
+    return entries
+
+
+def _check_parts(source: Source, entry: QuantizedEntry) -> None:
+    """Refuses an entry whose parts are missing or of another type or shape."""
+    where = f"{source.path}: tensor {entry.name!r}"
+    for part in entry.parts:
+        found = source.tensors.get(part.name)
+        if found is None:
+            lost = "; without it every value is off by a factor" if part.dtype == "F32" else ""
+            raise FileFormatError(f"{where}: its part {part.name!r} is missing{lost}")
+        if found.spec != part:
+            raise FileFormatError(
+                f"{where}: {part.name!r} is {found.spec.dtype} {list(found.spec.shape)}, expected "
+                f"{part.dtype} {list(part.shape)}"
+            )
+
+
+def _with_second_level(source: Source, entry: QuantizedEntry, described: bool) -> QuantizedEntry:
+    """Reads the stored second level: it decides, or must agree with what the metadata says."""
+    if entry.names.global_scale is None:
+        return entry
+    stored = np.empty(1, np.float32)
+    source.read(entry.names.global_scale, 0, stored.view(np.uint8).data)
+    if not described:
+        return QuantizedEntry(entry.name, entry.shape, entry.dtype, entry.plan, stored)
+    if stored.view(np.uint32)[0] != entry.encode_scale().view(np.uint32)[0]:
+        raise FileFormatError(
+            f"{source.path}: tensor {entry.name!r}: {entry.names.global_scale!r} and the metadata "
+            f"{METADATA_KEY!r} disagree: one of them was changed after quantizing"
+        )
+    return entry
+
+
+def find_quantized(source: Source) -> list[QuantizedEntry]:
+    """Every quantized tensor of a file, checked against the tensors it is stored as.
+
+    Raises:
+        FileFormatError: if the description is damaged, or a part is missing or does not fit.
+    """
+    text = source.metadata.get(METADATA_KEY)
+    entries = _from_names(source) if text is None else _from_metadata(source, text)
+    found = []
+    for entry in entries:
+        _check_parts(source, entry)
+        found.append(_with_second_level(source, entry, text is not None))
+    return found
+
+
+def orphan_codes(source: Source, entries: Iterable[QuantizedEntry]) -> list[str]:
+    """Names that look like codes of a quantized tensor but belong to none of `entries`."""
+    known = {entry.names.packed for entry in entries}
+    return [
+        name
+        for name, tensor in source.tensors.items()
+        if name not in known
+        and tensor.spec.dtype in ("U8", "F8_E4M3", "F8_E5M2")
+        and f"{name.removesuffix('_packed')}_scale" in source.tensors
+    ]
+
+
+def logical_tensors(source: Source, entries: Iterable[QuantizedEntry]) -> dict[str, Any]:
+    """Logical tensors by name, in file order: a :class:`QuantizedEntry` or a source tensor."""
+    owner = {part.name: entry for entry in entries for part in entry.parts}
+    logical: dict[str, Any] = {}
+    for name, tensor in source.tensors.items():
+        entry = owner.get(name)
+        key, value = (entry.name, entry) if entry is not None else (name, tensor)
+        if logical.setdefault(key, value) is not value:
+            raise FileFormatError(f"{source.path}: both {key!r} and a quantized {key!r} exist")
+    return logical
