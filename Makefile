@@ -1,0 +1,55 @@
+# Everything a fresh machine needs is python3 and make.
+PYTHON ?= python3
+VENV ?= .venv
+PEERS ?= .venv-peers
+BIN := $(VENV)/bin
+SOURCES := fp4kit cli tests benchmarks
+
+.PHONY: demo test check lint format peers wheel-smoke clean
+
+# The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
+demo: $(VENV)/.core
+	$(BIN)/fp4kit demo -o demo.safetensors --force
+	$(BIN)/fp4kit quantize demo.safetensors -o demo-nvfp4.safetensors --force
+
+# All tests that need no GPU and no peer (GPU tests are skipped with the reason).
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q
+
+# Style and types.
+check lint: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp
+
+# Live comparison with torch, torchao, compressed-tensors, transformers, ModelOpt, comfy-kitchen.
+peers: $(PEERS)/.installed
+	$(PEERS)/bin/python -m pytest -q tests/test_peers.py tests/test_arrays.py
+
+# The wheel, installed elsewhere, quantizes a file from /.
+wheel-smoke: $(VENV)/.dev
+	$(BIN)/python tests/wheel_smoke.py
+
+$(VENV)/.core: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/.core
+
+$(PEERS)/.installed: pyproject.toml
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,peers]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors

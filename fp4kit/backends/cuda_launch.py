@@ -1,0 +1,221 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Launch geometry: grids and scalar arguments from plans, as pure integer arithmetic.
+
+Nothing here knows CuPy. Results are cached by plan, so that repeated calls cost a lookup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
+from fp4kit.layout import TILE
+
+from .base import Plan
+from .cuda_module import (
+    DEQUANTIZE_UNROLL,
+    QUANTIZE_UNROLL,
+    THREADS,
+    Instance,
+    dequantize_kernel,
+    quantize_dequantize_kernel,
+    quantize_kernel,
+    quantized_error_sums_kernel,
+)
+
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: Elements that a lane quantizes (kLaneElements).
+LANE = 16
+#: Bytes of a vector access.
+VECTOR = 16
+MAX_GRID = 2**31 - 1
+#: Bytes that a block of `amax_kernel` reads: few enough blocks for large arrays, enough for small.
+AMAX_CHUNK = 65536
+AMAX_SMALL_CHUNK = 32768
+AMAX_SMALL = 32 << 20
+#: Blocks of the error kernels: fixed, so that sums do not depend on the device.
+ERROR_BLOCKS = 1024
+#: Columns of a row of partial sums, as error_stats.cu numbers them; the last is a maximum.
+ERROR_FIELDS = (
+    "sum_x2",
+    "sum_y2",
+    "sum_xy",
+    "sum_d2",
+    "saturated",
+    "zero_codes",
+    "scale_underflow",
+    "scale_subnormal",
+    "max_abs_error",
+)
+#: Tiles that a warp of the swizzle kernels takes side by side, and strips of each layout's tile.
+TILE_GROUP = 8
+STRIPS = {"swizzled_128x4": 32, "swizzled_8x4": 8}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, its grid, and the scalar arguments that follow its arrays."""
+
+    instance: Instance
+    grid: tuple[int, ...]
+    scalars: tuple[int, ...]
+
+
+def grid_for(threads: int) -> tuple[int, ...]:
+    """Blocks for a number of threads."""
+    blocks = -(-threads // THREADS)
+    if blocks > MAX_GRID:  # 2^43 elements at least: no memory holds them
+        raise OverflowError(f"{threads} threads do not fit a CUDA grid")
+    return (blocks,)
+
+
+def fast_division(divisor: int, largest: int) -> tuple[int, int]:
+    """(magic, shift) of swizzle.cuh's FastDivide for dividends 0..largest.
+
+    magic = floor(2^shift / d) + 1 exceeds 2^shift / d by at most 1, so the quotient's error is at
+    most n / 2^shift, less than 1/d for n < 2^31. Magic 0 stands for a plain 64-bit division.
+    """
+    if largest >= 2**31:
+        return 0, 0
+    if divisor > largest:
+        return 1, 31
+    shift = 31 + (divisor - 1).bit_length()
+    return (1 << shift) // divisor + 1, shift
+
+
+def rows_are_vectors(cols: int, dtype: str) -> bool:
+    """Whether each row is a whole number of 16-byte pieces."""
+    return cols * ITEM_SIZES[dtype] % VECTOR == 0
+
+
+def _rule(plan: Plan) -> int:
+    return 0 if plan.scale_rule is None else SCALE_RULES.index(plan.scale_rule)
+
+
+def _high_first(plan: Plan) -> int:
+    return int(plan.nibble_order == "high_first")
+
+
+@lru_cache(maxsize=1024)
+def quantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
+    """For (x, second, packed, block_scale); the grid covers the padding of the scales."""
+    stored_rows, stored_cols = plan.scale_shape
+    lanes_each = plan.format.block_size // LANE
+    lanes = stored_rows * stored_cols * lanes_each
+    unroll = QUANTIZE_UNROLL[ITEM_SIZES[dtype]] if vector else 1
+    magic, shift = fast_division(stored_cols, stored_rows * stored_cols + THREADS * unroll)
+    return Launch(
+        quantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, vector),
+        grid_for(-(-lanes // unroll)),
+        (
+            plan.rows,
+            plan.cols,
+            plan.blocks,
+            stored_cols,
+            lanes,
+            magic,
+            shift,
+            scales,
+            plan.rows_per_scale,
+            SCALE_LAYOUTS.index(plan.scale_layout),
+            _high_first(plan),
+            _rule(plan),
+        ),
+    )
+
+
+@lru_cache(maxsize=1024)
+def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
+    """For (packed, block_scale, second, out)."""
+    piece = VECTOR // ITEM_SIZES[dtype]
+    row_pieces = -(-plan.cols // piece)
+    pieces = plan.rows * row_pieces
+    unroll = DEQUANTIZE_UNROLL if vector else 1
+    magic, shift = fast_division(row_pieces, pieces + THREADS * unroll)
+    return Launch(
+        dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, vector),
+        grid_for(-(-pieces // unroll)),
+        (
+            plan.rows,
+            plan.cols,
+            plan.blocks,
+            plan.scale_shape[1],
+            row_pieces,
+            magic,
+            shift,
+            scales,
+            plan.rows_per_scale,
+            SCALE_LAYOUTS.index(plan.scale_layout),
+            _high_first(plan),
+        ),
+    )
+
+
+@lru_cache(maxsize=1024)
+def quantize_dequantize_launch(plan: Plan, dtype: str, scales: int) -> Launch:
+    """For (x, second, out)."""
+    blocks = plan.rows * plan.blocks
+    lanes = blocks * (plan.format.block_size // LANE)
+    magic, shift = fast_division(plan.blocks, blocks + THREADS)
+    return Launch(
+        quantize_dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level),
+        grid_for(lanes),
+        (
+            plan.rows,
+            plan.cols,
+            plan.blocks,
+            magic,
+            shift,
+            scales,
+            plan.rows_per_scale,
+            _rule(plan),
+        ),
+    )
+
+
+@lru_cache(maxsize=1024)
+def quantized_error_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
+    """For (x, packed, block_scale, second, ..., partials), partials after the scalars."""
+    blocks = plan.rows * plan.blocks
+    magic, shift = fast_division(plan.blocks, blocks + THREADS)
+    return Launch(
+        quantized_error_sums_kernel(plan.format, dtype),
+        (ERROR_BLOCKS,),
+        (
+            plan.rows,
+            plan.cols,
+            plan.blocks,
+            plan.scale_shape[1],
+            magic,
+            shift,
+            scales,
+            plan.rows_per_scale,
+            SCALE_LAYOUTS.index(plan.scale_layout),
+            _high_first(plan),
+            plan.recipe.index if plan.recipe is not None else 0,
+            int(vector),
+        ),
+    )
+
+
+@lru_cache(maxsize=1024)
+def amax_geometry(
+    size: int, groups: int, item_size: int
+) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+    """Grid and (group size, chunk size, chunks of a group, chunks) of `amax_kernel`."""
+    group_size = size // groups
+    large = size * item_size >= AMAX_SMALL
+    chunk_size = (AMAX_CHUNK if large else AMAX_SMALL_CHUNK) // item_size
+    group_chunks = -(-group_size // chunk_size)
+    chunks = groups * group_chunks
+    return (min(chunks, MAX_GRID),), (group_size, chunk_size, group_chunks, chunks)
+
+
+def swizzle_geometry(rows: int, cols: int, layout: str) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Grid and (tile rows, tiles in a row) of the swizzle kernels."""
+    tile_rows, tile_cols = TILE[layout]
+    down, across = -(-rows // tile_rows), -(-cols // tile_cols)
+    groups = -(-across // TILE_GROUP)
+    return grid_for(down * groups * TILE_GROUP * STRIPS[layout]), (down, across)

@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// E2M1 encode and decode, eight codes at a time, equal to fp4kit/codecs.py for every bit pattern:
+// by the hardware's conversion where the target has it, else by fused sums without a comparison.
+#pragma once
+
+#include "numerics.cuh"
+
+// The E2M1 conversion exists only in the architecture- or family-specific targets of Blackwell.
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM101_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM110_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
+#define FP4KIT_HARDWARE_E2M1 1
+#elif defined(__CUDA_ARCH_FAMILY_SPECIFIC__)
+#if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000
+#define FP4KIT_HARDWARE_E2M1 1
+#endif
+#endif
+
+namespace fp4kit {
+
+// 2^23 + k as bits: a sum that lands here holds its rounded integer in the last bits.
+constexpr u32 kMagic23 = static_cast<u32>(kF32Bias + kF32MantissaBits) << kF32MantissaBits;
+
+// kMagic23 + the magnitude code of y >= 0 (or NaN), round to nearest, ties to the even code.
+//
+// E2M1 is three fixed-point grids: steps of 1/2 below 2, of 1 below 4, of 2 above. On each the code
+// is round(y / step) plus an even offset, and outside its range each expression is too large, so
+// the smallest of the three is the code; bit patterns of positive floats order like integers, and
+// NaN and everything beyond the largest value is cut to the last code.
+FP4KIT_HD u32 e2m1_magic(float y) {
+  const u32 halves = as_bits(fma_rn(y, 2.0f, as_float(kMagic23)));
+  const u32 ones = as_bits(add_rn(y, as_float(kMagic23 + 2)));
+  const u32 twos = as_bits(fma_rn(y, 0.5f, as_float(kMagic23 + 4)));
+  return min_u32(min_u32(halves, ones), min_u32(twos, kMagic23 + E2m1::kMaxCode));
+}
+
+// Eight magnitude codes, the first in the lowest nibble. Adding up shifted sums lets kMagic23
+// contribute a constant, which is taken off once.
+FP4KIT_HD u32 e2m1_magnitudes8(const float (&y)[8]) {
+  u32 bytes[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    bytes[i] = e2m1_magic(y[2 * i]) + (e2m1_magic(y[2 * i + 1]) << 4);
+  }
+  const u32 low = bytes[0] + (bytes[1] << 8);
+  const u32 high = bytes[2] + (bytes[3] << 8);
+  return low + (high << 16) - kMagic23 * 0x11111111u;
+}
+
+#ifdef FP4KIT_HARDWARE_E2M1
+// Eight codes of signed values by the hardware: satfinite, NaN -> +max.
+__device__ __forceinline__ u32 e2m1_hardware8(const float (&v)[8]) {
+  u32 result;
+  asm("{\n"
+      ".reg .b8 b0, b1, b2, b3;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 b0, %2, %1;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 b1, %4, %3;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 b2, %6, %5;\n"
+      "cvt.rn.satfinite.e2m1x2.f32 b3, %8, %7;\n"
+      "mov.b32 %0, {b0, b1, b2, b3};\n"
+      "}"
+      : "=r"(result)
+      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
+  return result;
+}
+#endif
+
+FP4KIT_HD u32 swap_nibbles(u32 word) {
+  return ((word >> 4) & 0x0F0F0F0Fu) | ((word & 0x0F0F0F0Fu) << 4);
+}
+
+// High bytes of the float16 patterns of 0, .5, 1, 1.5 and of 2, 3, 4, 6 (low bytes are 0): derived
+// from the fields, so that they cannot disagree with the table.
+FP4KIT_HD constexpr u32 e2m1_half_byte(u32 code) {
+  return code == 0 ? 0
+         : code == 1
+             ? static_cast<u32>(15 - E2m1::kBias) << 2
+             : ((static_cast<u32>(15 - E2m1::kBias) + (code >> 1)) << 2) | ((code & 1) << 1);
+}
+FP4KIT_HD constexpr u32 e2m1_half_bytes(u32 first) {
+  return e2m1_half_byte(first) | (e2m1_half_byte(first + 1) << 8) |
+         (e2m1_half_byte(first + 2) << 16) | (e2m1_half_byte(first + 3) << 24);
+}
+
+// float32 values of four codes, the first in the lowest nibble: a byte permutation is a table of
+// eight entries. `signs` holds each code's sign in bit 7 of its byte.
+FP4KIT_HD void e2m1_decode4(u32 codes, u32 signs, float* out) {
+  constexpr u32 kLow = e2m1_half_bytes(0);
+  constexpr u32 kHigh = e2m1_half_bytes(4);
+  const u32 magnitude = byte_perm(kLow, kHigh, codes & 0x7777u);
+  const u32 high = magnitude | (signs & 0x80808080u);
+  const u32 first = byte_perm(high, 0u, 0x1404u);
+  const u32 second = byte_perm(high, 0u, 0x3424u);
+  out[0] = half_to_float(first & 0xFFFFu);
+  out[1] = half_to_float(first >> 16);
+  out[2] = half_to_float(second & 0xFFFFu);
+  out[3] = half_to_float(second >> 16);
+}
+
+// The word with code 8 (-0.0) replaced by code 0.
+FP4KIT_HD u32 e2m1_drop_negative_zero(u32 word) {
+  // 7 + magnitude reaches the sign bit's place exactly if the magnitude is not 0.
+  return word & (0x77777777u | ((word & 0x77777777u) + 0x77777777u));
+}
+
+// float32 values of kCount codes in `word`, the first in the lowest nibble.
+template <int kCount>
+FP4KIT_HD void e2m1_decode(u32 word, float* out) {
+  const u32 even = word << 4;
+  e2m1_decode4(word, byte_perm(even, word, 0x5140u), out);
+  if constexpr (kCount == 8) e2m1_decode4(word >> 16, byte_perm(even, word, 0x7362u), out + 4);
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,167 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Names of integers, numbers, formats and options that every other file uses.
+//
+// All numbers come as -D definitions from fp4kit.formats.cuda_defines(), the one table of format
+// facts. No standard header is included: NVRTC finds neither <cstdint> nor <type_traits> without a
+// toolkit, and these sources must compile with NVRTC alone. Everything marked FP4KIT_HD compiles
+// with a host compiler as well, so that tests can run it exhaustively without a GPU.
+#pragma once
+
+#if defined(__CUDACC__)
+#define FP4KIT_HD __host__ __device__ __forceinline__
+#else
+#define FP4KIT_HD inline
+#endif
+
+namespace fp4kit {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+// ---------------------------------------------------------------------------------------------
+// Options, numbered by the table. Recipes are template parameters; MX rules, layouts and the
+// nibble order are kernel arguments (uniform branches, once a block), which keeps the number of
+// instances small.
+// ---------------------------------------------------------------------------------------------
+
+constexpr int kRecipeNone = -1;  // MX formats have rules instead
+constexpr int kRecipeTe = FP4KIT_RECIPE_TE;
+constexpr int kRecipeNvfuser = FP4KIT_RECIPE_NVFUSER;
+constexpr int kRecipeTorchao = FP4KIT_RECIPE_TORCHAO;
+constexpr int kRecipeModelopt = FP4KIT_RECIPE_MODELOPT;
+constexpr int kRecipeCompressedTensors = FP4KIT_RECIPE_COMPRESSED_TENSORS;
+constexpr int kRecipeComfy = FP4KIT_RECIPE_COMFY;
+
+constexpr int kRuleFloor = FP4KIT_RULE_FLOOR;
+constexpr int kRuleCeil = FP4KIT_RULE_CEIL;
+constexpr int kRuleEven = FP4KIT_RULE_EVEN;
+constexpr int kRuleRceil = FP4KIT_RULE_RCEIL;
+
+constexpr int kLayoutLinear = FP4KIT_LAYOUT_LINEAR;
+constexpr int kLayoutSwizzled128x4 = FP4KIT_LAYOUT_SWIZZLED_128X4;
+constexpr int kLayoutSwizzled8x4 = FP4KIT_LAYOUT_SWIZZLED_8X4;
+
+// Directions of the second level, in the order of tensor.SECOND_LEVEL_DIRECTIONS.
+constexpr int kDirectionAmax = 0;
+constexpr int kDirectionDecode = 1;
+constexpr int kDirectionEncode = 2;
+
+// ---------------------------------------------------------------------------------------------
+// Binary32 bit patterns
+// ---------------------------------------------------------------------------------------------
+
+constexpr int kF32MantissaBits = 23;
+constexpr int kF32Bias = 127;
+constexpr u32 kSignBit = 0x80000000u;
+constexpr u32 kMagnitudeMask = 0x7FFFFFFFu;
+constexpr u32 kInfBits = 0x7F800000u;
+constexpr u32 kMaxFiniteBits = 0x7F7FFFFFu;
+constexpr u32 kQuietNanBits = 0x7FC00000u;
+
+// ---------------------------------------------------------------------------------------------
+// Element types of the input and output. Bits is how a value lies in memory; kInf is the pattern
+// of infinity, and every larger magnitude is a NaN.
+// ---------------------------------------------------------------------------------------------
+
+struct F32 {
+  using Bits = u32;
+  static constexpr int kSize = 4;
+  static constexpr u32 kInf = kInfBits;
+};
+
+struct F16 {
+  using Bits = u16;
+  static constexpr int kSize = 2;
+  static constexpr u32 kInf = 0x7C00u;
+};
+
+struct Bf16 {
+  using Bits = u16;
+  static constexpr int kSize = 2;
+  static constexpr u32 kInf = kInfBits >> 16;
+};
+
+template <class A, class B>
+struct SameType {
+  static constexpr bool kValue = false;
+};
+template <class A>
+struct SameType<A, A> {
+  static constexpr bool kValue = true;
+};
+
+// ---------------------------------------------------------------------------------------------
+// Quantized element types and block formats
+// ---------------------------------------------------------------------------------------------
+
+struct E2m1 {
+  static constexpr int kBits = 4;
+  static constexpr int kMantissaBits = FP4KIT_E2M1_MANTISSA_BITS;
+  static constexpr int kBias = FP4KIT_E2M1_BIAS;
+  static constexpr int kMaxExponent = FP4KIT_E2M1_MAX_EXPONENT;
+  static constexpr u32 kMaxCode = FP4KIT_E2M1_MAX_CODE;
+  static constexpr u32 kNanCode = FP4KIT_E2M1_NAN_CODE;
+  static constexpr float kMax = FP4KIT_E2M1_MAX;
+  static constexpr bool kHasInfinity = false;
+};
+
+struct E4m3 {
+  static constexpr int kBits = 8;
+  static constexpr int kMantissaBits = FP4KIT_E4M3_MANTISSA_BITS;
+  static constexpr int kBias = FP4KIT_E4M3_BIAS;
+  static constexpr int kMaxExponent = FP4KIT_E4M3_MAX_EXPONENT;
+  static constexpr u32 kMaxCode = FP4KIT_E4M3_MAX_CODE;
+  static constexpr u32 kNanCode = FP4KIT_E4M3_NAN_CODE;
+  static constexpr float kMax = FP4KIT_E4M3_MAX;
+  static constexpr bool kHasInfinity = false;
+};
+
+struct E5m2 {
+  static constexpr int kBits = 8;
+  static constexpr int kMantissaBits = FP4KIT_E5M2_MANTISSA_BITS;
+  static constexpr int kBias = FP4KIT_E5M2_BIAS;
+  static constexpr int kMaxExponent = FP4KIT_E5M2_MAX_EXPONENT;
+  static constexpr u32 kMaxCode = FP4KIT_E5M2_MAX_CODE;
+  static constexpr u32 kNanCode = FP4KIT_E5M2_NAN_CODE;
+  static constexpr float kMax = FP4KIT_E5M2_MAX;
+  static constexpr bool kHasInfinity = true;
+};
+
+// Threads of a block; the launcher (cuda_module.py) decides.
+constexpr int kThreads = FP4KIT_THREADS;
+
+// One lane (thread) always quantizes 16 elements; a block of 32 is shared by two neighbours.
+constexpr int kLaneElements = 16;
+
+template <class ElementType, int kSize, bool kMx>
+struct BlockFormat {
+  using Element = ElementType;
+  static constexpr int kBlockSize = kSize;
+  static constexpr bool kIsMx = kMx;
+  static constexpr bool kIsFp4 = ElementType::kBits == 4;
+  static constexpr int kLanes = kSize / kLaneElements;
+  // 32-bit words of codes that a lane produces.
+  static constexpr int kLaneWords = kLaneElements * ElementType::kBits / 32;
+};
+
+using Nvfp4 = BlockFormat<E2m1, FP4KIT_NVFP4_BLOCK_SIZE, false>;
+using Mxfp4 = BlockFormat<E2m1, FP4KIT_MXFP4_BLOCK_SIZE, true>;
+using Mxfp8 = BlockFormat<E4m3, FP4KIT_MXFP8_BLOCK_SIZE, true>;
+using Mxfp8E5m2 = BlockFormat<E5m2, FP4KIT_MXFP8_E5M2_BLOCK_SIZE, true>;
+
+constexpr float kE2m1Max = E2m1::kMax;
+constexpr float kE4m3Max = E4m3::kMax;
+constexpr float kSecondLevelRange = FP4KIT_SECOND_LEVEL_RANGE;
+// Folded by the compiler's front end in binary32, round to nearest: scaling.RECIPROCAL_*.
+constexpr float kReciprocalE2m1Max = 1.0f / kE2m1Max;
+constexpr float kReciprocalRange = 1.0f / kSecondLevelRange;
+
+constexpr u32 kE8m0Nan = FP4KIT_E8M0_NAN;
+constexpr int kE8m0Bias = FP4KIT_E8M0_BIAS;
+
+}  // namespace fp4kit

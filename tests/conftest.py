@@ -1,0 +1,292 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shared fixtures: the golden vectors, the backends under test, and bit-exact comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp4kit
+from fp4kit.backends import BACKEND_NAMES, get_backend
+
+GOLDEN = Path(__file__).parent / "golden"
+NUMPY_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+# ------------------------------------------------------------------------------------------------
+# Golden vectors
+# ------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def golden_manifest() -> dict[str, Any]:
+    return json.loads((GOLDEN / "manifest.json").read_text("utf-8"))
+
+
+@functools.cache
+def golden_file(name: str) -> Any:
+    return np.load(GOLDEN / name, allow_pickle=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class GoldenCase:
+    """One case of the manifest."""
+
+    entry: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        return self.entry["file"].removesuffix(".npz")
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}-{self.entry['case']}"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.entry["params"]
+
+    @property
+    def function(self) -> str:
+        return self.entry["function"]
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        return tuple(self.entry["exact"])
+
+    @property
+    def kind(self) -> str:
+        """What the input is made of ('' for decoding cases)."""
+        return self.entry.get("input", {}).get("kind", "")
+
+    def __contains__(self, array: str) -> bool:
+        return array in self.entry["arrays"]
+
+    def array(self, name: str) -> np.ndarray:
+        """A stored array as it is: bfloat16 as uint16, FP8 and E8M0 as uint8."""
+        return golden_file(self.entry["file"])[self.entry["arrays"][name]]
+
+    def input(self) -> np.ndarray:
+        """The case's input in its logical dtype."""
+        described = self.entry["input"]
+        stored = golden_file(self.entry["file"])[described["key"]]
+        return stored.view(ml_dtypes.bfloat16) if described["dtype"] == "bf16" else stored
+
+
+@functools.cache
+def golden_cases() -> tuple[GoldenCase, ...]:
+    return tuple(GoldenCase(entry) for entry in golden_manifest()["cases"])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that ask for `golden_case` get every case, or those that their mark chooses."""
+    if "golden_case" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("golden")
+        wanted = None if mark is None else set(mark.args)
+        without = mark.kwargs.items() if mark is not None else ()
+        cases = [
+            case
+            for case in golden_cases()
+            if (wanted is None or case.file in wanted)
+            and not any(case.params.get(name) == value for name, value in without)
+        ]
+        assert cases, f"no golden case in {wanted}"
+        metafunc.parametrize("golden_case", cases, ids=lambda case: case.name)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "golden(*files, **without): golden files `golden_case` runs over, less the cases whose "
+        "params have one of the values in `without`",
+    )
+
+
+@pytest.fixture(scope="session", name="golden_manifest")
+def golden_manifest_fixture() -> dict[str, Any]:
+    return golden_manifest()
+
+
+@pytest.fixture(scope="session", name="golden_cases")
+def golden_cases_fixture() -> tuple[GoldenCase, ...]:
+    return golden_cases()
+
+
+# ------------------------------------------------------------------------------------------------
+# Backends
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendUnderTest:
+    """A backend and the way to its device: NumPy arrays in, NumPy arrays out."""
+
+    name: str
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.name == "cuda"
+
+    def put(self, value: Any) -> Any:
+        """Arrays and quantized tensors go to the backend's device; anything else passes."""
+        if isinstance(value, fp4kit.QuantizedTensor):
+            return self._map_tensor(value, self.put)
+        if not isinstance(value, np.ndarray) or not self.on_gpu:
+            return value
+        import cupy
+
+        if value.dtype == ml_dtypes.bfloat16:
+            return cupy.asarray(value.view(np.uint16)).view(ml_dtypes.bfloat16)
+        return cupy.asarray(value)
+
+    def get(self, value: Any) -> Any:
+        """The inverse of `put`."""
+        if isinstance(value, fp4kit.QuantizedTensor):
+            return self._map_tensor(value, self.get)
+        if not self.on_gpu or type(value).__module__.split(".")[0] != "cupy":
+            return value
+        import cupy
+
+        if value.dtype == ml_dtypes.bfloat16:
+            return cupy.asnumpy(value.view(np.uint16)).view(ml_dtypes.bfloat16)
+        return cupy.asnumpy(value)
+
+    @staticmethod
+    def _map_tensor(q: fp4kit.QuantizedTensor, move: Any) -> fp4kit.QuantizedTensor:
+        names = ("packed", "block_scale", "amax", "decode_scale", "encode_scale")
+        return dataclasses.replace(q, **{name: move(getattr(q, name)) for name in names})
+
+    def call(self, function: Any, *args: Any, **options: Any) -> Any:
+        """Runs a public function of fp4kit on this backend."""
+        args = tuple(self.put(value) for value in args)
+        options = {name: self.put(value) for name, value in options.items()}
+        return self.get(function(*args, backend=self.name, **options))
+
+    def quantize(self, x: np.ndarray, *args: Any, **options: Any) -> fp4kit.QuantizedTensor:
+        return self.call(fp4kit.quantize, x, *args, **options)
+
+    def dequantize(self, q: fp4kit.QuantizedTensor, dtype: str = "float32", **options: Any) -> Any:
+        return self.call(fp4kit.dequantize, q, dtype, **options)
+
+
+def require_backend(name: str) -> BackendUnderTest:
+    """The backend, or a skip with its reason. Only a missing GPU is a reason."""
+    reason = get_backend(name).unavailable_reason()
+    if reason is not None and name == "cuda":
+        pytest.skip(f"cuda backend: {reason}")
+    assert reason is None, f"{name} must run everywhere, but: {reason}"
+    return BackendUnderTest(name)
+
+
+def backend_params(*names: str) -> list[Any]:
+    gpu = {"cuda": (pytest.mark.gpu,)}
+    return [pytest.param(name, marks=gpu.get(name, ())) for name in names]
+
+
+@pytest.fixture(scope="session", params=backend_params(*reversed(BACKEND_NAMES)))
+def backend(request: pytest.FixtureRequest) -> BackendUnderTest:
+    """Each backend in turn; the CUDA one skips without a GPU."""
+    return require_backend(request.param)
+
+
+@pytest.fixture(scope="session", params=backend_params("cpu", "cuda"))
+def fast_backend(request: pytest.FixtureRequest) -> BackendUnderTest:
+    """Each backend that has to equal the reference."""
+    return require_backend(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference() -> BackendUnderTest:
+    return BackendUnderTest("reference")
+
+
+# ------------------------------------------------------------------------------------------------
+# Comparison
+# ------------------------------------------------------------------------------------------------
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Bit patterns with all NaN made alike."""
+    array = np.ascontiguousarray(array)
+    bits = array.view(UNSIGNED[array.dtype.itemsize])
+    if array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16:
+        bits = np.where(np.isnan(array), np.array(-1).astype(bits.dtype), bits)
+    return bits
+
+
+def describe_difference(actual: np.ndarray, expected: np.ndarray, block: int = 16) -> str:
+    """The number of differing entries and the first differing block of both."""
+    got, want = _bits(actual).ravel(), _bits(expected).ravel()
+    where = np.flatnonzero(got != want)
+    first = int(where[0])
+    start = first // block * block
+    index = np.unravel_index(first, np.shape(expected))
+    rows = [
+        f"{where.size} of {got.size} differ, the first at {tuple(int(i) for i in index)}",
+        f"  got  {np.ravel(actual)[start : start + block]}",
+        f"  want {np.ravel(expected)[start : start + block]}",
+        f"  got  {' '.join(f'{v:x}' for v in got[start : start + block])}",
+        f"  want {' '.join(f'{v:x}' for v in want[start : start + block])}",
+    ]
+    return "\n".join(rows)
+
+
+def check_bits(actual: Any, expected: Any, what: str = "array", where: Any = None) -> None:
+    """Fails unless both arrays hold the same bits; NaN payloads count as equal.
+
+    Args:
+        actual: NumPy array.
+        expected: NumPy array of the same shape; bfloat16 may be given as uint16 bits on one side.
+        what: name for the message.
+        where: optional mask of the entries to compare.
+    """
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    for one, other in ((actual, expected), (expected, actual)):
+        if one.dtype == ml_dtypes.bfloat16 and other.dtype == np.uint16:
+            expected = expected.view(ml_dtypes.bfloat16)
+            actual = actual.view(ml_dtypes.bfloat16)
+    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype} != {expected.dtype}"
+    assert actual.shape == expected.shape, f"{what}: {actual.shape} != {expected.shape}"
+    if where is not None:
+        actual = np.where(where, actual, expected)
+    if not np.array_equal(_bits(actual), _bits(expected)):
+        pytest.fail(f"{what}: {describe_difference(actual, expected)}", pytrace=True)
+
+
+def check_tensors(actual: fp4kit.QuantizedTensor, expected: fp4kit.QuantizedTensor) -> None:
+    """Fails unless two quantized tensors are equal in every byte and every field."""
+    for field in dataclasses.fields(expected):
+        got, want = getattr(actual, field.name), getattr(expected, field.name)
+        if isinstance(want, np.ndarray):
+            check_bits(got, want, field.name)
+        else:
+            assert got == want, field.name
+
+
+@pytest.fixture(scope="session")
+def assert_bits() -> Any:
+    return check_bits
+
+
+@pytest.fixture(scope="session")
+def assert_tensors() -> Any:
+    return check_tensors
+
+
+@pytest.fixture(scope="session")
+def dtypes() -> dict[str, np.dtype]:
+    """NumPy dtype of each element type the library takes."""
+    return NUMPY_DTYPES

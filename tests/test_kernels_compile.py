@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel instance compiles with NVRTC, without a GPU, under the options used on one.
+
+The plain run compiles every instance at least once, spread over the architectures, and every kernel
+for every architecture; `-m slow` compiles every instance for every architecture. The NVRTC is that
+of the installed `cuda-bindings` (tried: 12.9 and 13.5).
+"""
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from functools import cache
+
+import pytest
+
+from fp4kit.backends import cuda_module
+from fp4kit.backends.cuda_module import CUPY_OPTIONS, Instance, all_instances, options, source_text
+from fp4kit.errors import KernelCompileError
+
+#: Compute capabilities; the last three have the E2M1 conversion, in their `a` targets.
+CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
+INSTANCES = all_instances()
+FILES = sorted({instance.file for instance in INSTANCES})
+
+
+def target_name(capability):
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if major >= 10 else ''}"
+
+
+@cache
+def nvrtc():
+    """cuda-bindings' NVRTC module, or a skip with the reason."""
+    try:
+        from cuda.bindings import nvrtc as module
+
+        error, *_ = module.nvrtcVersion()
+    except Exception as problem:  # the package, or the library it loads, may be missing
+        pytest.skip(f"NVRTC through cuda-bindings is not available: {problem}")
+    assert error == module.nvrtcResult.NVRTC_SUCCESS
+    return module
+
+
+def read_back(size_of, copy, program):
+    _, size = size_of(program)
+    buffer = b" " * size
+    copy(program, buffer)
+    return buffer.decode().rstrip("\0")
+
+
+def compile_ptx(text, file, expressions, capability):
+    """PTX of a source under the backend's options and CuPy's, which come last as they do there."""
+    rtc = nvrtc()
+    major, minor = capability
+    chosen = [*options(major, minor), *CUPY_OPTIONS, f"-arch=sm_{major}{minor}"]
+    _, program = rtc.nvrtcCreateProgram(text.encode(), file.encode(), 0, [], [])
+    for expression in expressions:
+        rtc.nvrtcAddNameExpression(program, expression.encode())
+    encoded = [option.encode() for option in chosen]
+    (status,) = rtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    log = read_back(rtc.nvrtcGetProgramLogSize, rtc.nvrtcGetProgramLog, program)
+    if status != rtc.nvrtcResult.NVRTC_SUCCESS:
+        instance = Instance(file, ", ".join(expressions))
+        message = cuda_module.compile_message(instance, f"{major}.{minor}", tuple(chosen), log)
+        raise KernelCompileError(message)
+    for expression in expressions:
+        error, _ = rtc.nvrtcGetLoweredName(program, expression.encode())
+        assert error == rtc.nvrtcResult.NVRTC_SUCCESS, expression
+    ptx = read_back(rtc.nvrtcGetPTXSize, rtc.nvrtcGetPTX, program)
+    rtc.nvrtcDestroyProgram(program)
+    return ptx
+
+
+def kernel_of(instance):
+    return instance.expression.split("<")[0]
+
+
+def share_of(capability, file):
+    """This architecture's part of a file's instances, and one instance of each kernel."""
+    position = CAPABILITIES.index(capability)
+    mine = [instance for instance in INSTANCES if instance.file == file]
+    chosen = {kernel_of(instance): instance for instance in reversed(mine)}
+    rotated = mine[position :: len(CAPABILITIES)]
+    return [instance.expression for instance in dict.fromkeys([*chosen.values(), *rotated])]
+
+
+def check_ptx(ptx, file, capability):
+    assert f".target {target_name(capability)}" in ptx
+    # CuPy asks for flushed subnormals; no float operation of ours may follow.
+    assert not re.findall(r"\S+\.ftz\S*", ptx)
+    assert not re.findall(r"\.approx\S*", ptx)
+    encodes = file in ("quantize.cu", "quantize_dequantize.cu")
+    assert ("e2m1x2" in ptx) == (encodes and capability[0] >= 10)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=target_name)
+@pytest.mark.parametrize("file", FILES)
+def test_instances_compile(file, capability):
+    ptx = compile_ptx(source_text(file), file, share_of(capability, file), capability)
+    check_ptx(ptx, file, capability)
+
+
+def test_the_plain_run_compiles_every_instance():
+    compiled = {
+        expression
+        for file in FILES
+        for capability in CAPABILITIES
+        for expression in share_of(capability, file)
+    }
+    assert compiled == {instance.expression for instance in INSTANCES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=target_name)
+@pytest.mark.parametrize("file", FILES)
+def test_every_instance_compiles_for_every_architecture(file, capability):
+    expressions = [instance.expression for instance in INSTANCES if instance.file == file]
+    ptx = compile_ptx(source_text(file), file, expressions, capability)
+    check_ptx(ptx, file, capability)
+
+
+def test_no_header_is_needed():
+    """Nothing but our own files is included: NVRTC alone is enough (no toolkit headers)."""
+    for path in cuda_module.kernel_directory().glob("*.cu*"):
+        for name in re.findall(r"^#include\s+(\S+)", path.read_text(encoding="utf-8"), re.M):
+            assert name.startswith('"'), f"{path.name} includes {name}"
+            assert (path.parent / name.strip('"')).exists()
+
+
+def test_every_source_is_instantiated():
+    sources = {path.name for path in cuda_module.kernel_directory().glob("*.cu")}
+    assert sources == set(FILES)
+    declared = defaultdict(set)
+    for instance in INSTANCES:
+        declared[instance.file].add(kernel_of(instance).removeprefix("fp4kit::"))
+    for file in FILES:
+        found = re.findall(r"__global__[^;{]*?(\w+_kernel)\(", source_text(file))
+        assert set(found) == declared[file]
+
+
+def test_errors_name_the_kernel_file_and_options():
+    text = '#line 1 "kernels_cu/amax.cu"\nnamespace fp4kit { __global__ void f() { oops; } }\n'
+    with pytest.raises(KernelCompileError) as caught:
+        compile_ptx(text, "amax.cu", ["fp4kit::f"], (9, 0))
+    message = str(caught.value)
+    for part in ("kernels_cu/amax.cu(1)", "oops", "fp4kit::f", "-fmad=false", "`fp4kit env`"):
+        assert part in message
+
+
+def test_options_depend_on_every_source(tmp_path):
+    for path in cuda_module.kernel_directory().glob("*.cu*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = cuda_module.source_hash(tmp_path)
+    assert f"-DFP4KIT_SOURCE_HASH=0x{before}" in options(9, 0)
+    header = tmp_path / "numerics.cuh"
+    header.write_text(header.read_text(encoding="utf-8") + "// edited\n", encoding="utf-8")
+    assert cuda_module.source_hash(tmp_path) != before
+
+
+def test_importing_compiles_nothing():
+    code = (
+        "import sys\n"
+        "from fp4kit.backends import cuda, cuda_launch, cuda_module\n"
+        "cuda_module.all_instances()\n"
+        "assert 'cupy' not in sys.modules\n"
+        "assert cuda_module.loaded_count() == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is shipped: packages, package data, version, and the examples of the docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.metadata
+import importlib.resources
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fp4kit
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parent.parent
+needs_checkout = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").exists(), reason="needs the source checkout"
+)
+
+
+def pyproject():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def expected_packages() -> set[str]:
+    """Import names of every folder that holds an __init__.py, as installed."""
+    found = set()
+    for top, prefix in (
+        ("fp4kit", "fp4kit"),
+        ("cli", "fp4kit.cli"),
+        ("kernels_cu", "fp4kit.kernels_cu"),
+    ):
+        for init in (ROOT / top).rglob("__init__.py"):
+            parts = init.parent.relative_to(ROOT / top).parts
+            found.add(".".join((prefix, *parts)))
+    return found
+
+
+@needs_checkout
+def test_every_package_is_listed():
+    listed = pyproject()["tool"]["setuptools"]["packages"]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == expected_packages()
+
+
+@needs_checkout
+def test_every_folder_with_python_files_is_a_package():
+    for top in ("fp4kit", "cli", "kernels_cu"):
+        for path in (ROOT / top).rglob("*.py"):
+            assert (path.parent / "__init__.py").exists(), path
+
+
+@needs_checkout
+def test_package_data_names_everything_that_is_not_python():
+    data = pyproject()["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in data["fp4kit"]
+    assert {"*.cu", "*.cuh"} <= set(data["fp4kit.kernels_cu"])
+    for folder, package in (
+        ("fp4kit", "fp4kit"),
+        ("cli", "fp4kit.cli"),
+        ("kernels_cu", "fp4kit.kernels_cu"),
+    ):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_dir() or "__pycache__" in path.parts or path.suffix in (".py", ".pyc"):
+                continue
+            assert any(path.match(pattern) for pattern in data.get(package, ())), path
+
+
+def test_installed_data_can_be_read():
+    assert importlib.resources.files("fp4kit").joinpath("py.typed").is_file()
+    kernels = importlib.resources.files("fp4kit.kernels_cu")
+    assert kernels.joinpath("__init__.py").is_file()
+    importlib.import_module("fp4kit.cli")
+
+
+def test_version_is_the_metadata_version():
+    assert fp4kit.__version__ == importlib.metadata.version("fp4kit")
+
+
+def test_all_lists_what_is_public():
+    assert list(fp4kit.__all__) == sorted(fp4kit.__all__)
+    public = {
+        name
+        for name, value in vars(fp4kit).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public == set(fp4kit.__all__) - {"__version__"}
+
+
+def test_public_names_are_documented():
+    for name in fp4kit.__all__:
+        value = getattr(fp4kit, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), name
+            for other, member in vars(value).items() if inspect.isclass(value) else ():
+                if inspect.isfunction(member) and not other.startswith("_"):
+                    assert inspect.getdoc(member), f"{name}.{other}"
+
+
+def library_modules() -> list[str]:
+    """Modules of the library that can be imported without optional packages."""
+    names = ["fp4kit"]
+    for info in pkgutil.walk_packages(fp4kit.__path__, "fp4kit."):
+        optional = ("fp4kit.__main__", "fp4kit.cli", "fp4kit.kernels_cu", "fp4kit.backends.cu")
+        if not info.name.startswith(optional):
+            names.append(info.name)
+    return names
+
+
+@pytest.mark.parametrize("name", library_modules())
+def test_doctests(name):
+    with np.printoptions(legacy=False):
+        result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", [name for name in fp4kit.__all__ if name.islower()])
+def test_every_public_function_has_an_example_that_runs(name):
+    function = getattr(fp4kit, name)
+    if not inspect.isfunction(function):
+        assert name == "__version__"
+        return
+    examples = doctest.DocTestFinder(recurse=False).find(function, name)
+    assert sum(len(example.examples) for example in examples) > 0, f"{name} has no doctest"
