@@ -68,6 +68,23 @@ def array_module(origin: Origin) -> Any:
     return cupy
 
 
+@dataclass(frozen=True)
+class _RawStream:
+    """A caller's stream under the CUDA stream protocol, which CuPy takes."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
+def caller_stream(pointer: int) -> Any:
+    """A CuPy stream for a raw CUDA stream that somebody else owns."""
+    import cupy
+
+    return cupy.cuda.Stream.from_external(_RawStream(pointer))
+
+
 def device_scope(origin: Origin) -> AbstractContextManager[Any]:
     """Makes the array's device, and the caller's stream, current while work is launched."""
     if origin.device_kind == "cpu":
@@ -78,7 +95,7 @@ def device_scope(origin: Origin) -> AbstractContextManager[Any]:
     scope = ExitStack()
     scope.enter_context(cupy.cuda.Device(number))
     if origin.stream is not None:
-        scope.enter_context(cupy.cuda.ExternalStream(origin.stream, number))
+        scope.enter_context(caller_stream(origin.stream))
     return scope
 
 
@@ -117,7 +134,7 @@ def _from_torch(x: Any) -> tuple[Any, str, Origin]:
 
     device = x.device.index or 0
     stream = torch.cuda.current_stream(x.device).cuda_stream
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+    with cupy.cuda.Device(device), caller_stream(stream):
         data = cupy.from_dlpack(bits)
     return data, dtype, Origin("torch", f"cuda:{device}", stream=stream)
 
@@ -241,9 +258,7 @@ def ingest_scale(x: Any, what: str, like: Origin) -> Any:
 def _torch_from_cupy(data: Any, origin: Origin) -> Any:
     torch = loaded("torch")
     assert torch is not None
-    import cupy
-
-    with cupy.cuda.ExternalStream(origin.stream or 0, int(origin.device.split(":")[1])):
+    with device_scope(origin):
         return torch.from_dlpack(data)
 
 

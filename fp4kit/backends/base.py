@@ -8,6 +8,7 @@ bfloat16 bits. Allocation, contiguity, frameworks and validation are the caller'
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,10 @@ class ErrorSums:
         for name in self.__dataclass_fields__:
             if name != "max_abs_error":
                 setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
+        # NaN wins in either place; max() would keep it or lose it by the order of its arguments.
+        if not self.max_abs_error >= other.max_abs_error:
+            known = not math.isnan(self.max_abs_error)
+            self.max_abs_error = other.max_abs_error if known else self.max_abs_error
         return self
 
 

@@ -35,6 +35,13 @@ def kernels() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
     return modules[0], modules[1], modules[2], modules[3]
 
 
+def aligned(out: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    """`out` itself if kernels can write whole words into it, else a buffer to copy back from."""
+    if out.shape[1] == cols and out.ctypes.data % out.itemsize == 0:
+        return out
+    return np.empty((rows, cols), out.dtype)
+
+
 def words_of(data: np.ndarray, dtype: str) -> np.ndarray:
     """Raw (rows, cols) data, cols even, as flat words of two elements."""
     word = kernels()[0].WORD_TYPES[dtype]
@@ -213,7 +220,7 @@ class CpuBackend(Backend):
         _, scales, encode, decode = kernels()
         block = plan.format.block_size
         cols = plan.blocks * block
-        whole = out if cols == plan.cols else np.empty((plan.rows, cols), out.dtype)
+        whole = aligned(out, plan.rows, cols)
         words = words_of(whole, dtype)
         byte = self._linear_scales(plan, block_scale)
         codes = code_words(packed, plan)
@@ -248,7 +255,7 @@ class CpuBackend(Backend):
         rules, element = self._rules(plan, dtype)
         cols = plan.blocks * block
         words = words_of(padded_rows(x, cols), dtype)
-        whole = out if cols == plan.cols else np.empty((plan.rows, cols), out.dtype)
+        whole = aligned(out, plan.rows, cols)
         result = words_of(whole, out_dtype)
         keep_sign = plan.recipe.decodes_negative_zero if plan.recipe else True
         scale, table = self._second(plan, second), self._table(plan)

@@ -13,13 +13,25 @@ from numba.extending import overload
 from .cpu_encode import GROUP, NO_RECIPE, TILE, index, quantize_tile, spread
 from .cpu_jit import jit, jit_sums
 from .cpu_scales import nvfp4_factors, power_of_two
-from .cpu_words import bits_float, f32, float_bits, high, join, join_finite, low, u32
+from .cpu_words import (
+    bits_double,
+    bits_float,
+    double_bits,
+    f32,
+    float_bits,
+    high,
+    join,
+    join_finite,
+    low,
+    u32,
+)
 
 #: Twice the value of E2M1 magnitude code c stands in bits 4c..4c+3.
 DOUBLED_VALUES = u32(0xC8643210)
-#: Between these, half a factor is exact and twelve halves of it do not overflow.
-SMALLEST_ORDINARY = f32(2.0**-125)
-LARGEST_ORDINARY = f32(2.0**120)
+#: Bits of 2^-125 and up to 2^120: half of such a factor is exact, and 12 times it finite.
+SMALLEST_ORDINARY = u32(0x01000000)
+ORDINARY_RANGE = u32(0x7B800000 - 0x01000000)
+MAGNITUDE_64 = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 @jit
@@ -94,9 +106,8 @@ def _decode_groups(packed, source, groups, factor, last, keep_sign, low_first, t
         odd_shift = u32(4) - even_shift
         ordinary = keep_sign and last == f32(1)
         for g in range(index(groups)):
-            ordinary &= factor[g] == f32(0) or (
-                factor[g] >= SMALLEST_ORDINARY and factor[g] <= LARGEST_ORDINARY
-            )
+            bits = float_bits(factor[g])
+            ordinary &= bits == u32(0) or bits - SMALLEST_ORDINARY <= ORDINARY_RANGE
         if ordinary:
             decode_ordinary_e2m1(packed, source, groups, factor, even_shift, odd_shift, out, target)
         else:
@@ -186,9 +197,12 @@ def quantize_dequantize_range(
 
 @jit_sums
 def add_errors(words, others, begin, other_begin, count, sums):
-    """Adds x^2, y^2, xy, (x-y)^2 over `count` words to sums[0:4]; sums[4] keeps max |x-y|."""
+    """Adds x^2, y^2, xy, (x-y)^2 over `count` words to sums[0:4]; sums[4] keeps max |x-y|.
+
+    The maximum is taken over bit patterns, where it vectorizes and NaN wins.
+    """
     x2, y2, xy, d2 = 0.0, 0.0, 0.0, 0.0
-    largest = 0.0
+    largest = np.int64(0)
     begin, other_begin = index(begin), index(other_begin)
     for i in range(index(count)):
         word, other = words[begin + i], others[other_begin + i]
@@ -198,19 +212,19 @@ def add_errors(words, others, begin, other_begin, count, sums):
         y2 += y * y
         xy += x * y
         d2 += d * d
-        largest = max(largest, abs(d))
+        largest = max(largest, double_bits(d) & MAGNITUDE_64)
         x, y = np.float64(high(word)), np.float64(high(other))
         d = x - y
         x2 += x * x
         y2 += y * y
         xy += x * y
         d2 += d * d
-        largest = max(largest, abs(d))
+        largest = max(largest, double_bits(d) & MAGNITUDE_64)
     sums[0] += x2
     sums[1] += y2
     sums[2] += xy
     sums[3] += d2
-    sums[4] = max(sums[4], largest)
+    sums[4] = bits_double(max(double_bits(sums[4]), largest))
 
 
 @jit

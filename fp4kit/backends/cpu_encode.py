@@ -259,6 +259,8 @@ def quantize_tile(
         mx_scales(rules[1], element[0], element[3], f32(element[2]), amaxes, count, scales, factor)
     else:
         nvfp4_scales(rules[0], has_second, second, rules[2], amaxes, count, scales, factor)
+    for b in range(index(count)):
+        finite &= factor[b] == factor[b]
     spread(factor, per_block, count)
     encode_groups(
         words, first * block_words, count * per_block, factor, finite, rules, element, low_first,

@@ -83,13 +83,14 @@ def encode_e4m3(value):
 
 @jit
 def decode_e4m3(code):
-    """float32 of a non-negative E4M3 code (u32)."""
-    bits = (code << u32(20)) + u32(120 << 23)
-    if code < u32(8):
-        bits = float_bits(f32(code) * f32(2.0**-9))
-    if code == u32(0x7F):
+    """float32 of an E4M3 code (u32); foreign files may hold negative scales."""
+    magnitude = code & u32(0x7F)
+    bits = (magnitude << u32(20)) + u32(120 << 23)
+    if magnitude < u32(8):
+        bits = float_bits(f32(magnitude) * f32(2.0**-9))
+    if magnitude == u32(0x7F):
         bits = u32(0x7FC00000)
-    return bits_float(bits)
+    return bits_float(bits | ((code & u32(0x80)) << u32(24)))
 
 
 @jit

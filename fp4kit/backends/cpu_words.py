@@ -52,6 +52,26 @@ def bits_float(_context: Any, _value: Any) -> Any:
 
 
 @intrinsic
+def double_bits(_context: Any, _value: Any) -> Any:
+    """Bit pattern of a float64, as int64."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic
+def bits_double(_context: Any, _value: Any) -> Any:
+    """float64 of a bit pattern (int64)."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+@intrinsic
 def widen_half_hardware(_context: Any, _half: Any) -> Any:
     """float32 of float16 bits (u32), by the processor's instruction."""
 
