@@ -249,3 +249,16 @@ class Backend(ABC):
         element whose scale decodes to 0 (E4M3 only), `scale_subnormal` those whose scale is a
         non-zero subnormal (E4M3) or 2^-127 under a non-zero block (E8M0).
         """
+
+    def quantize_and_measure(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> ErrorSums:
+        """:meth:`quantize`, then :meth:`quantized_error_sums` of its result."""
+        self.quantize(plan, x, dtype, second, packed, block_scale)
+        return self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)

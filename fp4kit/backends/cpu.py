@@ -7,8 +7,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from functools import cache
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,9 @@ import numpy as np
 from fp4kit import codecs, scaling
 from fp4kit.formats import SCALE_RULES
 
+from . import cpu_stats
 from .base import Backend, ErrorSums, Plan, RawArray, Request
+from .cpu_load import code_words, kernels
 from .cpu_threads import run, thread_count
 
 #: Sign-cleared bits of everything, and of infinity (NaN lies above), by element type.
@@ -25,14 +26,6 @@ MAGNITUDE_AND_INFINITY = {
     "float16": (0x7FFF, 0x7C00),
     "bfloat16": (0x7FFF, 0x7F80),
 }
-
-
-@cache
-def kernels() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
-    """(words, scales, encode, decode) kernel modules; importing them imports numba."""
-    names = ("cpu_words", "cpu_scales", "cpu_encode", "cpu_decode")
-    modules = [importlib.import_module(f"fp4kit.backends.{name}") for name in names]
-    return modules[0], modules[1], modules[2], modules[3]
 
 
 def aligned(out: np.ndarray, rows: int, cols: int) -> np.ndarray:
@@ -59,12 +52,6 @@ def padded_rows(data: np.ndarray, cols: int) -> np.ndarray:
     result = np.zeros((data.shape[0], cols), data.dtype)
     result[:, : data.shape[1]] = data
     return result
-
-
-def code_words(packed: np.ndarray, plan: Plan) -> np.ndarray:
-    """Packed codes as flat words of two elements: bytes for E2M1, 16-bit words for FP8."""
-    flat = packed.reshape(-1)
-    return flat if plan.format.codes_per_byte == 2 else flat.view(np.uint16)
 
 
 class CpuBackend(Backend):
@@ -170,6 +157,24 @@ class CpuBackend(Backend):
         """Values of all 256 FP8 codes (unused for E2M1)."""
         return plan.format.element.values
 
+    def _quantizer(
+        self,
+        plan: Plan,
+        words: np.ndarray,
+        dtype: str,
+        second: np.ndarray | None,
+        codes: np.ndarray,
+        byte: np.ndarray,
+    ) -> Callable[[int, int], None]:
+        """A function that quantizes a range of blocks into code words and linear scale bytes."""
+        encode = kernels()[2]
+        rules, element = self._rules(plan, dtype)
+        scale = self._second(plan, second)
+        return lambda begin, end: encode.quantize_range(
+            words, begin, end, plan.format.block_size // 2, rules, element, scale,
+            plan.rows_per_scale * plan.blocks, plan.nibble_order == "low_first", codes, byte,
+        )  # fmt: skip
+
     def quantize(
         self,
         plan: Plan,
@@ -179,27 +184,49 @@ class CpuBackend(Backend):
         packed: RawArray,
         block_scale: RawArray,
     ) -> None:
-        encode = kernels()[2]
         block = plan.format.block_size
-        rules, element = self._rules(plan, dtype)
         words = words_of(padded_rows(x, plan.blocks * block), dtype)
+        byte = self._linear_buffer(plan, block_scale)
         codes = code_words(packed, plan)
-        linear = plan.scale_layout == "linear"
-        byte = block_scale if linear else np.empty((plan.rows, plan.blocks), np.uint8)
-        flat = byte.reshape(-1)
-        scale = self._second(plan, second)
-        blocks_per_scale = plan.rows_per_scale * plan.blocks
-        low_first = plan.nibble_order == "low_first"
-        run(
-            lambda b, e: encode.quantize_range(
-                words, b, e, block // 2, rules, element, scale, blocks_per_scale, low_first,
-                codes, flat,
-            ),
-            plan.rows * plan.blocks,
-            block,
-        )  # fmt: skip
-        if not linear:
+        work = self._quantizer(plan, words, dtype, second, codes, byte.reshape(-1))
+        run(work, plan.rows * plan.blocks, block)
+        if byte is not block_scale:
             self.swizzle(byte, plan.scale_layout, block_scale)
+
+    def quantize_and_measure(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> ErrorSums:
+        block = plan.format.block_size
+        if plan.blocks * block != plan.cols:
+            return super().quantize_and_measure(plan, x, dtype, second, packed, block_scale)
+        # Chunk by chunk, so that the elements are measured while they are still in the cache.
+        words, codes = words_of(x, dtype), code_words(packed, plan)
+        byte = self._linear_buffer(plan, block_scale)
+        quantize = self._quantizer(plan, words, dtype, second, codes, byte.reshape(-1))
+        scale = self._second(plan, second)
+        measure = cpu_stats.measurer(plan, words, packed, byte.reshape(-1), scale)
+
+        def work(begin: int, end: int) -> cpu_stats.Part:
+            quantize(begin, end)
+            return measure(begin, end)
+
+        parts = run(work, plan.rows * plan.blocks, block, sums=True)
+        if byte is not block_scale:
+            self.swizzle(byte, plan.scale_layout, block_scale)
+        return cpu_stats.total(plan, parts)
+
+    @staticmethod
+    def _linear_buffer(plan: Plan, block_scale: np.ndarray) -> np.ndarray:
+        """Where linear scales go: the output itself, or a buffer that is swizzled afterwards."""
+        if plan.scale_layout == "linear":
+            return block_scale
+        return np.empty((plan.rows, plan.blocks), np.uint8)
 
     def _linear_scales(self, plan: Plan, block_scale: np.ndarray) -> np.ndarray:
         if plan.scale_layout == "linear":
@@ -316,14 +343,7 @@ class CpuBackend(Backend):
             decode.error_range(words, others, begin, end, sums)
             return sums
 
-        return self._collect(run(work, words.size, 2), size)
-
-    @staticmethod
-    def _collect(parts: list[np.ndarray], elements: int) -> ErrorSums:
-        total = ErrorSums(elements=elements)
-        for x2, y2, xy, d2, largest in parts:
-            total += ErrorSums(0, float(x2), float(y2), float(xy), float(d2), float(largest))
-        return total
+        return cpu_stats.collect(run(work, words.size, 2, sums=True), size)
 
     def quantized_error_sums(
         self,
@@ -334,57 +354,12 @@ class CpuBackend(Backend):
         block_scale: RawArray,
         second: RawArray | None,
     ) -> ErrorSums:
-        _, _, encode, decode = kernels()
         block = plan.format.block_size
-        cols = plan.blocks * block
-        if cols != plan.cols:
+        if plan.blocks * block != plan.cols:
             # Whatever codes stand in the padding must not count: treat them as zeros.
-            packed = self._without_padding(plan, packed)
-        words = words_of(padded_rows(x, cols), dtype)
-        codes, byte = code_words(packed, plan), self._linear_scales(plan, block_scale)
-        recipe = plan.recipe
-        index = recipe.index if recipe else encode.NO_RECIPE
-        keep_sign = recipe.decodes_negative_zero if recipe else True
-        scale, table = self._second(plan, second), self._table(plan)
-        blocks_per_scale = plan.rows_per_scale * plan.blocks
-        low_first = plan.nibble_order == "low_first"
-        flat, element = packed.reshape(-1), plan.format.element
-        per_block = block // plan.format.codes_per_byte
-
-        def work(begin: int, end: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
-            sums, counts = np.zeros(5), np.zeros(2, np.int64)
-            decode.quantized_error_range(
-                words, codes, byte, begin, end, block // 2, index, scale, blocks_per_scale,
-                keep_sign, low_first, table, sums, counts,
-            )  # fmt: skip
-            if plan.format.codes_per_byte == 2:
-                pair = decode.count_nibbles(flat, begin * per_block, end * per_block)
-            else:
-                pair = decode.count_codes(
-                    flat, begin * per_block, end * per_block, element.max_code, 0x7F
-                )
-            return sums, counts, pair
-
-        parts = run(work, plan.rows * plan.blocks, block)
-        total = self._collect([part[0] for part in parts], plan.rows * plan.cols)
-        total.blocks = plan.rows * plan.blocks
-        total.saturated = int(sum(part[2][0] for part in parts))
-        padding = plan.rows * (cols - plan.cols)
-        total.zero_codes = int(sum(part[2][1] for part in parts)) - padding
-        zero, small = (int(n) for n in np.sum([part[1] for part in parts], axis=0))
-        if plan.format.scale_type == "e4m3":
-            total.scale_underflow, total.scale_subnormal = zero, small
-        else:
-            total.scale_subnormal = zero
-        return total
-
-    @staticmethod
-    def _without_padding(plan: Plan, packed: np.ndarray) -> np.ndarray:
-        codes = packed
-        if plan.format.codes_per_byte == 2:
-            codes = codecs.unpack_nibbles(packed, plan.nibble_order)
-        codes = codes.copy()
-        codes[:, plan.cols :] = 0
-        if plan.format.codes_per_byte == 2:
-            return codecs.pack_nibbles(codes, plan.nibble_order)
-        return codes
+            packed = cpu_stats.without_padding(plan, packed)
+        words = words_of(padded_rows(x, plan.blocks * block), dtype)
+        byte = self._linear_scales(plan, block_scale)
+        measure = cpu_stats.measurer(plan, words, packed, byte, self._second(plan, second))
+        parts = run(measure, plan.rows * plan.blocks, block, sums=True)
+        return cpu_stats.total(plan, parts)

@@ -17,10 +17,13 @@ from typing import TypeVar
 from fp4kit.errors import OptionError
 
 THREADS_VARIABLE = "FP4KIT_NUM_THREADS"
-#: Elements below which a second thread costs more than it brings.
-SMALL = 1 << 16
-#: Elements per unit of work; fixed, so that sums do not depend on the number of threads.
-CHUNK = 1 << 18
+#: Fewest elements in a task: below, handing it to a thread costs more than it brings.
+SMALL = 1 << 17
+#: Elements per task where results are sums: fixed, so that they do not depend on the threads.
+SUM_CHUNK = 1 << 20
+#: Tasks per thread otherwise: few, because every hand-over waits for the interpreter lock, but
+#: enough for a thread that lost time to the rest of the machine.
+TASKS_PER_THREAD = 4
 
 Result = TypeVar("Result")
 
@@ -45,20 +48,24 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-def run(work: Callable[[int, int], Result], count: int, size: int) -> list[Result]:
-    """Calls work(begin, end) over 0..count in chunks, on all cores if it is worth it.
+def run(
+    work: Callable[[int, int], Result], count: int, size: int, *, sums: bool = False
+) -> list[Result]:
+    """Calls work(begin, end) over 0..count in pieces, on all cores if it is worth it.
 
     Args:
         work: releases the GIL; may run in several threads at once.
         count: units in all (blocks, rows).
         size: elements in a unit.
+        sums: cut pieces of a fixed size, so that sums over them are reproducible.
 
     Returns:
         The results, in order.
     """
-    step = max(CHUNK // max(size, 1), 1)
-    ranges = [(begin, min(begin + step, count)) for begin in range(0, count, step)]
     threads = thread_count()
-    if len(ranges) == 1 or threads == 1 or count * size < SMALL:
+    per_task = max(count * size // (threads * TASKS_PER_THREAD), SMALL)
+    step = max((SUM_CHUNK if sums else per_task) // max(size, 1), 1)
+    ranges = [(begin, min(begin + step, count)) for begin in range(0, count, step)]
+    if len(ranges) <= 1 or threads == 1:
         return [work(begin, end) for begin, end in ranges]
     return list(_pool(threads).map(lambda pair: work(*pair), ranges))

@@ -246,8 +246,7 @@ class Engine:
             level = None if second is None else self.put(second)
             codes = self.empty(packed, plan.packed_shape, np.uint8)
             scales = self.empty(scale, plan.scale_shape, np.uint8)
-            self.backend.quantize(plan, x, dtype, level, codes, scales)
-            sums = self.backend.quantized_error_sums(plan, x, dtype, codes, scales, level)
+            sums = self.backend.quantize_and_measure(plan, x, dtype, level, codes, scales)
             self.get(codes, packed)
             self.get(scales, scale)
             return sums
