@@ -86,9 +86,7 @@ def test_modelopt_gives_the_same_nvfp4_bytes(kind, dtype):
 def test_comfy_kitchen_gives_the_same_nvfp4_bytes(kind, dtype):
     module = pytest.importorskip("comfy_kitchen.backends.eager.quantization")
     x = make_input(kind, dtype)
-    q = fp4kit.quantize(
-        x, recipe="comfy", scale_layout="swizzled_128x4", nibble_order="high_first"
-    )
+    q = fp4kit.quantize(x, recipe="comfy", scale_layout="swizzled_128x4", nibble_order="high_first")
     second = torch.from_numpy(q.decode_scale).reshape(())
     codes, scales = module.quantize_nvfp4(to_torch(x), second)
     np.testing.assert_array_equal(q.packed.ravel(), to_bytes(codes))
