@@ -45,7 +45,8 @@ def nvrtc():
 
 def read_back(size_of, copy, program):
     _, size = size_of(program)
-    buffer = b" " * size
+    # Not bytes: one of length 1 would be the interpreter's shared b" ", and NVRTC writes into it.
+    buffer = bytearray(size)
     copy(program, buffer)
     return buffer.decode().rstrip("\0")
 
