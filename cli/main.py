@@ -24,6 +24,7 @@ COMMANDS = {
     "dequantize": "Turn a quantized file back into plain numbers.",
     "inspect": "List the tensors of a file and how they are stored.",
     "compare": "Measure how far one file's tensors are from another's.",
+    "bench": "Measure how fast every operation is on this machine.",
     "demo": "Write a small model-like file to try the other commands on.",
     "env": "Show versions, GPUs, and which backends can run here.",
 }

@@ -7,24 +7,23 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from . import arrays
-from .arrays import Raw
-from .backends import select
-from .backends.base import Backend, Plan, Request
+from .backends import engine_for
+from .backends.base import Backend
 from .buffers import (
     decoding_arrays,
     given_second_level,
+    in_rows,
     output_buffers,
     result_buffer,
     rows_of,
-    store_second_level,
 )
-from .errors import NonFiniteError, OptionError
-from .formats import DTYPES, get_format, one_of
-from .planning import plan_quantize, resolve_rules
+from .errors import NonFiniteError
+from .formats import DTYPES, one_of
+from .planning import Call, quantize_call, quantize_options
 from .tensor import QuantizedTensor
-
-NONFINITE_POLICIES = ("raise", "propagate")
 
 
 def check_finite(engine: Backend, x: Any, dtype: str, shape: tuple[int, ...], what: str) -> Any:
@@ -68,34 +67,28 @@ def amax(x: Any, *, backend: str | None = None) -> Any:
         array([3.], dtype=float32)
     """
     raw = arrays.ingest(x)
-    engine = select(Request("amax", raw.origin.device, raw.dtype), backend)
+    engine = engine_for("amax", raw.origin.device, raw.dtype, None, None, backend)
+    shape = raw.data.shape
     with arrays.device_scope(raw.origin):
-        flat = rows_of(raw, 1, prod(raw.data.shape))
-        return arrays.emit(engine.amax(flat, raw.dtype, 1), "float32", raw.origin)
+        rows = rows_of(raw, *(shape if len(shape) == 2 else (1, prod(shape))))
+        return arrays.emit(engine.amax(rows, raw.dtype, 1), "float32", raw.origin)
 
 
-def _second_level_for(
-    engine: Backend,
-    plan: Plan,
-    raw: Raw,
-    x: Any,
-    given: tuple[str, Any] | None,
-    nonfinite: str,
-) -> Any:
+def _second_level_for(call: Call, x: Any, dtype: str, shape: tuple[int, ...], given: Any) -> Any:
     """The second level in the recipe's direction (or None), after the non-finite check."""
     measured = None
-    if nonfinite == "raise" and plan.rows and plan.cols:
-        measured = check_finite(engine, x, raw.dtype, raw.data.shape, "x")
-    if not plan.has_second_level:
+    if call.options.refuses_nonfinite and not call.is_empty:
+        measured = check_finite(call.engine, x, dtype, shape, "x")
+    recipe = call.plan.recipe
+    if recipe is None or not call.plan.has_second_level:
         return None
-    assert plan.recipe is not None
-    if given is not None and given[0] == plan.recipe.direction:
-        return given[1]
     if given is not None:
-        measured = given[1]
+        if call.options.given == recipe.direction:
+            return given
+        measured = given
     elif measured is None:
-        measured = engine.amax(x, raw.dtype, 1)
-    return engine.second_level(measured, plan, raw.dtype)
+        measured = call.engine.amax(x, dtype, 1)
+    return call.engine.second_level(measured, call.plan, dtype)
 
 
 def quantize(
@@ -162,67 +155,62 @@ def quantize(
         ((2, 8), (2, 1), 6.0)
     """
     raw = arrays.ingest(x)
-    one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
-    spec = get_format(format)
-    chosen, _ = resolve_rules(spec, recipe, scale_rule)
-    given = None
-    scales = {"amax": amax, "decode": decode_scale, "encode": encode_scale}
-    if any(value is not None for value in scales.values()):
-        if chosen is None or not second_level:
-            raise OptionError(
-                f"a second-level scale was passed, but {spec.name}"
-                f"{'' if chosen is None else ' with second_level=False'} has none"
-            )
-        given = given_second_level(chosen, scales, raw.origin)
-    plan = plan_quantize(
-        raw.data.shape,
+    options = quantize_options(
+        "quantize",
         format,
-        recipe=recipe,
-        scale_rule=scale_rule,
-        second_level=second_level,
-        scale_layout=scale_layout,
-        nibble_order=nibble_order,
-        pad=pad,
-        scales=1 if given is None else given[1].size,
+        recipe,
+        scale_rule,
+        second_level,
+        scale_layout,
+        nibble_order,
+        pad,
+        nonfinite,
+        amax is not None,
+        decode_scale is not None,
+        encode_scale is not None,
     )
-    request = Request(
-        "quantize", raw.origin.device, raw.dtype, spec.name, chosen.name if chosen else None
-    )
-    engine = select(request, backend)
-    lead = raw.data.shape[:-1]
-    linear = scale_layout == "linear"
-    shapes = ((*lead, plan.packed_shape[1]), (*lead, plan.blocks) if linear else plan.scale_shape)
-    with arrays.device_scope(raw.origin):
-        packed, block_scale = output_buffers(out, plan, raw, shapes)
+    dtype, origin, shape = raw.dtype, raw.origin, raw.data.shape
+    given = given_second_level(options, amax, decode_scale, encode_scale, origin)
+    scales = 1 if given is None else given.size
+    call = quantize_call(options, shape, dtype, origin.device, scales, backend)
+    plan = call.plan
+    with arrays.device_scope(origin):
+        if out is None:
+            xp = arrays.array_module(origin)
+            packed = xp.empty(call.packed_shape, np.uint8)
+            block_scale = xp.empty(call.scale_shape, np.uint8)
+        else:
+            _, packed, block_scale, kept_second = output_buffers(out, call, raw)
         rows = rows_of(raw, plan.rows, plan.cols)
-        second = _second_level_for(engine, plan, raw, rows, given, nonfinite)
-        if plan.rows and plan.cols:
-            engine.quantize(
+        second = _second_level_for(call, rows, dtype, shape, given)
+        if not call.is_empty:
+            call.engine.quantize(
                 plan,
                 rows,
-                raw.dtype,
+                dtype,
                 second,
-                packed.reshape(plan.packed_shape),
-                block_scale.reshape(plan.scale_shape),
+                in_rows(packed, plan.packed_shape),
+                in_rows(block_scale, plan.scale_shape),
             )
         if out is not None:
-            store_second_level(out, second, raw.origin)
+            if second is not None:
+                arrays.overwrite_scale(kept_second, second)
             return out
-        scale = None if second is None else arrays.emit(second, "float32", raw.origin)
-        direction = chosen.direction if chosen is not None else None
+        direction = plan.recipe.direction if plan.recipe is not None else None
+        scale = None if second is None else arrays.emit(second, "float32", origin)
         return QuantizedTensor(
-            packed=arrays.emit(packed, "uint8", raw.origin),
-            block_scale=arrays.emit(block_scale, "uint8", raw.origin),
-            format=spec.name,
-            shape=raw.data.shape,
-            recipe=chosen.name if chosen is not None else None,
+            packed=arrays.emit(packed, "uint8", origin),
+            block_scale=arrays.emit(block_scale, "uint8", origin),
+            format=plan.format.name,
+            shape=shape,
+            recipe=plan.recipe.name if plan.recipe is not None else None,
             scale_rule=plan.scale_rule,
             amax=scale if direction == "amax" else None,
             decode_scale=scale if direction == "decode" else None,
             encode_scale=scale if direction == "encode" else None,
             scale_layout=scale_layout,
             nibble_order=nibble_order,
-            source_dtype=raw.dtype,
+            source_dtype=dtype,
         )
 
 
@@ -257,13 +245,12 @@ def dequantize(
     """
     one_of("dtype", dtype, DTYPES)
     plan, origin, packed, block_scale, second = decoding_arrays(q)
-    engine = select(Request("dequantize", origin.device, dtype, q.format, q.recipe), backend)
+    engine = engine_for("dequantize", origin.device, dtype, q.format, q.recipe, backend)
     with arrays.device_scope(origin):
         result = result_buffer(out, q.shape, dtype, origin)
         if plan.rows and plan.cols:
-            engine.dequantize(
-                plan, packed, block_scale, second, result.reshape(plan.rows, plan.cols), dtype
-            )
+            rows = in_rows(result, (plan.rows, plan.cols))
+            engine.dequantize(plan, packed, block_scale, second, rows, dtype)
         return out if out is not None else arrays.emit(result, dtype, origin)
 
 
@@ -317,38 +304,31 @@ def quantize_dequantize(
         5.142857074737549
     """
     raw = arrays.ingest(x)
-    one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
-    out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
-    chosen, _ = resolve_rules(get_format(format), recipe, scale_rule)
-    given = None
-    scales = {"amax": amax, "decode": decode_scale, "encode": encode_scale}
-    if any(value is not None for value in scales.values()):
-        if chosen is None or not second_level:
-            raise OptionError(f"a second-level scale was passed, but {format} has none")
-        given = given_second_level(chosen, scales, raw.origin)
-    plan = plan_quantize(
-        raw.data.shape,
-        format,
-        recipe=recipe,
-        scale_rule=scale_rule,
-        second_level=second_level,
-        pad=pad,
-        scales=1 if given is None else given[1].size,
-    )
-    request = Request(
+    options = quantize_options(
         "quantize_dequantize",
-        raw.origin.device,
-        raw.dtype,
-        plan.format.name,
-        chosen.name if chosen else None,
+        format,
+        recipe,
+        scale_rule,
+        second_level,
+        "linear",
+        "low_first",
+        pad,
+        nonfinite,
+        amax is not None,
+        decode_scale is not None,
+        encode_scale is not None,
     )
-    engine = select(request, backend)
-    with arrays.device_scope(raw.origin):
-        result = result_buffer(out, raw.data.shape, out_dtype, raw.origin)
+    out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
+    origin, shape = raw.origin, raw.data.shape
+    given = given_second_level(options, amax, decode_scale, encode_scale, origin)
+    scales = 1 if given is None else given.size
+    call = quantize_call(options, shape, raw.dtype, origin.device, scales, backend)
+    plan = call.plan
+    with arrays.device_scope(origin):
+        result = result_buffer(out, shape, out_dtype, origin)
         rows = rows_of(raw, plan.rows, plan.cols)
-        second = _second_level_for(engine, plan, raw, rows, given, nonfinite)
-        if plan.rows and plan.cols:
-            engine.quantize_dequantize(
-                plan, rows, raw.dtype, second, result.reshape(plan.rows, plan.cols), out_dtype
-            )
-        return out if out is not None else arrays.emit(result, out_dtype, raw.origin)
+        second = _second_level_for(call, rows, raw.dtype, shape, given)
+        if not call.is_empty:
+            out_rows = in_rows(result, (plan.rows, plan.cols))
+            call.engine.quantize_dequantize(plan, rows, raw.dtype, second, out_rows, out_dtype)
+        return out if out is not None else arrays.emit(result, out_dtype, origin)

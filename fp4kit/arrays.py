@@ -10,10 +10,12 @@ framework. A framework is looked at only if the caller has already imported it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +23,10 @@ from .errors import DtypeError
 from .formats import DTYPES
 
 RAW_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+#: The scope of a call whose device and stream are current already.
+_NO_SCOPE: AbstractContextManager[None] = nullcontext()
+#: Device arrays of ours that captured graphs use on every replay: they must outlive the call.
+_captured: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -39,15 +45,22 @@ class Origin:
     namespace: Any = None
     stream: int | None = None
 
-    @property
+    @cached_property
     def device_kind(self) -> str:
         """`cpu` or `cuda`."""
         return self.device.split(":")[0]
 
+    @cached_property
+    def device_number(self) -> int:
+        """N of `cuda:N`."""
+        return int(self.device.split(":")[1])
 
-@dataclass(frozen=True)
-class Raw:
-    """A raw view of a caller's array: NumPy or CuPy data of any strides, and its element type."""
+
+class Raw(NamedTuple):
+    """A raw view of a caller's array: NumPy or CuPy data of any strides, and its element type.
+
+    bfloat16 is uint16 on the host. On a device it may be any 16-bit type: kernels see a pointer.
+    """
 
     data: Any
     dtype: str
@@ -88,24 +101,73 @@ def caller_stream(pointer: int) -> Any:
 def device_scope(origin: Origin) -> AbstractContextManager[Any]:
     """Makes the array's device, and the caller's stream, current while work is launched."""
     if origin.device_kind == "cpu":
-        return nullcontext()
+        return _NO_SCOPE
     import cupy
 
-    number = int(origin.device.split(":")[1])
+    if origin.stream is None and cupy.cuda.runtime.getDevice() == origin.device_number:
+        return _NO_SCOPE
     scope = ExitStack()
-    scope.enter_context(cupy.cuda.Device(number))
+    scope.enter_context(cupy.cuda.Device(origin.device_number))
     if origin.stream is not None:
         scope.enter_context(caller_stream(origin.stream))
     return scope
 
 
+def keep_if_captured(array: Any) -> Any:
+    """Returns a device array of ours, kept alive for good if a graph is being captured."""
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
+    # The null stream cannot be captured, and asking it would fail while another one is.
+    if stream.ptr != 0 and stream.is_capturing():
+        _captured.append(array)
+    return array
+
+
+def is_contiguous(data: Any) -> bool:
+    """Whether raw data is C-contiguous."""
+    if isinstance(data, np.ndarray):
+        return data.flags.c_contiguous
+    import cupy
+
+    # CuPy's `flags` cost four times as much to make as this check.
+    return cupy.ascontiguousarray(data) is data
+
+
+def contiguous(data: Any, origin: Origin) -> Any:
+    """Raw data itself if it is C-contiguous, else a copy on its device."""
+    if origin.device_kind == "cpu":
+        return np.ascontiguousarray(data)
+    import cupy
+
+    if is_contiguous(data):
+        return data
+    with device_scope(origin):
+        bits = data.view(np.uint16) if data.dtype.itemsize == 2 else data
+        return keep_if_captured(cupy.ascontiguousarray(bits))
+
+
+def _name_framework(kind: type) -> str | None:
+    """`numpy`, `cupy` or `torch`, None where the object itself must be asked."""
+    if issubclass(kind, (np.ndarray, np.generic)):
+        return "numpy"
+    root = kind.__module__.split(".")[0]
+    return root if root in ("cupy", "torch") else None
+
+
+_framework_of_type: Callable[[type], str | None] = lru_cache(maxsize=256)(_name_framework)
+
+
+def keeps_memory(x: Any) -> bool:
+    """Whether an array owns the same memory for life; a torch tensor can be given another."""
+    return _framework_of_type(type(x)) in ("numpy", "cupy")
+
+
 def _framework_of(x: object) -> str:
     """Names the framework of `x`, importing nothing."""
-    if isinstance(x, (np.ndarray, np.generic)):
-        return "numpy"
-    root = type(x).__module__.split(".")[0]
-    if root in ("cupy", "torch"):
-        return root
+    known = _framework_of_type(type(x))
+    if known is not None:
+        return known
     jax = loaded("jax")
     if jax is not None and isinstance(x, jax.Array):
         return "jax"
@@ -177,14 +239,29 @@ def _from_array_api(x: Any) -> tuple[Any, str, Origin]:
     return data, data.dtype.name, Origin("array_api", f"cuda:{number}", namespace)
 
 
+_NUMPY = Origin("numpy", "cpu")
+
+
+@lru_cache(maxsize=64)
+def _cupy_origin(device: int) -> Origin:
+    return Origin("cupy", f"cuda:{device}")
+
+
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    """`dtype.name`, which NumPy puts together anew each time it is asked."""
+    name: str = dtype.name
+    return name
+
+
 def _open(x: Any) -> tuple[Any, str, Origin]:
     """(NumPy or CuPy data, dtype name, origin); bfloat16 data may still be of any 16-bit type."""
     framework = _framework_of(x)
     if framework == "numpy":
         data = np.asarray(x)
-        return data, data.dtype.name, Origin("numpy", "cpu")
+        return data, _dtype_name(data.dtype), _NUMPY
     if framework == "cupy":
-        return x, x.dtype.name, Origin("cupy", f"cuda:{x.device.id}")
+        return x, _dtype_name(x.dtype), _cupy_origin(x.data.device_id)
     if framework == "torch":
         return _from_torch(x)
     if framework == "jax":
@@ -208,10 +285,11 @@ def ingest(x: Any, what: str = "x") -> Raw:
         if dtype.startswith("void"):
             advice = "raw 2-byte data has lost its type: view it as ml_dtypes.bfloat16 first"
         raise DtypeError(f"{what} is {dtype}; fp4kit takes {', '.join(DTYPES)}: {advice}")
-    if dtype == "bfloat16":
-        data = data.view(np.uint16)
-    elif data.dtype.byteorder == ">":
-        data = data.astype(data.dtype.newbyteorder("="))
+    if origin.device_kind == "cpu":
+        if dtype == "bfloat16":
+            data = data.view(np.uint16)
+        elif data.dtype.byteorder == ">":
+            data = data.astype(data.dtype.newbyteorder("="))
     return Raw(data, dtype, origin)
 
 
@@ -221,7 +299,7 @@ def ingest_bytes(x: Any, what: str) -> Raw:
     Raises:
         DtypeError: if the elements are not single bytes.
     """
-    if type(x).__module__.split(".")[0] == "torch" and x.element_size() == 1:
+    if _framework_of_type(type(x)) == "torch" and x.element_size() == 1:
         torch = loaded("torch")
         assert torch is not None
         x = x.view(torch.uint8)
@@ -230,7 +308,7 @@ def ingest_bytes(x: Any, what: str) -> Raw:
         raise DtypeError(
             f"{what} is {dtype}; codes and scales are uint8 arrays: use .view('uint8')"
         )
-    return Raw(data.view(np.uint8), "uint8", origin)
+    return Raw(data if data.dtype == np.uint8 else data.view(np.uint8), "uint8", origin)
 
 
 def ingest_scale(x: Any, what: str, like: Origin) -> Any:
@@ -241,9 +319,21 @@ def ingest_scale(x: Any, what: str, like: Origin) -> Any:
     Raises:
         DtypeError: for another element type, or an array on another device.
     """
-    xp = array_module(like)
     if isinstance(x, (int, float, np.floating, np.integer)) and not isinstance(x, bool):
-        return xp.full(1, np.float32(x), np.float32)
+        if like.device_kind == "cpu":
+            return np.full(1, np.float32(x), np.float32)
+        with device_scope(like):
+            return keep_if_captured(array_module(like).full(1, np.float32(x), np.float32))
+    data = contiguous(open_scale(x, what, like), like)
+    return data if data.ndim == 1 else data.reshape(-1)
+
+
+def open_scale(x: Any, what: str, like: Origin) -> Any:
+    """The raw float32 data of a scale array that lies on `like`'s device, of any strides.
+
+    Raises:
+        DtypeError: for another element type or device.
+    """
     data, dtype, origin = _open(x)
     if dtype != "float32":
         raise DtypeError(f"{what} is {dtype}; a second-level scale is a float or a float32 array")
@@ -252,7 +342,17 @@ def ingest_scale(x: Any, what: str, like: Origin) -> Any:
             f"{what} lies on {origin.device}, the input on {like.device}; move it there first "
             "(fp4kit never copies between devices on its own)"
         )
-    return xp.ascontiguousarray(data).reshape(-1)
+    return data
+
+
+def overwrite_scale(target: Any, source: Any) -> None:
+    """Copies raw scales over raw scales of any shape and strides on the same device."""
+    if not isinstance(target, np.ndarray) and target.size == source.size and is_contiguous(target):
+        # The second level of a result is often the very memory that was passed as amax.
+        if target.data.ptr != source.data.ptr:
+            target.data.copy_from_device_async(source.data, source.nbytes)
+        return
+    target[...] = source.reshape(target.shape) if target.size == source.size else source
 
 
 def _torch_from_cupy(data: Any, origin: Origin) -> Any:

@@ -4,43 +4,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import arrays
 from .arrays import Origin, Raw
 from .backends.base import Plan
 from .errors import DtypeError, OptionError, ShapeError
-from .formats import Recipe
+from .planning import SCALE_ARGUMENTS, Call, Options
 from .tensor import QuantizedTensor
+
+
+class Target(NamedTuple):
+    """Raw views of a reused result, and the call that it was found to fit."""
+
+    call: Call
+    packed: Any
+    block_scale: Any
+    second: Any
+
+
+class Decoding(NamedTuple):
+    """What a backend needs to decode a tensor: plan, origin and raw arrays, rows flattened."""
+
+    plan: Plan
+    origin: Origin
+    packed: Any
+    block_scale: Any
+    second: Any
+
+
+def in_rows(data: Any, shape: tuple[int, ...]) -> Any:
+    """Contiguous data in a two-dimensional shape."""
+    return data if data.shape == shape else data.reshape(shape)
 
 
 def rows_of(raw: Raw, rows: int, cols: int) -> Any:
     """Raw data as a C-contiguous (rows, cols) array; copied on its device only if it must be."""
-    xp = arrays.array_module(raw.origin)
-    return xp.ascontiguousarray(raw.data).reshape(rows, cols)
+    return in_rows(arrays.contiguous(raw.data, raw.origin), (rows, cols))
 
 
 def given_second_level(
-    recipe: Recipe, given: dict[str, Any], origin: Origin
-) -> tuple[str, Any] | None:
-    """(direction, raw float32 array) of the one scale the caller passed, or None.
-
-    Raises:
-        OptionError: if several were passed, or one in a direction the recipe cannot take.
-    """
-    passed = [(name, value) for name, value in given.items() if value is not None]
-    if not passed:
+    options: Options, amax: Any, decode_scale: Any, encode_scale: Any, origin: Origin
+) -> Any:
+    """The raw float32 array of the one scale the caller passed, or None."""
+    if options.given is None:
         return None
-    names = {"amax": "amax", "decode": "decode_scale", "encode": "encode_scale"}
-    if len(passed) > 1:
-        raise OptionError(f"pass one of {', '.join(names[name] for name, _ in passed)}, not all")
-    direction, value = passed[0]
-    if direction not in ("amax", recipe.direction):
-        raise OptionError(
-            f"recipe {recipe.name} takes amax or {names[recipe.direction]}, not "
-            f"{names[direction]}; the two are not exact inverses, so convert on purpose"
-        )
-    return direction, arrays.ingest_scale(value, names[direction], origin)
+    value = amax
+    if options.given != "amax":
+        value = decode_scale if options.given == "decode" else encode_scale
+    return arrays.ingest_scale(value, SCALE_ARGUMENTS[options.given], origin)
 
 
 def check_out(buffer: Raw, origin: Origin, what: str) -> None:
@@ -52,19 +64,18 @@ def check_out(buffer: Raw, origin: Origin, what: str) -> None:
     """
     if buffer.origin.device != origin.device:
         raise DtypeError(f"{what} lies on {buffer.origin.device}, the input on {origin.device}")
-    if not buffer.data.flags.c_contiguous:
+    if not arrays.is_contiguous(buffer.data):
         raise ShapeError(f"{what} must be C-contiguous to be written in place")
-    if not getattr(buffer.data.flags, "writeable", True):
+    if origin.device_kind == "cpu" and not buffer.data.flags.writeable:
         raise ShapeError(f"{what} is read-only; pass a writable array")
 
 
-def output_buffers(
-    out: QuantizedTensor | None, plan: Plan, raw: Raw, shapes: tuple[tuple[int, ...], ...]
-) -> tuple[Any, Any]:
-    """Raw uint8 (packed, block_scale) to write into: new, or those of `out` after checks."""
-    xp = arrays.array_module(raw.origin)
-    if out is None:
-        return xp.empty(shapes[0], "uint8"), xp.empty(shapes[1], "uint8")
+def output_buffers(out: QuantizedTensor, call: Call, raw: Raw) -> Target:
+    """The raw arrays of `out` to write into, after checks that are made once for equal calls."""
+    kept: Target | None = getattr(out, "_target", None)
+    if kept is not None and kept.call is call and _still_writable(out, raw.origin):
+        return kept
+    plan = call.plan
     wanted = (
         plan.format.name,
         tuple(raw.data.shape),
@@ -74,6 +85,7 @@ def output_buffers(
         plan.nibble_order,
         plan.has_second_level,
     )
+    second = out.second_level
     got = (
         out.format,
         out.shape,
@@ -81,23 +93,37 @@ def output_buffers(
         out.scale_rule,
         out.scale_layout,
         out.nibble_order,
-        out.second_level is not None,
+        second is not None,
     )
     if wanted != got:
         raise OptionError(f"out was made for {got}, this call needs {wanted}")
-    buffers = []
-    for what, array in (("out.packed", out.packed), ("out.block_scale", out.block_scale)):
-        buffer = arrays.ingest_bytes(array, what)
-        check_out(buffer, raw.origin, what)
-        buffers.append(buffer.data)
-    return buffers[0], buffers[1]
+    packed = arrays.ingest_bytes(out.packed, "out.packed")
+    check_out(packed, raw.origin, "out.packed")
+    block_scale = arrays.ingest_bytes(out.block_scale, "out.block_scale")
+    check_out(block_scale, raw.origin, "out.block_scale")
+    target = Target(
+        call,
+        packed.data.reshape(plan.packed_shape),
+        block_scale.data.reshape(plan.scale_shape),
+        None if second is None else arrays.open_scale(second[1], "out", raw.origin),
+    )
+    if _keeps_memory(out):
+        object.__setattr__(out, "_target", target)
+    return target
 
 
-def store_second_level(out: QuantizedTensor, second: Any, origin: Origin) -> None:
-    """Overwrites the second-level scale of a reused result, on its device."""
-    current = out.second_level
-    if current is not None:
-        arrays.ingest_scale(current[1], "out", origin)[...] = second
+def _still_writable(out: QuantizedTensor, origin: Origin) -> bool:
+    """Whether arrays that were writable in an earlier call are so now: NumPy's may change."""
+    if origin.device_kind == "cuda":
+        return True
+    return bool(out.packed.flags.writeable and out.block_scale.flags.writeable)
+
+
+def _keeps_memory(q: QuantizedTensor) -> bool:
+    """Whether views of the tensor's arrays stay good for as long as the tensor lives."""
+    second = q.second_level
+    members = (q.packed, q.block_scale) if second is None else (q.packed, q.block_scale, second[1])
+    return all(arrays.keeps_memory(member) for member in members)
 
 
 def result_buffer(out: Any, shape: tuple[int, ...], dtype: str, origin: Origin) -> Any:
@@ -106,31 +132,38 @@ def result_buffer(out: Any, shape: tuple[int, ...], dtype: str, origin: Origin) 
         return arrays.array_module(origin).empty(shape, arrays.RAW_DTYPES[dtype])
     buffer = arrays.ingest(out, "out")
     check_out(buffer, origin, "out")
-    if buffer.dtype != dtype or tuple(buffer.data.shape) != tuple(shape):
-        raise ShapeError(
-            f"out is {buffer.dtype} {tuple(buffer.data.shape)}, the result {dtype} {tuple(shape)}"
-        )
+    if buffer.dtype != dtype or buffer.data.shape != shape:
+        raise ShapeError(f"out is {buffer.dtype} {buffer.data.shape}, the result {dtype} {shape}")
     return buffer.data
 
 
-def decoding_arrays(q: QuantizedTensor) -> tuple[Plan, Origin, Any, Any, Any]:
-    """(plan, origin, packed (rows, .), block_scale (plan.scale_shape), second level or None)."""
+def decoding_arrays(q: QuantizedTensor) -> Decoding:
+    """The plan and raw arrays that decode `q`; found once if they are views of its arrays."""
+    kept: Decoding | None = getattr(q, "_decoding", None)
+    if kept is not None:
+        return kept
     plan = q.plan()
     packed = arrays.ingest_bytes(q.packed, "packed")
     block_scale = arrays.ingest_bytes(q.block_scale, "block_scale")
-    if block_scale.origin.device != packed.origin.device:
+    origin = packed.origin
+    if block_scale.origin.device != origin.device:
         raise DtypeError(
-            f"packed lies on {packed.origin.device}, block_scale on {block_scale.origin.device}"
+            f"packed lies on {origin.device}, block_scale on {block_scale.origin.device}"
         )
     second = q.second_level
-    scale = None
+    scale, views = None, True
     if second is not None:
-        scale = arrays.ingest_scale(second[1], "the second-level scale", packed.origin)
-    with arrays.device_scope(packed.origin):
-        return (
-            plan,
-            packed.origin,
-            rows_of(packed, *plan.packed_shape),
-            rows_of(block_scale, *plan.scale_shape),
-            scale,
-        )
+        scale = arrays.ingest_scale(second[1], "the second-level scale", origin)
+        views = arrays.is_contiguous(arrays.open_scale(second[1], "", origin))
+    # `reshape` makes new array objects: nobody else can change their shape.
+    decoding = Decoding(
+        plan,
+        origin,
+        arrays.contiguous(packed.data, origin).reshape(plan.packed_shape),
+        arrays.contiguous(block_scale.data, origin).reshape(plan.scale_shape),
+        scale,
+    )
+    views = views and arrays.is_contiguous(packed.data) and arrays.is_contiguous(block_scale.data)
+    if views and _keeps_memory(q):
+        object.__setattr__(q, "_decoding", decoding)
+    return decoding

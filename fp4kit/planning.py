@@ -1,12 +1,19 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""From a call's options and shape to a plan: every check that needs no array."""
+"""From a call's options and shape to a plan: every check that needs no array.
+
+The results are remembered, so that a call like an earlier one costs two lookups: its options
+(`quantize_options`), then these with the arrays' shapes, type and device (`quantize_call`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
-from .backends.base import Plan
+from .backends import engine_for
+from .backends.base import Backend, Plan
 from .errors import OptionError, ShapeError
 from .formats import (
     NIBBLE_ORDERS,
@@ -18,6 +25,62 @@ from .formats import (
     get_recipe,
     one_of,
 )
+
+NONFINITE_POLICIES = ("raise", "propagate")
+#: The arguments of a second-level scale, by its direction.
+SCALE_ARGUMENTS = {"amax": "amax", "decode": "decode_scale", "encode": "encode_scale"}
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """The options of a quantize or quantize_dequantize call, equal ones being one object.
+
+    Those that depend on the shape are checked with it, by `quantize_call`.
+
+    Attributes:
+        operation: `quantize` or `quantize_dequantize`.
+        format: block format.
+        recipe: NVFP4 order of operations, None for MX formats.
+        scale_rule: MX rule, None for NVFP4.
+        second_level: whether the caller wants a second-level scale if the format has one.
+        scale_layout: as passed.
+        nibble_order: as passed.
+        pad: as passed.
+        refuses_nonfinite: whether the data must be scanned for NaN and infinity.
+        given: direction of the second-level scale that was passed, or None.
+    """
+
+    operation: str
+    format: FormatSpec
+    recipe: Recipe | None
+    scale_rule: str | None
+    second_level: bool
+    scale_layout: str
+    nibble_order: str
+    pad: bool
+    refuses_nonfinite: bool
+    given: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Everything about a call but the arrays.
+
+    Attributes:
+        options: the caller's options.
+        plan: what the backend is to do.
+        engine: the backend that does it.
+        packed_shape: shape of the codes as the caller sees them.
+        scale_shape: the same of the block scales.
+        is_empty: whether there is nothing to do.
+    """
+
+    options: Options
+    plan: Plan
+    engine: Backend
+    packed_shape: tuple[int, ...]
+    scale_shape: tuple[int, ...]
+    is_empty: bool
 
 
 def resolve_rules(
@@ -92,4 +155,132 @@ def plan_quantize(
         nibble_order=nibble_order,
         has_second_level=chosen is not None and second_level,
         rows_per_scale=max(rows // scales, 1),
+    )
+
+
+def _given_direction(recipe: Recipe, passed: list[str]) -> str:
+    """The direction of the one second-level scale that was passed.
+
+    Raises:
+        OptionError: if several were passed, or one in a direction the recipe cannot take.
+    """
+    if len(passed) > 1:
+        names = ", ".join(SCALE_ARGUMENTS[direction] for direction in passed)
+        raise OptionError(f"pass one of {names}, not all")
+    direction = passed[0]
+    if direction not in ("amax", recipe.direction):
+        raise OptionError(
+            f"recipe {recipe.name} takes amax or {SCALE_ARGUMENTS[recipe.direction]}, not "
+            f"{SCALE_ARGUMENTS[direction]}; the two are not exact inverses, so convert on purpose"
+        )
+    return direction
+
+
+def _check_options(
+    operation: str,
+    format: str,
+    recipe: str | None,
+    scale_rule: str | None,
+    second_level: bool,
+    scale_layout: str,
+    nibble_order: str,
+    pad: bool,
+    nonfinite: str,
+    amax: bool,
+    decode: bool,
+    encode: bool,
+) -> Options:
+    one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
+    spec = get_format(format)
+    chosen, rule = resolve_rules(spec, recipe, scale_rule)
+    flags = {"amax": amax, "decode": decode, "encode": encode}
+    passed = [direction for direction, flag in flags.items() if flag]
+    if passed and (chosen is None or not second_level):
+        raise OptionError(
+            f"a second-level scale was passed, but {spec.name}"
+            f"{'' if chosen is None else ' with second_level=False'} has none"
+        )
+    return Options(
+        operation=operation,
+        format=spec,
+        recipe=chosen,
+        scale_rule=rule,
+        second_level=second_level,
+        scale_layout=scale_layout,
+        nibble_order=nibble_order,
+        pad=pad,
+        refuses_nonfinite=nonfinite == "raise",
+        given=_given_direction(chosen, passed) if chosen is not None and passed else None,
+    )
+
+
+_known_options = lru_cache(maxsize=1024)(_check_options)
+
+
+def quantize_options(
+    operation: str,
+    format: str,
+    recipe: str | None,
+    scale_rule: str | None,
+    second_level: bool,
+    scale_layout: str,
+    nibble_order: str,
+    pad: bool,
+    nonfinite: str,
+    amax: bool,
+    decode: bool,
+    encode: bool,
+) -> Options:
+    """Checks the options of a call; `amax`, `decode` and `encode` say which scales were passed.
+
+    Raises:
+        OptionError: for unknown or contradictory options.
+    """
+    # Positional: keywords would double the cost of a lookup.
+    options = (operation, format, recipe, scale_rule, second_level, scale_layout)
+    more = (nibble_order, pad, nonfinite, amax, decode, encode)
+    try:
+        return _known_options(*options, *more)
+    except TypeError:  # an option that cannot be hashed gets the message of its own check
+        return _check_options(*options, *more)
+
+
+@lru_cache(maxsize=1024)
+def quantize_call(
+    options: Options,
+    shape: tuple[int, ...],
+    dtype: str,
+    device: str,
+    scales: int,
+    backend: str | None,
+) -> Call:
+    """Checks options against a shape and chooses the backend.
+
+    Raises:
+        OptionError: for unknown or contradictory options.
+        ShapeError: for shapes that the format cannot take.
+        BackendUnavailableError: if the backend cannot serve the request, with the reason.
+    """
+    recipe = options.recipe.name if options.recipe is not None else None
+    plan = plan_quantize(
+        shape,
+        options.format.name,
+        recipe=recipe,
+        scale_rule=options.scale_rule,
+        second_level=options.second_level,
+        scale_layout=options.scale_layout,
+        nibble_order=options.nibble_order,
+        pad=options.pad,
+        scales=scales,
+    )
+    engine = engine_for(options.operation, device, dtype, plan.format.name, recipe, backend)
+    lead = shape[:-1]
+    linear = plan.scale_layout == "linear"
+    return Call(
+        options=options,
+        plan=plan,
+        engine=engine,
+        packed_shape=(*lead, plan.packed_shape[1]),
+        scale_shape=(*lead, plan.blocks) if linear else plan.scale_shape,
+        is_empty=plan.rows == 0 or plan.cols == 0,
     )

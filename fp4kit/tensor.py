@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -23,8 +24,100 @@ from .formats import (
 SECOND_LEVEL_DIRECTIONS = ("amax", "decode", "encode")
 
 
+@lru_cache(maxsize=1024)
+def _check_fields(
+    format: str,
+    shape: tuple[int, ...],
+    recipe: str | None,
+    scale_rule: str | None,
+    given: tuple[str, ...],
+    scale_layout: str,
+    nibble_order: str,
+) -> str | None:
+    """Checks the fields of a tensor that are no arrays and returns its recipe's name.
+
+    Raises:
+        OptionError: for unknown or contradictory fields.
+        ShapeError: for an empty shape.
+    """
+    spec = get_format(format)
+    one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
+    one_of("nibble_order", nibble_order, NIBBLE_ORDERS)
+    if not shape:
+        raise ShapeError("a quantized tensor has at least one dimension, got shape ()")
+    if spec.has_second_level:
+        chosen = get_recipe(recipe or "te")
+        _check_second_level(format, chosen, scale_rule, given)
+        return recipe or "te"
+    if recipe is not None or given:
+        raise OptionError(f"{format} has neither a recipe nor a second-level scale")
+    if scale_rule is not None:
+        one_of("scale_rule", scale_rule, SCALE_RULES)
+    return None
+
+
+def _check_second_level(
+    format: str, recipe: Recipe, scale_rule: str | None, given: tuple[str, ...]
+) -> None:
+    if scale_rule is not None:
+        raise OptionError(f"{format} takes a recipe, not scale_rule={scale_rule!r}")
+    if len(given) > 1:
+        raise OptionError(f"more than one second-level scale given: {', '.join(given)}")
+    if given and given[0] != recipe.direction:
+        raise OptionError(
+            f"recipe {recipe.name} keeps its second level as {recipe.direction}, got "
+            f"{given[0]}; use fp4kit.convert_second_level"
+        )
+    if not given and not recipe.optional_second_level:
+        raise OptionError(
+            f"recipe {recipe.name} needs its second-level scale ({recipe.direction}); without "
+            "it every value would be off by a constant factor"
+        )
+
+
+@lru_cache(maxsize=1024)
+def _decoding_plan(
+    format: str,
+    recipe: str | None,
+    scale_rule: str | None,
+    rows: int,
+    cols: int,
+    scale_layout: str,
+    nibble_order: str,
+    has_second_level: bool,
+    rows_per_scale: int,
+) -> Plan:
+    spec = get_format(format)
+    return Plan(
+        format=spec,
+        recipe=get_recipe(recipe or "te") if spec.has_second_level else None,
+        scale_rule=scale_rule,
+        rows=rows,
+        cols=cols,
+        scale_layout=scale_layout,
+        nibble_order=nibble_order,
+        has_second_level=has_second_level,
+        rows_per_scale=rows_per_scale,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the codes and block scales of a tensor of a logical shape."""
+    lead = shape[:-1]
+    linear = plan.scale_layout == "linear"
+    scales = (*lead, plan.blocks) if linear else plan.scale_shape
+    return (*lead, plan.packed_shape[1]), scales
+
+
+class _Kept:
+    """Room for what `buffers` finds out about a tensor's arrays, outside its fields."""
+
+    __slots__ = ("_decoding", "_target")
+
+
 @dataclass(frozen=True, eq=False)
-class QuantizedTensor:
+class QuantizedTensor(_Kept):
     """A block-quantized tensor of logical shape (..., K).
 
     The arrays live in the framework and on the device of the array that was quantized. At most
@@ -64,50 +157,37 @@ class QuantizedTensor:
     source_dtype: str = field(default="float32")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        spec = get_format(self.format)
-        one_of("scale_layout", self.scale_layout, SCALE_LAYOUTS)
-        one_of("nibble_order", self.nibble_order, NIBBLE_ORDERS)
-        if not self.shape:
-            raise ShapeError("a quantized tensor has at least one dimension, got shape ()")
-        if spec.has_second_level:
-            object.__setattr__(self, "recipe", self.recipe or "te")
-            self._check_second_level(get_recipe(self.recipe or "te"))
-        elif self.recipe is not None or self.second_level is not None:
-            raise OptionError(f"{self.format} has neither a recipe nor a second-level scale")
-        elif self.scale_rule is not None:
-            one_of("scale_rule", self.scale_rule, SCALE_RULES)
-        plan = self.plan()
-        expected = (*self.shape[:-1], plan.packed_shape[1])
-        if tuple(self.packed.shape) != expected:
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        given = tuple(name for name in SECOND_LEVEL_DIRECTIONS if self._second(name) is not None)
+        fields = (
+            self.format,
+            self.shape,
+            self.recipe,
+            self.scale_rule,
+            given,
+            self.scale_layout,
+            self.nibble_order,
+        )
+        try:
+            recipe = _check_fields(*fields)
+        except TypeError:  # a field that cannot be hashed gets the message of its own check
+            recipe = _check_fields.__wrapped__(*fields)
+        object.__setattr__(self, "recipe", recipe)
+        packed_shape, scale_shape = _stored_shapes(self.plan(), self.shape)
+        if tuple(self.packed.shape) != packed_shape:
             raise ShapeError(
                 f"packed has shape {tuple(self.packed.shape)}, but {self.format} codes of shape "
-                f"{self.shape} take {expected}"
+                f"{self.shape} take {packed_shape}"
             )
-        linear = self.scale_layout == "linear"
-        expected = (*self.shape[:-1], plan.blocks) if linear else plan.scale_shape
-        if tuple(self.block_scale.shape) != expected:
+        if tuple(self.block_scale.shape) != scale_shape:
             raise ShapeError(
                 f"block_scale has shape {tuple(self.block_scale.shape)}, but the "
-                f"{self.scale_layout} scales of shape {self.shape} take {expected}"
+                f"{self.scale_layout} scales of shape {self.shape} take {scale_shape}"
             )
 
-    def _check_second_level(self, recipe: Recipe) -> None:
-        if self.scale_rule is not None:
-            raise OptionError(f"{self.format} takes a recipe, not scale_rule={self.scale_rule!r}")
-        given = [name for name in SECOND_LEVEL_DIRECTIONS if self._second(name) is not None]
-        if len(given) > 1:
-            raise OptionError(f"more than one second-level scale given: {', '.join(given)}")
-        if given and given[0] != recipe.direction:
-            raise OptionError(
-                f"recipe {recipe.name} keeps its second level as {recipe.direction}, got "
-                f"{given[0]}; use fp4kit.convert_second_level"
-            )
-        if not given and not recipe.optional_second_level:
-            raise OptionError(
-                f"recipe {recipe.name} needs its second-level scale ({recipe.direction}); without "
-                "it every value would be off by a constant factor"
-            )
+    def __getstate__(self) -> dict[str, Any]:
+        # The fields: what is kept beside them is not for copies.
+        return dict(vars(self))
 
     def _second(self, direction: str) -> Any:
         return self.amax if direction == "amax" else getattr(self, f"{direction}_scale")
@@ -123,22 +203,21 @@ class QuantizedTensor:
 
     def plan(self) -> Plan:
         """The plan that decodes this tensor."""
-        spec = get_format(self.format)
         rows = prod(self.shape[:-1])
         second = self.second_level
         count = prod(second[1].shape) if second is not None else 1
         if count == 0 or rows % count:
             raise ShapeError(f"{count} second-level scales do not divide {rows} rows")
-        return Plan(
-            format=spec,
-            recipe=get_recipe(self.recipe or "te") if spec.has_second_level else None,
-            scale_rule=self.scale_rule,
-            rows=rows,
-            cols=self.shape[-1],
-            scale_layout=self.scale_layout,
-            nibble_order=self.nibble_order,
-            has_second_level=second is not None,
-            rows_per_scale=max(rows // count, 1),
+        return _decoding_plan(
+            self.format,
+            self.recipe,
+            self.scale_rule,
+            rows,
+            self.shape[-1],
+            self.scale_layout,
+            self.nibble_order,
+            second is not None,
+            max(rows // count, 1),
         )
 
     @property

@@ -7,28 +7,38 @@
 // Algorithm, for each piece of 16 output bytes (8 elements of 16 bits, 4 of 32):
 //   1. load its codes (2, 4 or 8 bytes) and the scale byte of its block; all loads of a thread are
 //      in flight before the first is used
-//   2. decode factors under the recipe (recipes.cuh), values by a byte permutation or shift
-//   3. one or two multiplications, one rounding to the output type
+//   2. in the first round, while they are: each thread works out what one of the 256 scale bytes
+//      stands for, for all threads of the block (factors, or all results of its codes); not where
+//      the second level changes by rows, nor where it would not pay
+//   3. E2M1 to 16 bits: look the results up. Else value by a byte permutation or a conversion, one
+//      or two multiplications, one rounding
 //   4. one 16-byte store: neighbouring lanes write neighbouring pieces, so every store is whole
 //
 // Memory layout: as in quantize.cu; a row of `out` ends at cols, within its last block.
-// Launch: 256 threads, ceil(pieces / (256 * unroll)) blocks, pieces = rows * ceil(cols / piece).
+// Launch: 256 threads; a block takes `rounds` tiles of 256 * unroll pieces, one after the other;
+// pieces = rows * ceil(cols / piece).
 #include "lane.cuh"
 #include "swizzle.cuh"
 
 namespace fp4kit {
 
-// The code bytes of a piece, as words.
+// How a kernel finds and moves its pieces; cuda_launch.py takes the first that fits.
+constexpr int kAccessFlat = 0;    // vectors, linear scales, whole blocks: no rows; one second level
+constexpr int kAccessTiled = 1;   // vectors, any scale layout; one second level
+constexpr int kAccessRows = 2;    // vectors, any scale layout, second levels by rows
+constexpr int kAccessSingle = 3;  // single elements and bytes, everything
+
+// The code bytes of a piece, as words. Nothing reads them again.
 template <bool kVector, int kBytes, int kWords>
 __device__ __forceinline__ void load_codes(const u8* __restrict__ packed, u32 (&word)[kWords]) {
   if constexpr (kVector && kBytes == 8) {
-    const uint2 both = __ldg(reinterpret_cast<const uint2*>(packed));
+    const uint2 both = __ldcs(reinterpret_cast<const uint2*>(packed));
     word[0] = both.x;
     word[1] = both.y;
   } else if constexpr (kVector && kBytes == 4) {
-    word[0] = __ldg(reinterpret_cast<const unsigned int*>(packed));
+    word[0] = __ldcs(reinterpret_cast<const unsigned int*>(packed));
   } else if constexpr (kVector && kBytes == 2) {
-    word[0] = __ldg(reinterpret_cast<const unsigned short*>(packed));
+    word[0] = __ldcs(reinterpret_cast<const unsigned short*>(packed));
   } else {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = 0;
@@ -39,54 +49,155 @@ __device__ __forceinline__ void load_codes(const u8* __restrict__ packed, u32 (&
   }
 }
 
-template <class Format, class Out, int kRecipe, bool kSecond, bool kVector>
+// FastDivide for n < 2^31 and a magic number.
+__device__ __forceinline__ u32 small_quotient(u32 n, const FastDivide& divide) {
+  return static_cast<u32>((static_cast<u64>(n) * divide.magic) >> divide.shift);
+}
+
+// scale_offset() of every layout in one expression without branches, its constants worked out once:
+// the inner loop of the tiled access has little else to do. For rows below 2^31 and stored columns
+// below 2^24.
+struct ScalePlaces {
+  u32 row_shift;   // log2 of a tile's rows
+  u32 row_bytes;   // of a row of tiles
+  u32 tile_bytes;  // four columns of it
+  u32 low_mask;    // the part of a row number that strides by `low_bytes`
+  u32 low_bytes;
+  u32 high_mask;  // the part above 32 rows, in the 128-row tile alone
+
+  __device__ __forceinline__ ScalePlaces(int layout, u32 stored_cols)
+      : row_shift(0),
+        row_bytes(stored_cols),
+        tile_bytes(kTileCols),
+        low_mask(0),
+        low_bytes(0),
+        high_mask(0) {
+    if (layout == kLayoutLinear) return;
+    const bool large = layout == kLayoutSwizzled128x4;
+    row_shift = large ? 7 : 3;
+    row_bytes = stored_cols << row_shift;
+    tile_bytes = large ? kTileBytes128 : kTileBytes8;
+    low_mask = large ? 31 : 7;
+    low_bytes = large ? 16 : kTileCols;
+    high_mask = large ? 3 : 0;
+  }
+
+  __device__ __forceinline__ i64 operator()(u32 row, u32 col) const {
+    const u32 inside = col / kTileCols * tile_bytes + (row & low_mask) * low_bytes +
+                       (row >> 5 & high_mask) * kTileCols + col % kTileCols;
+    return static_cast<i64>(static_cast<u64>(row >> row_shift) * row_bytes + inside);
+  }
+};
+
+template <class Format, class Out, int kRecipe, bool kSecond, int kAccess>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(const u8* __restrict__ packed, const u8* __restrict__ block_scale,
                       const float* __restrict__ second, typename Out::Bits* __restrict__ out,
-                      i64 rows, i64 cols, i64 blocks, i64 stored_cols, i64 row_pieces, i64 magic,
-                      i64 shift, i64 scales, i64 rows_per_scale, i64 layout, i64 high_first) {
+                      i64 pieces, i64 cols, i64 blocks, i64 stored_cols, i64 row_pieces, i64 magic,
+                      i64 shift, i64 scales, i64 rows_per_scale, i64 layout, i64 high_first,
+                      i64 rounds) {
+  constexpr bool kVector = kAccess != kAccessSingle;
+  constexpr bool kFlat = kAccess == kAccessFlat;
+  // The factor of an MX scale is a shift: only results are worth a table there.
+  constexpr bool kTable =
+      (kFlat || kAccess == kAccessTiled) && Format::kIsFp4 && (!Format::kIsMx || Out::kSize == 2);
   constexpr int kUnroll = kVector ? FP4KIT_DEQUANTIZE_UNROLL : 1;
   constexpr int kCount = 16 / Out::kSize;
+  constexpr int kBlockPieces = Format::kBlockSize / kCount;
   constexpr int kWords = code_words<Format, kCount>();
   constexpr int kBytes = kCount * Format::Element::kBits / 8;
+  constexpr int kTile = kThreads * kUnroll;
+  using Decoder = DecoderOf<Format, Out>;
+
+  const u32 thread = threadIdx.x;
   const FastDivide divide{row_pieces, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
   const i64 packed_cols = blocks * (Format::kBlockSize * Format::Element::kBits / 8);
+  const Levels<kRecipe, kSecond> levels(second, scales, rows_per_scale);  // without a table
+  __shared__ Decoder table[kTable ? kThreads : 1];
 
-  u32 codes[kUnroll][kWords];
-  u32 byte[kUnroll];
-  i64 row[kUnroll];
-  i64 col[kUnroll];
+  const i64 start = static_cast<i64>(blockIdx.x) * rounds * kTile;
+  const i64 end = start + rounds * kTile < pieces ? start + rounds * kTile : pieces;
+  for (i64 base = start; base < end; base += kTile) {
+    const u32 count = end - base < kTile ? static_cast<u32>(end - base) : kTile;
+    u32 codes[kUnroll][kWords];
+    u32 byte[kUnroll];
+    i64 row[kUnroll];
+    i64 col = 0;
+    if constexpr (kFlat) {
+      const u8* const my_codes = packed + (base + thread) * kBytes;
+      const u8* const my_scales = block_scale + base / kBlockPieces + thread / kBlockPieces;
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const i64 piece = first + u * kThreads;
-    row[u] = divide(piece);
-    const i64 chunk = piece - row[u] * row_pieces;
-    col[u] = chunk * kCount;
-    byte[u] = 0;
-    if (row[u] < rows) {
-      load_codes<kVector, kBytes>(packed + row[u] * packed_cols + chunk * kBytes, codes[u]);
-      const i64 block = col[u] / Format::kBlockSize;
-      byte[u] =
-          __ldg(block_scale + scale_offset(static_cast<int>(layout), row[u], block, stored_cols));
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u * kThreads + thread < count) {
+          load_codes<true, kBytes>(my_codes + u * (kThreads * kBytes), codes[u]);
+          byte[u] = __ldg(my_scales + u * (kThreads / kBlockPieces));
+        }
+      }
+    } else if constexpr (kVector) {
+      // 32 bits do for rows, and for places counted from the start of the tile's first row:
+      // cuda_launch.py takes another access where they would not.
+      const ScalePlaces places(static_cast<int>(layout), static_cast<u32>(stored_cols));
+      const u32 first_row = static_cast<u32>(
+          base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_pieces);
+      const u32 first_chunk = static_cast<u32>(base - first_row * row_pieces);
+      const i64 gap = packed_cols - row_pieces * kBytes;
+      const u8* const my_codes = packed + (base + thread) * kBytes;
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u * kThreads + thread < count) {
+          const u32 place = first_chunk + u * kThreads + thread;
+          const u32 rows_down = small_quotient(place, divide);
+          const u32 chunk = place - rows_down * static_cast<u32>(row_pieces);
+          row[u] = first_row + rows_down;
+          load_codes<true, kBytes>(my_codes + u * (kThreads * kBytes) + row[u] * gap, codes[u]);
+          byte[u] = __ldg(block_scale + places(static_cast<u32>(row[u]), chunk / kBlockPieces));
+        }
+      }
+    } else if (thread < count) {
+      const i64 piece = base + thread;
+      row[0] = divide(piece);
+      const i64 chunk = piece - row[0] * row_pieces;
+      col = chunk * kCount;
+      load_codes<false, kBytes>(packed + row[0] * packed_cols + chunk * kBytes, codes[0]);
+      byte[0] = __ldg(block_scale + scale_offset(static_cast<int>(layout), row[0],
+                                                 chunk / kBlockPieces, stored_cols));
     }
-  }
 
-  const Levels<kRecipe, kSecond> levels(second, scales, rows_per_scale);
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    if (row[u] >= rows) continue;
+    if constexpr (kTable) {
+      static_assert(kThreads == 256, "a thread for each scale byte");
+      if (base == start) {
+        const Level level = make_level<kRecipe, kSecond>(kSecond ? __ldg(second) : 1.0f);
+        table[thread] = make_decoder<Format, Out, kRecipe, kSecond>(thread, level);
+        __syncthreads();
+      }
+    }
     if (Format::kIsFp4 && high_first) {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) codes[u][i] = swap_nibbles(codes[u][i]);
+      for (int u = 0; u < kUnroll; ++u) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) codes[u][i] = swap_nibbles(codes[u][i]);
+      }
     }
-    const DecodeFactors factors =
-        decode_factors<Format, kRecipe, kSecond, Out>(byte[u], levels.at(row[u]));
-    float values[kCount];
-    const bool special = decode_lane<Format, kRecipe, kSecond, kCount>(codes[u], factors, values);
-    Words<Out, kCount> result;
-    pack_outputs<Out>(values, special, result);
-    store_elements<kVector, Out>(out + row[u] * cols + col[u], cols - col[u], result);
+    // Vectors divide rows, so that pieces follow each other without gaps.
+    typename Out::Bits* const my_out = out + (base + thread) * kCount;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u * kThreads + thread < count) {
+        Words<Out, kCount> result;
+        if constexpr (kTable) {
+          decode_words<Format, kRecipe, kSecond>(codes[u], table[byte[u]], result);
+        } else {
+          const Level level = levels.at(kSecond ? row[u] : 0);
+          decode_words<Format, kRecipe, kSecond>(
+              codes[u], make_decoder<Format, Out, kRecipe, kSecond>(byte[u], level), result);
+        }
+        if constexpr (kVector) {
+          store_words_aligned(my_out + u * (kThreads * kCount), result.word);
+        } else {
+          store_elements<false, Out>(out + row[u] * cols + col, cols - col, result);
+        }
+      }
+    }
   }
 }
 

@@ -29,20 +29,26 @@ constexpr u32 kMagic23 = static_cast<u32>(kF32Bias + kF32MantissaBits) << kF32Ma
 // is round(y / step) plus an even offset, and outside its range each expression is too large, so
 // the smallest of the three is the code; bit patterns of positive floats order like integers, and
 // NaN and everything beyond the largest value is cut to the last code.
+//
+// Without kCapped y must be below 7, which is so wherever the block's scale was neither saturated
+// nor subnormal: rounding it to three mantissa bits moves the largest element to 6.375 at most.
+template <bool kCapped>
 FP4KIT_HD u32 e2m1_magic(float y) {
   const u32 halves = as_bits(fma_rn(y, 2.0f, as_float(kMagic23)));
   const u32 ones = as_bits(add_rn(y, as_float(kMagic23 + 2)));
   const u32 twos = as_bits(fma_rn(y, 0.5f, as_float(kMagic23 + 4)));
-  return min_u32(min_u32(halves, ones), min_u32(twos, kMagic23 + E2m1::kMaxCode));
+  const u32 least = min_u32(min_u32(halves, ones), twos);
+  return kCapped ? min_u32(least, kMagic23 + E2m1::kMaxCode) : least;
 }
 
 // Eight magnitude codes, the first in the lowest nibble. Adding up shifted sums lets kMagic23
 // contribute a constant, which is taken off once.
+template <bool kCapped>
 FP4KIT_HD u32 e2m1_magnitudes8(const float (&y)[8]) {
   u32 bytes[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    bytes[i] = e2m1_magic(y[2 * i]) + (e2m1_magic(y[2 * i + 1]) << 4);
+    bytes[i] = e2m1_magic<kCapped>(y[2 * i]) + (e2m1_magic<kCapped>(y[2 * i + 1]) << 4);
   }
   const u32 low = bytes[0] + (bytes[1] << 8);
   const u32 high = bytes[2] + (bytes[3] << 8);
@@ -111,6 +117,42 @@ FP4KIT_HD void e2m1_decode(u32 word, float* out) {
   const u32 even = word << 4;
   e2m1_decode4(word, byte_perm(even, word, 0x5140u), out);
   if constexpr (kCount == 8) e2m1_decode4(word >> 16, byte_perm(even, word, 0x7362u), out + 4);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Decode to 16-bit types by a table of finished results
+// ---------------------------------------------------------------------------------------------
+
+// Bits of the binary32 value of a magnitude code.
+FP4KIT_HD constexpr u32 e2m1_float_bits(u32 code) {
+  constexpr u32 kZeroExponent = static_cast<u32>(kF32Bias - E2m1::kBias);
+  return code == 0   ? 0
+         : code == 1 ? kZeroExponent << kF32MantissaBits
+                     : ((kZeroExponent + (code >> 1)) << kF32MantissaBits) |
+                           ((code & 1) << (kF32MantissaBits - 1));
+}
+
+// What the eight magnitude codes of a block decode to under its scale, as 16-bit patterns: the high
+// bytes in the order of the codes, then the low bytes. A byte permutation is a table of eight
+// bytes, so two of them look four codes up.
+struct alignas(16) E2m1Table {
+  u32 high[2];
+  u32 low[2];
+};
+
+// Eight results, two in a word, of eight codes. A code's sign inverts that of its entry.
+FP4KIT_HD void e2m1_lookup8(const E2m1Table& table, u32 word, u32* out) {
+  const u32 even = word << 4;
+  const u32 magnitude = word & 0x77777777u;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 selector = i == 0 ? magnitude : magnitude >> 16;
+    const u32 signs = byte_perm(even, word, i == 0 ? 0x5140u : 0x7362u);
+    const u32 high = byte_perm(table.high[0], table.high[1], selector) ^ (signs & 0x80808080u);
+    const u32 low = byte_perm(table.low[0], table.low[1], selector);
+    out[2 * i] = byte_perm(low, high, 0x5140u);
+    out[2 * i + 1] = byte_perm(low, high, 0x7362u);
+  }
 }
 
 }  // namespace fp4kit

@@ -39,10 +39,9 @@ FP4KIT_HD float scale_element(float value, float factor) {
   return recipe_divides(kRecipe) ? div_rn(value, factor) : mul_rn(value, factor);
 }
 
-// Eight E2M1 codes, low nibble first. `special` says that some product may be NaN.
-template <class T, int kRecipe>
-FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int start, float factor,
-                            bool special) {
+// Eight E2M1 codes, low nibble first. kCareful: some product may be NaN, or beyond what codes hold.
+template <class T, int kRecipe, bool kCareful>
+FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int start, float factor) {
   float y[8];
 #ifdef FP4KIT_HARDWARE_E2M1
 #pragma unroll
@@ -53,12 +52,12 @@ FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int st
 #pragma unroll
   for (int i = 0; i < 8; ++i) y[i] = scale_element<kRecipe>(magnitude.value(start + i), factor);
   u32 signs = sign_nibbles<T>(x.word + start * T::kSize / 4);
-  if (special) {
+  if constexpr (kCareful) {
     // NaN has code 7 with a positive sign, whatever its own sign was.
 #pragma unroll
     for (int i = 0; i < 8; ++i) signs &= is_nan(y[i]) ? ~(8u << (4 * i)) : ~0u;
   }
-  u32 codes = e2m1_magnitudes8(y) | signs;
+  u32 codes = e2m1_magnitudes8<kCareful>(y) | signs;
 #endif
   if constexpr (!recipe_keeps_negative_zero(kRecipe)) {
     // Only zeros proper: a negative value that rounds to zero keeps its sign.
@@ -70,20 +69,30 @@ FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int st
   return codes;
 }
 
+// Whether every element of a block lies below 7 once scaled, as e2m1_magic needs it. An E4M3 scale
+// must have been neither saturated nor subnormal; of the MX rules only floor lets elements reach 8.
+template <class Format>
+FP4KIT_HD bool is_ordinary_scale(u32 byte, int rule) {
+  constexpr u32 kSmallestNormal = 1u << E4m3::kMantissaBits;
+  if constexpr (Format::kIsMx) return rule != kRuleFloor;
+  return byte - kSmallestNormal < E4m3::kMaxCode - kSmallestNormal;
+}
+
 // The lane's codes in memory order, low nibble first. `raw` is the lane's largest magnitude, NaN
-// included.
+// included; `ordinary` as is_ordinary_scale.
 template <class Format, class T, int kRecipe>
-FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, float factor,
-                           u32 (&codes)[Format::kLaneWords]) {
+FP4KIT_HD void encode_lane(const Words<T>& x, const Words<T>& magnitude, u32 raw, bool ordinary,
+                           float factor, u32 (&codes)[Format::kLaneWords]) {
   if constexpr (Format::kIsFp4) {
     if (recipe_divides(kRecipe) && is_zero(factor)) {
       codes[0] = codes[1] = 0;
-      return;
+    } else if (ordinary && raw < T::kInf) {
+      codes[0] = encode_e2m1_8<T, kRecipe, false>(x, magnitude, 0, factor);
+      codes[1] = encode_e2m1_8<T, kRecipe, false>(x, magnitude, 8, factor);
+    } else {
+      codes[0] = encode_e2m1_8<T, kRecipe, true>(x, magnitude, 0, factor);
+      codes[1] = encode_e2m1_8<T, kRecipe, true>(x, magnitude, 8, factor);
     }
-    const bool special = raw >= T::kInf || !is_finite(factor);
-    const Words<T> magnitude = x.magnitudes();
-    codes[0] = encode_e2m1_8<T, kRecipe>(x, magnitude, 0, factor, special);
-    codes[1] = encode_e2m1_8<T, kRecipe>(x, magnitude, 8, factor, special);
   } else {
     using Element = typename Format::Element;
 #pragma unroll
@@ -95,6 +104,13 @@ FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, float factor,
           encode_fp8_pair<Element>(y[0], y[1]) | (encode_fp8_pair<Element>(y[2], y[3]) << 16);
     }
   }
+}
+
+// The same where the magnitudes are not at hand, for any scale.
+template <class Format, class T, int kRecipe>
+FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, float factor,
+                           u32 (&codes)[Format::kLaneWords]) {
+  encode_lane<Format, T, kRecipe>(x, x.magnitudes(), raw, false, factor, codes);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -142,56 +158,161 @@ FP4KIT_HD constexpr int code_words() {
   return (kCount * Format::Element::kBits + 31) / 32;
 }
 
-// kCount dequantized values: fl(fl(code * first) * last). Returns whether some may be NaN, which
-// the caller then makes canonical.
+// Negative, infinite or NaN: exactly the patterns from infinity's upwards. All else is ordinary.
+// What is not has_last_factor is not looked at: it would be loaded for that alone.
+template <int kRecipe, bool kSecond>
+FP4KIT_HD bool is_unusual(const DecodeFactors& factors) {
+  return as_bits(factors.first) >= kInfBits ||
+         (has_last_factor(kRecipe, kSecond) && as_bits(factors.last) >= kInfBits);
+}
+
+template <int kRecipe, bool kSecond>
+FP4KIT_HD bool has_nan(const DecodeFactors& factors) {
+  return is_nan(factors.first) || (has_last_factor(kRecipe, kSecond) && is_nan(factors.last));
+}
+
+template <int kRecipe, bool kSecond>
+FP4KIT_HD float apply_factors(float value, const DecodeFactors& factors) {
+  const float result = mul_rn(value, factors.first);
+  return has_last_factor(kRecipe, kSecond) ? mul_rn(result, factors.last) : result;
+}
+
+// A zero code stays the zero it is under every factor that is a number (an MX factor cannot be
+// anything else than positive and finite, or NaN).
+template <class Format, int kRecipe, bool kSecond>
+FP4KIT_HD float apply_unusual_factors(float value, const DecodeFactors& factors) {
+  if (!Format::kIsMx && is_zero(value) && !has_nan<kRecipe, kSecond>(factors)) return value;
+  return apply_factors<kRecipe, kSecond>(value, factors);
+}
+
+// Values of kCount codes before any scale. Returns whether some are NaN.
+template <class Format, int kRecipe, int kCount>
+FP4KIT_HD bool decode_codes(const u32* codes, float (&value)[kCount]) {
+  bool nan = false;
+#pragma unroll
+  for (int i = 0; i < code_words<Format, kCount>(); ++i) {
+    if constexpr (Format::kIsFp4) {
+      const u32 word =
+          recipe_decodes_negative_zero(kRecipe) ? codes[i] : e2m1_drop_negative_zero(codes[i]);
+      e2m1_decode<kCount == 4 ? 4 : 8>(word, value + 8 * i);
+    } else {
+      decode_fp8_4<typename Format::Element>(codes[i], value + 4 * i);
+      nan |= has_fp8_nan<typename Format::Element>(codes[i]);
+    }
+  }
+  return nan;
+}
+
+// kCount dequantized values: fl(fl(code * first) * last), under any factors.
 template <class Format, int kRecipe, bool kSecond, int kCount>
-FP4KIT_HD bool decode_lane(const u32* codes, const DecodeFactors& factors, float (&out)[kCount]) {
-  // Negative, infinite or NaN: exactly the patterns from infinity's upwards.
-  const bool unusual = as_bits(factors.first) >= kInfBits || as_bits(factors.last) >= kInfBits;
-  bool special = unusual;
-  if constexpr (Format::kIsFp4) {
+FP4KIT_HD void decode_lane(const u32* codes, const DecodeFactors& factors, float (&out)[kCount]) {
+  decode_codes<Format, kRecipe>(codes, out);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    out[i] = apply_unusual_factors<Format, kRecipe, kSecond>(out[i], factors);
+  }
+}
+
+// Two floats, rounded once to a 16-bit type and NaN canonical.
+template <class Out>
+FP4KIT_HD u32 pack_canonical(float first, float second) {
+  return to_output_bits<Out>(first) | (to_output_bits<Out>(second) << 16);
+}
+
+// What a block's scale comes to: its factors, or all results that its codes can have.
+template <bool kTable>
+struct BlockDecoder {
+  using Type = DecodeFactors;
+};
+template <>
+struct BlockDecoder<true> {
+  using Type = E2m1Table;
+};
+template <class Format, class Out>
+using DecoderOf = typename BlockDecoder<Format::kIsFp4 && Out::kSize == 2>::Type;
+
+template <class Out, int kRecipe, bool kSecond>
+FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
+  float value[8];
+  value[0] = 0.0f;
+#pragma unroll
+  for (int i = 1; i < 8; ++i) {
+    value[i] = apply_factors<kRecipe, kSecond>(as_float(e2m1_float_bits(i)), factors);
+  }
+  u32 word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = pack_pair<Out>(value[2 * i], value[2 * i + 1]);
+  if (is_unusual<kRecipe, kSecond>(factors)) {
+    if (has_nan<kRecipe, kSecond>(factors)) value[0] = as_float(kQuietNanBits);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
+  }
+  return {{byte_perm(word[0], word[1], 0x7531u), byte_perm(word[2], word[3], 0x7531u)},
+          {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
+}
+
+template <class Format, class Out, int kRecipe, bool kSecond>
+FP4KIT_HD DecoderOf<Format, Out> make_decoder(u32 byte, const Level& level) {
+  const DecodeFactors factors = decode_factors<Format, kRecipe, kSecond, Out>(byte, level);
+  if constexpr (SameType<DecoderOf<Format, Out>, E2m1Table>::kValue) {
+    return e2m1_table<Out, kRecipe, kSecond>(factors);
+  } else {
+    return factors;
+  }
+}
+
+// Both 16-bit halves, NaN without its sign.
+template <class Out>
+FP4KIT_HD u32 positive_nan16(u32 word) {
+  const u32 first = (word & 0x7FFFu) > Out::kInf ? 0x8000u : 0u;
+  const u32 second = (word & 0x7FFF0000u) > (Out::kInf << 16 | 0xFFFFu) ? kSignBit : 0u;
+  return word & ~(first | second);
+}
+
+// kCount elements as they go to memory.
+template <class Format, int kRecipe, bool kSecond, class Out, int kCount>
+FP4KIT_HD void decode_words(const u32* codes, const DecoderOf<Format, Out>& decoder,
+                            Words<Out, kCount>& out) {
+  if constexpr (SameType<DecoderOf<Format, Out>, E2m1Table>::kValue) {
 #pragma unroll
     for (int i = 0; i < code_words<Format, kCount>(); ++i) {
       const u32 word =
           recipe_decodes_negative_zero(kRecipe) ? codes[i] : e2m1_drop_negative_zero(codes[i]);
-      e2m1_decode<kCount == 4 ? 4 : 8>(word, out + 8 * i);
+      e2m1_lookup8(decoder, word, out.word + 4 * i);
+    }
+    // If any code is NaN, the largest is; huge and negative values are looked at as well.
+    if (decoder.high[1] >= Out::kInf >> 8 << 24) {
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) out.word[i] = positive_nan16<Out>(out.word[i]);
     }
   } else {
+    float value[kCount];
+    const bool nan_codes = decode_codes<Format, kRecipe>(codes, value);
+    if constexpr (Out::kSize == 4) {
 #pragma unroll
-    for (int i = 0; i < code_words<Format, kCount>(); ++i) {
-      decode_fp8_4<typename Format::Element>(codes[i], out + 4 * i);
-      special |= has_fp8_nan<typename Format::Element>(codes[i]);
+      for (int i = 0; i < kCount; ++i) {
+        out.word[i] = as_bits(apply_factors<kRecipe, kSecond>(value[i], decoder));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        out.word[i] = pack_pair<Out>(apply_factors<kRecipe, kSecond>(value[2 * i], decoder),
+                                     apply_factors<kRecipe, kSecond>(value[2 * i + 1], decoder));
+      }
     }
-  }
-  // A zero code stays the zero it is under every factor that is a number (an MX factor cannot be
-  // anything else than positive and finite, or NaN).
-  const bool zero_stays =
-      !Format::kIsMx && unusual && !is_nan(factors.first) && !is_nan(factors.last);
+    // Rare, so all that it takes is kept in one place.
+    if (nan_codes || is_unusual<kRecipe, kSecond>(decoder)) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const float value = out[i];
-    float result = mul_rn(value, factors.first);
-    if constexpr (has_last_factor(kRecipe, kSecond)) result = mul_rn(result, factors.last);
-    out[i] = zero_stays && is_zero(value) ? value : result;
-  }
-  return special;
-}
-
-// Rounds once to Out. Conversions of pairs leave NaN as they like, so it is replaced if it can be.
-template <class Out, int kCount>
-FP4KIT_HD void pack_outputs(const float (&value)[kCount], bool special, Words<Out, kCount>& out) {
-  if constexpr (Out::kSize == 4) {
+      for (int i = 0; i < kCount; ++i) {
+        value[i] = apply_unusual_factors<Format, kRecipe, kSecond>(value[i], decoder);
+      }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      out.word[i] = special ? to_output_bits<Out>(value[i]) : as_bits(value[i]);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-      out.word[i] = pack_pair<Out>(value[2 * i], value[2 * i + 1]);
-      if (special) {
-        out.word[i] =
-            to_output_bits<Out>(value[2 * i]) | (to_output_bits<Out>(value[2 * i + 1]) << 16);
+      for (int i = 0; i < Words<Out, kCount>::kWords; ++i) {
+        if constexpr (Out::kSize == 4) {
+          out.word[i] = to_output_bits<Out>(value[i]);
+        } else {
+          out.word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
+        }
       }
     }
   }
@@ -205,10 +326,15 @@ FP4KIT_HD void pack_outputs(const float (&value)[kCount], bool special, Words<Ou
 
 // Block amax with NaN ignored. Every thread of the warp must call it.
 template <class Format, class T>
-__device__ __forceinline__ float block_amax(const Words<T>& x, u32& raw) {
-  u32 bits = lane_amax_bits<T>(x, raw);
+__device__ __forceinline__ float block_amax_of(const Words<T>& magnitude, u32& raw) {
+  u32 bits = lane_amax_bits<T>(magnitude, raw);
   if constexpr (Format::kLanes == 2) bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, 1));
   return from_input_bits<T>(bits);
+}
+
+template <class Format, class T>
+__device__ __forceinline__ float block_amax(const Words<T>& x, u32& raw) {
+  return block_amax_of<Format, T>(x.magnitudes(), raw);
 }
 
 // The second-level values on the device: one for the whole tensor is worked out once a thread.

@@ -69,6 +69,14 @@ FP4KIT_HD u32 byte_perm(u32 low, u32 high, u32 selector) {
 }
 
 // Maximum of both unsigned 16-bit halves.
+// A value the compiler must take as it is: it can neither recompute nor merge it.
+FP4KIT_HD u32 opaque(u32 value) {
+#ifdef __CUDA_ARCH__
+  asm("" : "+r"(value));
+#endif
+  return value;
+}
+
 FP4KIT_HD u32 max_u16x2(u32 a, u32 b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   u32 result;

@@ -4,20 +4,32 @@
 // swizzle / unswizzle: block scales between linear and tiled order. Must equal
 // ReferenceBackend.swizzle and .unswizzle (fp4kit/layout.py gives the order).
 //
-// Algorithm: a thread moves one 4-column strip of a tile: kRows rows, r, r + 32, r + 64 and r + 96
-// of a 128x4 tile (16 tiled bytes in a row), or one row of an 8x4 tile (4 tiled bytes).
+// Algorithm: a thread moves one strip of a tile, four rows of four columns, which are 16 tiled
+// bytes in a row: rows r, r + 32, r + 64 and r + 96 of a 128x4 tile, rows 4r .. 4r + 3 of an 8x4
+// tile.
 //   1. neighbouring threads take 8 tiles side by side, then the next strip: a warp then reads 32
-//      linear bytes from each row and writes 64 (or 16) tiled bytes, whole memory sectors
+//      linear bytes from each row and writes whole memory sectors of tiled ones
 //   2. rows and columns past the matrix read as 0 and are never written in linear order
 //
 // Memory layout: linear is (rows, cols); tiled is padded to whole tiles.
-// Launch: 256 threads, enough blocks for 32 strips of each group of 8 tiles (kWords = true where
-// the linear rows start on 4 bytes, else byte by byte).
+// Launch: 256 threads, enough blocks for all strips of each group of 8 tiles, 32 or 2 a tile
+// (kWords = true where the linear rows start on 4 bytes, else byte by byte).
 #include "swizzle.cuh"
 
 namespace fp4kit {
 
 constexpr int kTileGroup = 8;
+constexpr int kStripRows = 4;
+
+template <int kLayout>
+struct Tile {
+  static constexpr bool kTall = kLayout == kLayoutSwizzled128x4;
+  static constexpr int kRows = kTall ? kTileRows128 : kTileRows8;
+  static constexpr int kStrips = kRows / kStripRows;
+  // Rows of a strip lie this far apart, and strips begin that far apart.
+  static constexpr int kRowStep = kTall ? kStrips : 1;
+  static constexpr int kStripStep = kTall ? 1 : kStripRows;
+};
 
 // Where a thread's strip lies.
 struct Strip {
@@ -29,18 +41,17 @@ struct Strip {
 
 template <int kLayout>
 __device__ __forceinline__ Strip find_strip(i64 tile_rows, i64 tiles) {
-  constexpr int kStrips = kLayout == kLayoutSwizzled128x4 ? 32 : kTileRows8;
-  constexpr int kRowsPerTile = kLayout == kLayoutSwizzled128x4 ? kTileRows128 : kTileRows8;
-  constexpr int kStripBytes = kTileCols * kRowsPerTile / kStrips;
+  using Shape = Tile<kLayout>;
+  constexpr int kStripBytes = kTileCols * kStripRows;
   const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   const i64 groups = (tiles + kTileGroup - 1) / kTileGroup;
-  const int strip = static_cast<int>(index / kTileGroup % kStrips);
-  const i64 group = index / (kTileGroup * kStrips);
+  const int strip = static_cast<int>(index / kTileGroup % Shape::kStrips);
+  const i64 group = index / (kTileGroup * Shape::kStrips);
   const i64 tile_row = group / groups;
   const i64 tile_col = (group - tile_row * groups) * kTileGroup + index % kTileGroup;
   const i64 tile = tile_row * tiles + tile_col;
-  return {tile_row * kRowsPerTile + strip, tile_col * kTileCols,
-          tile * (kTileCols * kRowsPerTile) + strip * kStripBytes,
+  return {tile_row * Shape::kRows + strip * Shape::kStripStep, tile_col * kTileCols,
+          tile * (kTileCols * Shape::kRows) + strip * kStripBytes,
           tile_row < tile_rows && tile_col < tiles};
 }
 
@@ -75,22 +86,21 @@ template <int kLayout, bool kWords>
 __global__ void __launch_bounds__(kThreads)
     swizzle_kernel(const u8* __restrict__ linear, u8* __restrict__ tiled, i64 rows, i64 cols,
                    i64 tile_rows, i64 tiles) {
-  constexpr int kRows = kLayout == kLayoutSwizzled128x4 ? 4 : 1;
   const Strip strip = find_strip<kLayout>(tile_rows, tiles);
   if (!strip.exists) return;
-  u32 word[kRows];
+  u32 word[kStripRows];
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    const i64 row = strip.row + 32 * k;
+  for (int k = 0; k < kStripRows; ++k) {
+    const i64 row = strip.row + Tile<kLayout>::kRowStep * k;
     word[k] =
         row < rows ? load_linear<kWords>(linear + row * cols + strip.col, cols - strip.col) : 0;
   }
   u8* out = tiled + strip.tiled;
-  if constexpr (kWords && kRows == 4) {
+  if constexpr (kWords) {
     *reinterpret_cast<uint4*>(out) = make_uint4(word[0], word[1], word[2], word[3]);
   } else {
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int k = 0; k < kStripRows; ++k) {
       store_linear<kWords>(out + kTileCols * k, kTileCols, word[k]);
     }
   }
@@ -100,12 +110,11 @@ template <int kLayout, bool kWords>
 __global__ void __launch_bounds__(kThreads)
     unswizzle_kernel(const u8* __restrict__ tiled, u8* __restrict__ linear, i64 rows, i64 cols,
                      i64 tile_rows, i64 tiles) {
-  constexpr int kRows = kLayout == kLayoutSwizzled128x4 ? 4 : 1;
   const Strip strip = find_strip<kLayout>(tile_rows, tiles);
   if (!strip.exists) return;
-  u32 word[kRows];
+  u32 word[kStripRows];
   const u8* in = tiled + strip.tiled;
-  if constexpr (kWords && kRows == 4) {
+  if constexpr (kWords) {
     const uint4 all = __ldg(reinterpret_cast<const uint4*>(in));
     word[0] = all.x;
     word[1] = all.y;
@@ -113,13 +122,13 @@ __global__ void __launch_bounds__(kThreads)
     word[3] = all.w;
   } else {
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int k = 0; k < kStripRows; ++k) {
       word[k] = load_linear<kWords>(in + kTileCols * k, kTileCols);
     }
   }
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    const i64 row = strip.row + 32 * k;
+  for (int k = 0; k < kStripRows; ++k) {
+    const i64 row = strip.row + Tile<kLayout>::kRowStep * k;
     if (row < rows) {
       store_linear<kWords>(linear + row * cols + strip.col, cols - strip.col, word[k]);
     }

@@ -21,7 +21,7 @@ void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8
     u32 bits = 0;
     for (int k = 0; k < Format::kLanes; ++k) {
       for (u32& word : lane[k].word) word = *x++;
-      bits = max_u32(bits, lane_amax_bits<T>(lane[k], raw[k]));
+      bits = max_u32(bits, lane_amax_bits<T>(lane[k].magnitudes(), raw[k]));
     }
     const float amax = from_input_bits<T>(bits);
     byte[b] = static_cast<u8>(block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, rule));
@@ -33,24 +33,59 @@ void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8
       u32 words[Format::kLaneWords];
       encode_lane<Format, T, kRecipe>(lane[k], raw[k], factor[b], words);
       for (const u32 word : words) *codes++ = word;
-      float values[kLaneElements];
-      const bool special =
-          decode_lane<Format, kRecipe, kSecond, kLaneElements>(words, factors, values);
       Words<T> packed;
-      pack_outputs<T>(values, special, packed);
+      decode_words<Format, kRecipe, kSecond>(
+          words, make_decoder<Format, T, kRecipe, kSecond>(byte[b], level), packed);
       for (int i = 0; i < kLaneElements; ++i) *decoded++ = from_input_bits<T>(packed.bits(i));
     }
   }
 }
 
-template <class T, class... Args>
+// Given codes and scale bytes, a second-level value for each block: as in dequantize.cu.
+template <class Format, class T, int kRecipe, bool kSecond>
+void decode_blocks(i64 blocks, const float* second, const u8* byte, const u32* codes,
+                   typename T::Bits* out) {
+  constexpr int kCount = 16 / T::kSize;
+  for (i64 b = 0; b < blocks; ++b) {
+    const Level level = make_level<kRecipe, kSecond>(kSecond ? second[b] : 1.0f);
+    const auto decoder = make_decoder<Format, T, kRecipe, kSecond>(byte[b], level);
+    for (int i = 0; i < Format::kBlockSize; i += kCount) {
+      const int bit = i * Format::Element::kBits;
+      u32 words[code_words<Format, kCount>()];
+      for (int k = 0; k < code_words<Format, kCount>(); ++k) {
+        words[k] = codes[bit / 32 + k] >> (bit % 32);
+      }
+      Words<T, kCount> result;
+      decode_words<Format, kRecipe, kSecond>(words, decoder, result);
+      for (int k = 0; k < kCount; ++k) *out++ = static_cast<typename T::Bits>(result.bits(k));
+    }
+    codes += Format::kBlockSize * Format::Element::kBits / 32;
+  }
+}
+
+struct RunBlocks {
+  template <class Format, class T, int kRecipe, bool kSecond, class... Args>
+  static void call(Args... args) {
+    run_blocks<Format, T, kRecipe, kSecond>(args...);
+  }
+};
+
+struct DecodeBlocks {
+  template <class Format, class T, int kRecipe, bool kSecond>
+  static void call(i64 blocks, const float* second, const u8* byte, const u32* codes, void* out) {
+    decode_blocks<Format, T, kRecipe, kSecond>(blocks, second, byte, codes,
+                                               static_cast<typename T::Bits*>(out));
+  }
+};
+
+template <class Function, class T, class... Args>
 int dispatch(int format, int recipe, int second, Args... args) {
-  if (format == 1) return run_blocks<Mxfp4, T, kRecipeNone, false>(args...), 0;
-  if (format == 2) return run_blocks<Mxfp8, T, kRecipeNone, false>(args...), 0;
-  if (format == 3) return run_blocks<Mxfp8E5m2, T, kRecipeNone, false>(args...), 0;
+  if (format == 1) return Function::template call<Mxfp4, T, kRecipeNone, false>(args...), 0;
+  if (format == 2) return Function::template call<Mxfp8, T, kRecipeNone, false>(args...), 0;
+  if (format == 3) return Function::template call<Mxfp8E5m2, T, kRecipeNone, false>(args...), 0;
 #define CASE(kRecipe, kSecond)                \
   if (recipe == kRecipe && second == kSecond) \
-  return run_blocks<Nvfp4, T, kRecipe, kSecond>(args...), 0
+  return Function::template call<Nvfp4, T, kRecipe, kSecond>(args...), 0
   CASE(kRecipeTe, 1);
   CASE(kRecipeNvfuser, 1);
   CASE(kRecipeNvfuser, 0);
@@ -63,6 +98,13 @@ int dispatch(int format, int recipe, int second, Args... args) {
   return 1;
 }
 
+template <class Function, class... Args>
+int dispatch_type(int dtype, Args... args) {
+  if (dtype == 0) return dispatch<Function, F32>(args...);
+  if (dtype == 1) return dispatch<Function, F16>(args...);
+  return dispatch<Function, Bf16>(args...);
+}
+
 }  // namespace
 
 extern "C" {
@@ -70,16 +112,14 @@ extern "C" {
 int run(int dtype, int format, int recipe, int has_second, i64 blocks, const void* x,
         const float* second, int rule, u8* byte, float* factor, u32* codes, float* first,
         float* last, float* decoded) {
-  if (dtype == 0) {
-    return dispatch<F32>(format, recipe, has_second, blocks, x, second, rule, byte, factor, codes,
-                         first, last, decoded);
-  }
-  if (dtype == 1) {
-    return dispatch<F16>(format, recipe, has_second, blocks, x, second, rule, byte, factor, codes,
-                         first, last, decoded);
-  }
-  return dispatch<Bf16>(format, recipe, has_second, blocks, x, second, rule, byte, factor, codes,
-                        first, last, decoded);
+  return dispatch_type<RunBlocks>(dtype, format, recipe, has_second, blocks, x, second, rule, byte,
+                                  factor, codes, first, last, decoded);
+}
+
+int decode_given(int dtype, int format, int recipe, int has_second, i64 blocks, const float* second,
+                 const u8* byte, const u32* codes, void* out) {
+  return dispatch_type<DecodeBlocks>(dtype, format, recipe, has_second, blocks, second, byte, codes,
+                                     out);
 }
 
 // which: 0 e2m1, 1 e4m3, 2 e5m2

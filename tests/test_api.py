@@ -7,9 +7,13 @@ Tests named after an id like A5 or B4 pin a fault that users of another tool met
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
 import re
+import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +27,7 @@ from fp4kit import (
     OptionError,
     QuantizedTensor,
     ShapeError,
+    arrays,
 )
 from fp4kit.backends import get_backend
 from fp4kit.formats import (
@@ -419,6 +424,104 @@ def test_unknown_result_dtypes_are_refused(backend):
     for dtype in ("float64", "fp16", "int8", None):
         with pytest.raises(OptionError, match="float32, float16, bfloat16"):
             fp4kit.dequantize(q, dtype, backend=backend.name)
+
+
+# ------------------------------------------------------------------------------------------------
+# Equal calls: what is remembered never shows
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("amax", [None, 7.0])
+def test_results_are_reused_again_and_again(amax, backend, assert_bits):
+    first, second = gaussian((4, 64), "bfloat16"), gaussian((4, 64), "bfloat16") * F32(3)
+    out = backend.put(backend.quantize(first, amax=amax))
+    for x in (second, first, second):
+        x = x.astype(NUMPY["bfloat16"])
+        expected = backend.quantize(x, amax=amax)
+        device = backend.put(x)
+        assert fp4kit.quantize(device, amax=amax, backend=backend.name, out=out) is out
+        for name in ("packed", "block_scale", "amax"):
+            assert_bits(backend.get(getattr(out, name)), getattr(expected, name))
+        decoded = backend.get(fp4kit.dequantize(out, backend=backend.name))
+        assert_bits(decoded, backend.call(fp4kit.dequantize, expected))
+
+
+def test_a_result_that_fit_once_is_still_checked(q):
+    x = gaussian((4, 64))
+    fp4kit.quantize(x, backend="reference", out=q)
+    with pytest.raises(OptionError, match="out was made for"):
+        fp4kit.quantize(x[:2], backend="reference", out=q)
+    with pytest.raises(OptionError, match="out was made for"):
+        fp4kit.quantize(x, scale_layout="swizzled_128x4", backend="reference", out=q)
+    fp4kit.quantize(x, backend="reference", out=q)
+    q.block_scale.flags.writeable = False
+    with pytest.raises(ShapeError, match="read-only"):
+        fp4kit.quantize(x, backend="reference", out=q)
+
+
+def test_used_tensors_copy_like_new_ones(q, assert_tensors):
+    fp4kit.quantize(gaussian((4, 64)), backend="reference", out=q)
+    fp4kit.dequantize(q, backend="reference")
+    assert set(vars(q)) == {field.name for field in dataclasses.fields(q)}
+    copies = (copy.copy(q), copy.deepcopy(q), pickle.loads(pickle.dumps(q)), dataclasses.replace(q))
+    for other in copies:
+        assert_tensors(other, q)
+    independent = copies[1]
+    fp4kit.quantize(gaussian((4, 64)) * F32(5), backend="reference", out=independent)
+    fp4kit.dequantize(independent, backend="reference")
+    assert independent.amax[0] == q.amax[0] * F32(5)
+
+
+def test_changed_codes_are_decoded_anew(q):
+    before = fp4kit.dequantize(q, backend="reference")
+    q.packed[...] ^= 0x88
+    np.testing.assert_array_equal(fp4kit.dequantize(q, backend="reference"), -before)
+    strided = np.zeros((4, 64), np.uint8)
+    view = dataclasses.replace(q, packed=strided[:, ::2])
+    assert not fp4kit.dequantize(view, backend="reference").any()
+    strided[:, ::2] = q.packed
+    np.testing.assert_array_equal(fp4kit.dequantize(view, backend="reference"), -before)
+
+
+def test_a_strided_scale_of_a_result_is_overwritten(q):
+    scales = np.zeros(2, F32)[::2]
+    out = dataclasses.replace(q, amax=scales)
+    fp4kit.quantize(gaussian((4, 64)), amax=5.0, backend="reference", out=out)
+    assert scales.tolist() == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": ["nvfp4"]}, "format="),
+        ({"recipe": ["te"]}, "recipe="),
+        ({"nibble_order": {}}, "nibble_order="),
+        ({"scale_layout": []}, "scale_layout="),
+        ({"nonfinite": {}}, "nonfinite="),
+    ],
+)
+def test_options_that_cannot_be_hashed(options, message):
+    with pytest.raises(OptionError, match=message):
+        fp4kit.quantize(np.ones((1, 16), F32), **options)
+
+
+@pytest.mark.parametrize("pointer", [0, 7])
+def test_f10_captured_floats_outlive_the_call(pointer, monkeypatch):
+    """A replayed graph reads the buffer that a float was sent to."""
+
+    class Stream:
+        ptr = pointer
+
+        def is_capturing(self):
+            assert self.ptr, "the null stream must not be asked"
+            return True
+
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    cuda = SimpleNamespace(runtime=runtime, get_current_stream=Stream)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, full=np.full))
+    monkeypatch.setattr(arrays, "_captured", [])
+    scale = arrays.ingest_scale(6.0, "amax", arrays.Origin("cupy", "cuda:0"))
+    assert any(kept is scale for kept in arrays._captured) == bool(pointer)
 
 
 # ------------------------------------------------------------------------------------------------

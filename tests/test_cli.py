@@ -362,6 +362,28 @@ def test_env():
         assert (backend["reason"] or "yes") in text
 
 
+def test_bench_measures_every_operation():
+    flags = ("--device", "cpu", "--sizes", "12", "--repeat", "1")
+    document = json.loads(succeed("bench", *flags, "--sizes", "13,14", "--json").stdout)
+    assert document["repeat"] == 1
+    (result,) = document["devices"]
+    assert (result["device"], result["small_calls"]) == ("cpu", [])
+    timings = result["timings"]
+    operations = {(timing["name"].split()[0], timing["elements"]) for timing in timings}
+    for name in ("copy", "amax", "quantize", "dequantize", "quantize_dequantize", "swizzle"):
+        for size in (12, 13, 14):
+            assert (name, 1 << size) in operations
+    for name in ("nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"):
+        assert f"quantize {name}" in {timing["name"] for timing in timings}
+    for timing in timings:
+        for key in ("microseconds", "gigabytes_per_second", "share_of_copy"):
+            assert timing[key] > 0, timing
+    text = succeed("bench", *flags, "--dtype", "float32").stdout
+    assert {timing["name"] for timing in timings} <= {
+        re.split(r"\s{2,}", line)[0] for line in text.splitlines()
+    }
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(name):
     command = importlib.import_module(f"fp4kit.cli.{name}").command
@@ -411,6 +433,8 @@ main()
         ["dequantize", "x.safetensors"],
         ["dequantize", "x.safetensors", "-o", "y.npy", "--dtype", "float64"],
         ["compare", "x.safetensors"],
+        ["bench", "--sizes", "24,x"],
+        ["bench", "--sizes", "99"],
         ["compare", "x.safetensors", "y.safetensors", "--min-sqnr", "many"],
     ],
     ids=" ".join,

@@ -296,6 +296,47 @@ def test_mx_blocks(library, dtype, rule, name):
     check_blocks(library, dtype, Plan(spec, None, rule, len(x), spec.block_size), x, None)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "recipe", "has_second"),
+    [("nvfp4", *variant) for variant in VARIANTS]
+    + [(name, None, False) for name in ("mxfp4", "mxfp8", "mxfp8_e5m2")],
+    ids=lambda v: getattr(v, "name", v),
+)
+def test_any_codes_under_any_scale_byte(library, dtype, name, recipe, has_second):
+    """Quantize writes no negative or NaN scale, but files may hold them; results to the bit."""
+    rng = np.random.default_rng(6)
+    spec = ALL_FORMATS[name]
+    second = np.tile(np.concatenate([edge_scales()[::17], edge_scales()[-6:]]), 256)
+    count = len(second)
+    second = np.ascontiguousarray(second.reshape(256, -1).T.ravel())
+    byte = (np.arange(count) % 256).astype(np.uint8)
+    plan = Plan(spec, recipe, None, count, spec.block_size, has_second_level=has_second)
+    packed = rng.integers(0, 256, plan.packed_shape, dtype=np.uint8)
+    if spec.codes_per_byte == 2:
+        packed[:, :8] = np.array([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE], np.uint8)
+        packed = np.take_along_axis(
+            packed, rng.permuted(np.tile(np.arange(packed.shape[1]), (count, 1)), axis=1), 1
+        )
+    bits = {"float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}[dtype]
+    got = np.empty((count, spec.block_size), bits)
+    error = library.decode_given(
+        DTYPES.index(dtype),
+        list(ALL_FORMATS).index(name),
+        recipe.index if recipe else 0,
+        int(has_second),
+        *(size(byte), pointer(second), pointer(byte), pointer(packed), pointer(got)),
+    )
+    assert error == 0
+    raw = got.copy() if dtype == "bfloat16" else got.copy().view(dtype)
+    values = second if has_second else None
+    ReferenceBackend().dequantize(plan, packed, byte[:, None], values, raw, dtype)
+    wanted = raw.view(bits).copy()
+    canonical = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}[dtype]
+    wanted[np.isnan(codecs.to_float32(raw, dtype))] = canonical
+    np.testing.assert_array_equal(got, wanted)
+
+
 def test_words_with_nan_codes_are_found(library):
     """Quantize never writes them into finite data, but files may hold them."""
     rng = np.random.default_rng(5)

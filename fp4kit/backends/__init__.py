@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from fp4kit.errors import BackendUnavailableError
 from fp4kit.formats import one_of
@@ -63,6 +63,19 @@ def select(request: Request, backend: str | None) -> Backend:
     if reason is None:
         return chosen
     raise BackendUnavailableError(request.describe(), {name: reason})
+
+
+@lru_cache(maxsize=1024)
+def engine_for(
+    operation: str,
+    device: str,
+    dtype: str,
+    format: str | None,
+    recipe: str | None,
+    backend: str | None,
+) -> Backend:
+    """:func:`select` by the fields of a request; backends never take an answer back."""
+    return select(Request(operation, device, dtype, format, recipe), backend)
 
 
 def backend_status() -> list[BackendStatus]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fp4kit.formats import FormatSpec, Recipe
@@ -71,17 +73,30 @@ class Plan:
     has_second_level: bool = True
     rows_per_scale: int = 1
 
-    @property
+    # Plans are the keys of caches on the path of every call: what is derived is derived once.
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hashes of strings differ from process to process.
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
     def blocks(self) -> int:
         """Blocks per row."""
         return self.format.num_blocks(self.cols)
 
-    @property
+    @cached_property
     def packed_shape(self) -> tuple[int, int]:
         """Shape of the packed codes, rows flattened."""
         return self.rows, self.format.packed_cols(self.cols)
 
-    @property
+    @cached_property
     def scale_shape(self) -> tuple[int, int]:
         """Shape of the stored block scales, rows flattened, layout padding included."""
         if self.rows == 0 or self.cols == 0:
@@ -118,6 +133,17 @@ class ErrorSums:
             known = not math.isnan(self.max_abs_error)
             self.max_abs_error = other.max_abs_error if known else self.max_abs_error
         return self
+
+
+@dataclass(frozen=True)
+class PendingSums:
+    """Error sums that a device may still be working on.
+
+    Attributes:
+        result: waits for them.
+    """
+
+    result: Callable[[], ErrorSums]
 
 
 class Backend(ABC):
@@ -262,3 +288,16 @@ class Backend(ABC):
         """:meth:`quantize`, then :meth:`quantized_error_sums` of its result."""
         self.quantize(plan, x, dtype, second, packed, block_scale)
         return self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)
+
+    def quantized_error_sums_async(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+    ) -> PendingSums:
+        """:meth:`quantized_error_sums` without waiting; the arrays may be overwritten in order."""
+        sums = self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)
+        return PendingSums(lambda: sums)

@@ -14,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
-from . import cuda_launch, cuda_module
-from .base import Backend, ErrorSums, Plan, RawArray, Request
+from . import cuda_launch, cuda_module, cuda_ready
+from .base import Backend, ErrorSums, PendingSums, Plan, RawArray, Request
 
 MIN_CUPY = (14, 2)
 MIN_CAPABILITY = (7, 5)
 PIP_ADVICE = "pip install 'fp4kit[cuda13]' (drivers for CUDA 13) or 'fp4kit[cuda12]'"
 THREADS = (cuda_module.THREADS,)
-#: Scratch arrays that captured graphs write to on every replay: they must outlive the call.
-_captured: list[Any] = []
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -83,15 +82,23 @@ def _too_old(device: int) -> str:
 
 
 def _aligned(*arrays: RawArray) -> bool:
-    return not any(array.data.ptr % cuda_launch.VECTOR for array in arrays)
+    bits = 0
+    for array in arrays:
+        bits |= array.data.ptr
+    return bits % cuda_launch.VECTOR == 0
+
+
+def _current_device() -> int:
+    import cupy
+
+    number: int = cupy.cuda.runtime.getDevice()
+    return number
 
 
 def _launch(
     instance: cuda_module.Instance, grid: tuple[int, ...], arguments: tuple[Any, ...]
 ) -> None:
-    import cupy
-
-    function = cuda_module.function(cupy.cuda.runtime.getDevice(), instance)
+    function = cuda_module.function(_current_device(), instance)
     function(grid, THREADS, arguments)
 
 
@@ -99,11 +106,7 @@ def _scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -
     """A device array, kept alive for good if a graph is being captured."""
     import cupy
 
-    array = cupy.empty(shape, dtype)
-    stream = cupy.cuda.get_current_stream()
-    # The null stream cannot be captured, and asking it would fail while another one is.
-    if stream.ptr != 0 and stream.is_capturing():
-        _captured.append(array)
+    array = keep_if_captured(cupy.empty(shape, dtype))
     if clear and array.nbytes:
         array.data.memset_async(0, array.nbytes)
     return array
@@ -113,9 +116,13 @@ def _count(second: RawArray | None) -> int:
     return 1 if second is None else int(second.size)
 
 
+def _address(second: RawArray | None) -> int:
+    return 0 if second is None else second.data.ptr
+
+
 def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     """Adds the rows of partial sums up, on the host and always in the same order."""
-    rows = partials.get()
+    rows = partials if isinstance(partials, np.ndarray) else partials.get()
     with np.errstate(all="ignore"):  # infinities and NaN of the data are part of the result
         totals = dict(zip(cuda_launch.ERROR_FIELDS, rows.sum(axis=0), strict=True))
         max_error = float(rows[:, -1].max())
@@ -181,16 +188,16 @@ class CudaBackend(Backend):
     def amax(self, x: RawArray, dtype: str, groups: int) -> RawArray:
         result = _scratch(groups, np.float32, clear=True)
         if x.size:
-            grid, scalars = cuda_launch.amax_geometry(x.size, groups, x.itemsize)
-            _launch(cuda_module.amax_kernel(dtype), grid, (x, *scalars, result, 0))
+            ready = cuda_ready.amax(_current_device(), dtype, x.size, groups, x.itemsize)
+            ready.launch(x.data.ptr, result.data.ptr, 0)
         return result
 
     def scan(self, x: RawArray, dtype: str) -> tuple[RawArray, bool]:
         result = _scratch(2, np.uint32, clear=True)
         if x.size:
-            grid, scalars = cuda_launch.amax_geometry(x.size, 1, x.itemsize)
-            flag = result.data.ptr + result.itemsize
-            _launch(cuda_module.amax_kernel(dtype), grid, (x, *scalars, result, flag))
+            ready = cuda_ready.amax(_current_device(), dtype, x.size, 1, x.itemsize)
+            pointer = result.data.ptr
+            ready.launch(x.data.ptr, pointer, pointer + result.itemsize)
         return result[:1].view(np.float32), not int(result[1].get())
 
     def count_nonfinite(self, x: RawArray, dtype: str) -> tuple[int, int, int]:
@@ -234,10 +241,10 @@ class CudaBackend(Backend):
         packed: RawArray,
         block_scale: RawArray,
     ) -> None:
-        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x, packed)
-        launch = cuda_launch.quantize_launch(plan, dtype, _count(second), vector)
-        pointer = 0 if second is None else second
-        _launch(launch.instance, launch.grid, (x, pointer, packed, block_scale, *launch.scalars))
+        ready = cuda_ready.quantize(
+            _current_device(), plan, dtype, _count(second), _aligned(x, packed)
+        )
+        ready.launch(x.data.ptr, _address(second), packed.data.ptr, block_scale.data.ptr)
 
     def dequantize(
         self,
@@ -248,10 +255,10 @@ class CudaBackend(Backend):
         out: RawArray,
         dtype: str,
     ) -> None:
-        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(packed, out)
-        launch = cuda_launch.dequantize_launch(plan, dtype, _count(second), vector)
-        pointer = 0 if second is None else second
-        _launch(launch.instance, launch.grid, (packed, block_scale, pointer, out, *launch.scalars))
+        ready = cuda_ready.dequantize(
+            _current_device(), plan, dtype, _count(second), _aligned(packed, out)
+        )
+        ready.launch(packed.data.ptr, block_scale.data.ptr, _address(second), out.data.ptr)
 
     def quantize_dequantize(
         self,
@@ -264,9 +271,8 @@ class CudaBackend(Backend):
     ) -> None:
         fused = dtype == out_dtype and cuda_launch.rows_are_vectors(plan.cols, dtype)
         if fused and _aligned(x, out):
-            launch = cuda_launch.quantize_dequantize_launch(plan, dtype, _count(second))
-            pointer = 0 if second is None else second
-            _launch(launch.instance, launch.grid, (x, pointer, out, *launch.scalars))
+            ready = cuda_ready.fused(_current_device(), plan, dtype, _count(second))
+            ready.launch(x.data.ptr, _address(second), out.data.ptr)
             return
         # Rare: not worth two more kernels for each pair of types.
         packed = _scratch(plan.packed_shape, np.uint8)
@@ -325,10 +331,36 @@ class CudaBackend(Backend):
         block_scale: RawArray,
         second: RawArray | None,
     ) -> ErrorSums:
+        pending = self.quantized_error_sums_async(plan, x, dtype, packed, block_scale, second)
+        return pending.result()
+
+    def quantized_error_sums_async(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+    ) -> PendingSums:
+        import cupy
+
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)
         pointer = 0 if second is None else second
         arguments = (x, packed, block_scale, pointer, *launch.scalars, partials)
         _launch(launch.instance, launch.grid, arguments)
-        return _sums(partials, plan.rows * plan.cols, plan.rows * plan.blocks)
+        # Only a copy to pinned memory does not wait.
+        memory = cupy.cuda.alloc_pinned_memory(partials.nbytes)
+        rows = np.ndarray(partials.shape, partials.dtype, memory)
+        stream = cupy.cuda.get_current_stream()
+        partials.data.copy_to_host_async(rows.ctypes.data, rows.nbytes, stream)
+        done = cupy.cuda.Event(block=True, disable_timing=True)
+        done.record(stream)
+
+        def result() -> ErrorSums:
+            done.synchronize()
+            return _sums(rows, plan.rows * plan.cols, plan.rows * plan.blocks)
+
+        return PendingSums(result)

@@ -15,19 +15,28 @@ from fp4kit.layout import TILE
 
 from .base import Plan
 from .cuda_module import (
+    DEQUANTIZE_GRID,
+    DEQUANTIZE_ROUNDS,
     DEQUANTIZE_UNROLL,
+    FLAT_BLOCKS,
+    FLAT_UNROLL,
+    FUSED_BLOCKS,
+    FUSED_UNROLL,
     QUANTIZE_UNROLL,
     THREADS,
     Instance,
     dequantize_kernel,
     quantize_dequantize_kernel,
+    quantize_flat_kernel,
     quantize_kernel,
+    quantize_tiled_kernel,
     quantized_error_sums_kernel,
 )
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Elements that a lane quantizes (kLaneElements).
 LANE = 16
+WARP = 32
 #: Bytes of a vector access.
 VECTOR = 16
 MAX_GRID = 2**31 - 1
@@ -51,7 +60,7 @@ ERROR_FIELDS = (
 )
 #: Tiles that a warp of the swizzle kernels takes side by side, and strips of each layout's tile.
 TILE_GROUP = 8
-STRIPS = {"swizzled_128x4": 32, "swizzled_8x4": 8}
+STRIPS = {"swizzled_128x4": 32, "swizzled_8x4": 2}
 
 
 @dataclass(frozen=True)
@@ -99,8 +108,60 @@ def _high_first(plan: Plan) -> int:
 
 
 @lru_cache(maxsize=1024)
-def quantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
-    """For (x, second, packed, block_scale); the grid covers the padding of the scales."""
+def quantize_launch(
+    plan: Plan, dtype: str, scales: int, vector: bool, multiprocessors: int
+) -> Launch:
+    """For (x, second, packed, block_scale): the flat kernel if it can, else the general one."""
+    lanes = plan.rows * plan.blocks * (plan.format.block_size // LANE)
+    whole = plan.cols % plan.format.block_size == 0
+    if vector and whole and scales <= 1 and lanes < 2**31:
+        if plan.scale_layout == "swizzled_128x4" and plan.blocks % TILE[plan.scale_layout][1] == 0:
+            return _quantize_tiled_launch(plan, dtype, multiprocessors)
+        return _quantize_flat_launch(plan, dtype, lanes, multiprocessors)
+    return _quantize_any_launch(plan, dtype, scales, vector)
+
+
+def _quantize_flat_launch(plan: Plan, dtype: str, lanes: int, multiprocessors: int) -> Launch:
+    stored_rows, stored_cols = plan.scale_shape
+    tiles = -(-lanes // (THREADS * FLAT_UNROLL[ITEM_SIZES[dtype]]))
+    blocks = plan.rows * plan.blocks
+    magic, shift = fast_division(plan.blocks, blocks)
+    return Launch(
+        quantize_flat_kernel(
+            plan.format, dtype, plan.recipe, plan.has_second_level, plan.scale_layout
+        ),
+        (min(tiles, multiprocessors * FLAT_BLOCKS),),
+        (
+            lanes,
+            tiles,
+            plan.rows,
+            plan.blocks,
+            stored_rows,
+            stored_cols,
+            magic,
+            shift,
+            _high_first(plan),
+            _rule(plan),
+            int(stored_rows * stored_cols != blocks),
+        ),
+    )
+
+
+def _quantize_tiled_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launch:
+    stored_rows, stored_cols = plan.scale_shape
+    # A strip is 32 lanes of stored scales, padded rows included.
+    strips = stored_rows * stored_cols * (plan.format.block_size // LANE) // WARP
+    tiles = -(-strips // (THREADS // WARP * FLAT_UNROLL[ITEM_SIZES[dtype]]))
+    magic, shift = fast_division(stored_cols // TILE[plan.scale_layout][1], strips + THREADS)
+    return Launch(
+        quantize_tiled_kernel(plan.format, dtype, plan.recipe, plan.has_second_level),
+        (min(tiles, multiprocessors * FLAT_BLOCKS),),
+        (strips, plan.rows, plan.blocks, magic, shift, _high_first(plan), _rule(plan)),
+    )
+
+
+def _quantize_any_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
+    """The grid covers the padding of the scales."""
     stored_rows, stored_cols = plan.scale_shape
     lanes_each = plan.format.block_size // LANE
     lanes = stored_rows * stored_cols * lanes_each
@@ -126,19 +187,38 @@ def quantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch
     )
 
 
+def _dequantize_access(plan: Plan, row_pieces: int, scales: int, vector: bool) -> str:
+    """One of `DEQUANTIZE_ACCESSES`."""
+    if not vector:
+        return "single"
+    whole = plan.cols % plan.format.block_size == 0
+    if whole and plan.scale_layout == "linear" and scales == 1:
+        return "flat"
+    # The others count rows, the places of a row and the bytes of a row of tiles in 32 bits.
+    if plan.rows >= 2**31 or row_pieces >= 2**30 or plan.scale_shape[1] >= 2**24:
+        return "single"
+    return "tiled" if scales == 1 else "rows"
+
+
 @lru_cache(maxsize=1024)
 def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
     """For (packed, block_scale, second, out)."""
     piece = VECTOR // ITEM_SIZES[dtype]
     row_pieces = -(-plan.cols // piece)
     pieces = plan.rows * row_pieces
-    unroll = DEQUANTIZE_UNROLL if vector else 1
-    magic, shift = fast_division(row_pieces, pieces + THREADS * unroll)
+    access = _dequantize_access(plan, row_pieces, scales, vector)
+    unroll = 1 if access == "single" else DEQUANTIZE_UNROLL
+    # What is divided by the pieces of a row: the number of any piece, or one counted from the start
+    # of the row that the tile of a thread block starts in.
+    largest = pieces if access == "single" else row_pieces + THREADS * unroll
+    tiles = -(-pieces // (THREADS * unroll))
+    rounds = max(1, min(tiles // DEQUANTIZE_GRID, DEQUANTIZE_ROUNDS))
+    magic, shift = fast_division(row_pieces, largest)
     return Launch(
-        dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, vector),
-        grid_for(-(-pieces // unroll)),
+        dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, access),
+        grid_for(-(-tiles // rounds) * THREADS),
         (
-            plan.rows,
+            pieces,
             plan.cols,
             plan.blocks,
             plan.scale_shape[1],
@@ -149,21 +229,25 @@ def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Laun
             plan.rows_per_scale,
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
+            rounds,
         ),
     )
 
 
 @lru_cache(maxsize=1024)
-def quantize_dequantize_launch(plan: Plan, dtype: str, scales: int) -> Launch:
+def quantize_dequantize_launch(plan: Plan, dtype: str, scales: int, multiprocessors: int) -> Launch:
     """For (x, second, out)."""
     blocks = plan.rows * plan.blocks
     lanes = blocks * (plan.format.block_size // LANE)
+    flat = plan.cols % plan.format.block_size == 0 and scales == 1
+    tiles = -(-lanes // (THREADS * FUSED_UNROLL[ITEM_SIZES[dtype]]))
     magic, shift = fast_division(plan.blocks, blocks + THREADS)
     return Launch(
-        quantize_dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level),
-        grid_for(lanes),
+        quantize_dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, flat),
+        (min(tiles, multiprocessors * FUSED_BLOCKS),) if flat else grid_for(lanes),
         (
-            plan.rows,
+            lanes,
+            tiles,
             plan.cols,
             plan.blocks,
             magic,

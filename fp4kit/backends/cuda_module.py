@@ -28,7 +28,11 @@ CXX_RECIPES = {
     "compressed-tensors": "kRecipeCompressedTensors",
     "comfy": "kRecipeComfy",
 }
-CXX_LAYOUTS = {"swizzled_128x4": "kLayoutSwizzled128x4", "swizzled_8x4": "kLayoutSwizzled8x4"}
+CXX_LAYOUTS = {
+    "linear": "kLayoutLinear",
+    "swizzled_128x4": "kLayoutSwizzled128x4",
+    "swizzled_8x4": "kLayoutSwizzled8x4",
+}
 NAMESPACE = "fp4kit"
 #: Lines of an NVRTC log that are worth showing: the first error is among them.
 LOG_LINES = 8
@@ -36,8 +40,25 @@ LOG_LINES = 8
 THREADS = 256
 #: 16-element lanes that a thread of `quantize_kernel` has in flight, by bytes of an element.
 QUANTIZE_UNROLL = {2: 2, 4: 1}
+#: The same of `quantize_flat_kernel`, and its thread blocks per multiprocessor.
+FLAT_UNROLL = {2: 2, 4: 1}
+FLAT_BLOCKS = 4
+#: The same of the flat `quantize_dequantize_kernel`.
+FUSED_UNROLL = {2: 2, 4: 1}
+FUSED_BLOCKS = 4
 #: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
 DEQUANTIZE_UNROLL = 4
+#: Tiles that a thread block of it takes at most, and thread blocks that there should be before one
+#: takes more than one: they share a table, but few blocks would not fill the device evenly.
+DEQUANTIZE_ROUNDS = 8
+DEQUANTIZE_GRID = 8192
+#: How `dequantize_kernel` finds and moves its pieces, the fastest first.
+DEQUANTIZE_ACCESSES = {
+    "flat": "kAccessFlat",
+    "tiled": "kAccessTiled",
+    "rows": "kAccessRows",
+    "single": "kAccessSingle",
+}
 #: CuPy adds these itself, after ours; tests that compile without CuPy add them too.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
@@ -98,21 +119,56 @@ def quantize_kernel(
 
 
 @cache
-def dequantize_kernel(
-    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, vector: bool
+def quantize_flat_kernel(
+    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, layout: str
 ) -> Instance:
-    """Dequantization to an element type."""
+    """Quantization of whole, aligned blocks with one second-level value: the fast path."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
     return _instance(
-        "dequantize_kernel", "dequantize.cu", *names, _recipe_name(recipe), second, vector
+        "quantize_flat_kernel",
+        "quantize_flat.cu",
+        *names,
+        _recipe_name(recipe),
+        second,
+        CXX_LAYOUTS[layout],
+    )
+
+
+@cache
+def quantize_tiled_kernel(
+    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool
+) -> Instance:
+    """The fast path into swizzled_128x4 scales, whole tiles across."""
+    names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
+    return _instance(
+        "quantize_tiled_kernel", "quantize_tiled.cu", *names, _recipe_name(recipe), second
+    )
+
+
+@cache
+def dequantize_kernel(
+    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, access: str
+) -> Instance:
+    """Dequantization to an element type, with one of `DEQUANTIZE_ACCESSES`."""
+    return _instance(
+        "dequantize_kernel",
+        "dequantize.cu",
+        CXX_FORMATS[spec.name],
+        CXX_DTYPES[dtype],
+        _recipe_name(recipe),
+        second,
+        DEQUANTIZE_ACCESSES[access],
     )
 
 
 @cache
 def quantize_dequantize_kernel(
-    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool
+    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, flat: bool
 ) -> Instance:
-    """Fused quantization and dequantization to the same element type, 16-byte accesses only."""
+    """Fused quantization and dequantization to the same element type, 16-byte accesses only.
+
+    Flat: whole blocks with at most one second-level value.
+    """
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
     return _instance(
         "quantize_dequantize_kernel",
@@ -120,6 +176,7 @@ def quantize_dequantize_kernel(
         *names,
         _recipe_name(recipe),
         second,
+        flat,
     )
 
 
@@ -169,6 +226,8 @@ def all_instances() -> list[Instance]:
     """Every kernel that any call can launch; tests compile each of them for each architecture."""
     result = [convert_second_level_kernel()]
     for layout in CXX_LAYOUTS:
+        if layout == "linear":
+            continue
         for words in (True, False):
             result += [swizzle_kernel(layout, words), unswizzle_kernel(layout, words)]
     for dtype in DTYPES:
@@ -176,10 +235,16 @@ def all_instances() -> list[Instance]:
         result += [error_sums_kernel(dtype, other) for other in DTYPES]
         result += [quantized_error_sums_kernel(spec, dtype) for spec in ALL_FORMATS.values()]
         for spec, recipe, second in _variants():
-            result.append(quantize_dequantize_kernel(spec, dtype, recipe, second))
+            for flat in (True, False):
+                result.append(quantize_dequantize_kernel(spec, dtype, recipe, second, flat))
+            result.append(quantize_tiled_kernel(spec, dtype, recipe, second))
+            for layout in CXX_LAYOUTS:
+                result.append(quantize_flat_kernel(spec, dtype, recipe, second, layout))
             for vector in (True, False):
                 result.append(quantize_kernel(spec, dtype, recipe, second, vector))
-                result.append(dequantize_kernel(spec, dtype, recipe, second, vector))
+            for access in DEQUANTIZE_ACCESSES:
+                if second or access != "rows":
+                    result.append(dequantize_kernel(spec, dtype, recipe, second, access))
     return result
 
 
@@ -235,6 +300,10 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         f"-DFP4KIT_SOURCE_HASH=0x{source_hash(directory)}",
         f"-DFP4KIT_THREADS={THREADS}",
         *(f"-DFP4KIT_QUANTIZE_UNROLL_{size}={n}" for size, n in QUANTIZE_UNROLL.items()),
+        *(f"-DFP4KIT_FLAT_UNROLL_{size}={n}" for size, n in FLAT_UNROLL.items()),
+        f"-DFP4KIT_FLAT_BLOCKS={FLAT_BLOCKS}",
+        *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
+        f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",
         *cuda_defines(),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES, one_of
 
+from . import gpu_pipeline, slabs
 from .description import (
     METADATA_KEY,
     QuantizedEntry,
@@ -37,6 +38,7 @@ from .slabs import (
     read_ahead,
     row_ranges,
     row_step,
+    rows_view,
     scale_row_bytes,
     slab_plan,
 )
@@ -89,14 +91,16 @@ def entry_parts(source: Source, entry: QuantizedEntry, first: int, last: int) ->
     )
 
 
-def _slabs(source: Source, tensors: Sequence[Logical], itemsize: int) -> Iterator[Slab[Step]]:
+def _slabs(
+    source: Source, tensors: Sequence[Logical], itemsize: int, limit: int | None = None
+) -> Iterator[Slab[Step]]:
     for tensor in tensors:
         if isinstance(tensor, QuantizedEntry):
             plan = tensor.plan
-            for first, last in row_ranges(plan.rows, plan.cols * itemsize, row_step(plan)):
+            for first, last in row_ranges(plan.rows, plan.cols * itemsize, row_step(plan), limit):
                 yield Slab(Step(tensor, first, last), entry_parts(source, tensor, first, last))
         else:
-            for first, last in byte_ranges(tensor):
+            for first, last in byte_ranges(tensor, limit):
                 part = Part(source, tensor.name, first, last)
                 yield Slab(Step(tensor, first, last), (part,))
 
@@ -188,19 +192,9 @@ def dequantize_file(
         check_output(source, target, force=force, nbytes=nbytes)
         reports = [_report(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
         tally = Tally(progress, sum(report.bytes_before for report in reports))
-        itemsize = 4 if dtype == "float32" else 2
-        with make_writer() as writer, WriteBehind() as behind:
-            for step, parts in read_ahead(_slabs(opened, tensors, itemsize)):
-                tensor = step.tensor
-                if isinstance(tensor, QuantizedEntry):
-                    out = _decode(engine, step, tensor, parts, dtype, behind)
-                    at = step.first * tensor.plan.cols * itemsize
-                    behind.submit(partial(writer.write, tensor.name, at, out))
-                else:
-                    behind.wait()
-                    writer.write(tensor.name, step.first, parts[0])
-                tally.add(sum(len(part) for part in parts))
-            behind.wait()
+        with make_writer() as writer:
+            decode = _decode_on_gpu if engine.on_gpu else _decode_on_host
+            decode(engine, opened, tensors, dtype, writer, tally)
             writer.finish()
         return FileReport(
             source=str(source),
@@ -224,3 +218,81 @@ def _decode(
     out = behind.buffer("decoded", size)
     engine.dequantize(plan, parts[0], parts[1], entry.second, out, dtype)
     return out
+
+
+def _decode_on_host(
+    engine: Engine,
+    source: Source,
+    tensors: Sequence[Logical],
+    dtype: str,
+    writer: Writer,
+    tally: Tally,
+) -> None:
+    """Streams every tensor through the CPU."""
+    itemsize = 4 if dtype == "float32" else 2
+    with WriteBehind() as behind:
+        for step, parts in read_ahead(_slabs(source, tensors, itemsize)):
+            tensor = step.tensor
+            if isinstance(tensor, QuantizedEntry):
+                out = _decode(engine, step, tensor, parts, dtype, behind)
+                at = step.first * tensor.plan.cols * itemsize
+                behind.submit(partial(writer.write, tensor.name, at, out))
+            else:
+                behind.wait()
+                writer.write(tensor.name, step.first, parts[0])
+            tally.add(sum(len(part) for part in parts))
+        behind.wait()
+
+
+def _decode_on_gpu(
+    engine: Engine,
+    source: Source,
+    tensors: Sequence[Logical],
+    dtype: str,
+    writer: Writer,
+    tally: Tally,
+) -> None:
+    """Streams every tensor through a GPU."""
+    itemsize = 4 if dtype == "float32" else 2
+    limit = min(gpu_pipeline.GPU_SLAB_BYTES, slabs.SLAB_BYTES)
+    # The members of an archive are streams: whatever is written to them must come in order.
+    writers = 1 if isinstance(writer, NpzWriter) else gpu_pipeline.MAX_WRITERS
+    with gpu_pipeline.GpuPipeline(engine, [source], writers=writers) as pipeline:
+        work = list(_slabs(source, tensors, itemsize, limit))
+        for step, staged in pipeline.staged(work):
+            tensor = step.tensor
+            if isinstance(tensor, QuantizedEntry):
+                _launch(engine, pipeline, pipeline.upload(step, staged), tensor, dtype, writer)
+            else:
+                pipeline.store_host(staged, partial(writer.write, tensor.name, step.first))
+            tally.add(staged.count)
+        pipeline.finish()
+
+
+def _launch(
+    engine: Engine,
+    pipeline: gpu_pipeline.GpuPipeline,
+    slab: gpu_pipeline.Resident[Step],
+    entry: QuantizedEntry,
+    dtype: str,
+    writer: Writer,
+) -> None:
+    """Launches the decoding of a slab on the device, and has the result written."""
+    first = slab.key.first
+    plan = slab_plan(entry.plan, slab.key.last - first)
+    row = plan.cols * (4 if dtype == "float32" else 2)
+    counts = [plan.rows * row]
+    packed, scale = slab.parts
+    with pipeline.computing():
+        level = None if entry.second is None else engine.put(entry.second)
+        buffer, (out,) = pipeline.result(counts)
+        engine.backend.dequantize(
+            plan,
+            packed.reshape(plan.packed_shape),
+            scale.reshape(plan.scale_shape),
+            level,
+            rows_view(out, dtype, plan.rows, plan.cols),
+            dtype,
+        )
+        pipeline.store(buffer, counts, lambda host: writer.write(entry.name, first * row, host[0]))
+    pipeline.free(slab)

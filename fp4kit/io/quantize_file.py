@@ -23,6 +23,7 @@ from fp4kit.planning import plan_quantize
 
 from .description import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
 from .files import check_output, output_suffix
+from .gpu_quantize import quantize_tensors
 from .naming import Patterns
 from .report import FileReport, QuantizeOptions, TensorReport
 from .safetensors import SafetensorsWriter, TensorSpec
@@ -263,6 +264,30 @@ def _quantize_step(
     return packed, scale
 
 
+def _quantize_on_host(
+    source: Source,
+    works: list[TensorPlan],
+    engine: Engine | None,
+    writer: SafetensorsWriter,
+    tally: Tally,
+) -> None:
+    """Streams every tensor through the CPU; without an engine all are copied."""
+    with WriteBehind() as behind:
+        slabs = (_slab(source, step) for step in _steps(works))
+        for step, (data,) in read_ahead(slabs):
+            entry = step.work.entry
+            if entry is None:
+                writer.write(step.work.tensor.name, step.first, data)
+            else:
+                assert engine is not None
+                result = _quantize_step(source, step, data, engine, behind)
+                if result is not None:
+                    behind.submit(partial(_write_codes, writer, entry, step.first, *result))
+            # Each of two passes over a tensor counts half.
+            tally.add(len(data) if step.scan == step.quantize else len(data) / 2)
+        behind.wait()
+
+
 def _write_codes(
     writer: SafetensorsWriter, entry: QuantizedEntry, first: int, packed: Bytes, scale: Bytes
 ) -> None:
@@ -358,23 +383,15 @@ def quantize_file(
             source, target, force=options.force, nbytes=sum(spec.nbytes for spec in outputs)
         )
         tally = Tally(progress, sum(work.tensor.stored for work in works if work.outputs))
-        with (
-            SafetensorsWriter(target, outputs, _metadata(opened, works)) as writer,
-            WriteBehind() as behind,
-        ):
-            slabs = (_slab(opened, step) for step in _steps(works))
-            for step, (data,) in read_ahead(slabs):
-                entry = step.work.entry
-                if entry is None:
-                    writer.write(step.work.tensor.name, step.first, data)
-                else:
-                    assert engine is not None
-                    result = _quantize_step(opened, step, data, engine, behind)
-                    if result is not None:
-                        behind.submit(partial(_write_codes, writer, entry, step.first, *result))
-                # Each of two passes over a tensor counts half.
-                tally.add(len(data) if step.scan == step.quantize else len(data) / 2)
-            behind.wait()
+        with SafetensorsWriter(target, outputs, _metadata(opened, works)) as writer:
+            if engine is not None and engine.on_gpu:
+                bad = quantize_tensors(
+                    engine, opened, works, tally, partial(_write_codes, writer), writer.write
+                )
+                if bad is not None:
+                    _raise_nonfinite(opened, bad, engine)
+            else:
+                _quantize_on_host(opened, works, engine, writer, tally)
             for work in works:
                 _finish_tensor(writer, work)
             writer.finish(_metadata(opened, works))

@@ -34,28 +34,31 @@ Key = TypeVar("Key")
 Progress = Callable[[int, int], None]
 
 
-def row_ranges(rows: int, row_bytes: int, step: int = 1) -> Iterator[tuple[int, int]]:
+def row_ranges(
+    rows: int, row_bytes: int, step: int = 1, limit: int | None = None
+) -> Iterator[tuple[int, int]]:
     """Cuts rows into ranges; every range but the last is a multiple of `step` rows.
 
     Args:
         rows: number of rows.
         row_bytes: bytes per row of whatever decides memory.
         step: 128 or 8 where swizzled scales must come out as one piece.
+        limit: bytes of a range; None keeps tensors whole up to WHOLE_BYTES and cuts at SLAB_BYTES.
     """
-    if rows * row_bytes <= WHOLE_BYTES:
+    if rows * row_bytes <= (WHOLE_BYTES if limit is None else limit):
         yield 0, rows
         return
-    count = max(SLAB_BYTES // (row_bytes * step), 1) * step
+    count = max((limit or SLAB_BYTES) // (row_bytes * step), 1) * step
     for first in range(0, rows, count):
         yield first, min(first + count, rows)
 
 
-def byte_ranges(tensor: SourceTensor) -> Iterator[tuple[int, int]]:
+def byte_ranges(tensor: SourceTensor, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """Cuts the bytes of a tensor that is only copied, at rows where it has some."""
     nbytes = tensor.spec.nbytes
     # Without whole-byte rows any cut will do that keeps elements whole.
     unit = (tensor.row_bytes if len(tensor.spec.shape) > 1 else 0) or 64
-    for first, last in row_ranges(-(-nbytes // unit), unit):
+    for first, last in row_ranges(-(-nbytes // unit), unit, limit=limit):
         yield first * unit, min(last * unit, nbytes)
 
 
@@ -92,7 +95,8 @@ class Slab(Generic[Key]):
     parts: tuple[Part, ...]
 
 
-def _aligned(count: int) -> int:
+def aligned(count: int) -> int:
+    """Bytes a part takes in a buffer, so that the next one begins at a whole vector."""
     return -(-count // 64) * 64
 
 
@@ -104,7 +108,7 @@ def _fill(slab: Slab[Any], buffer: Bytes) -> list[Bytes]:
         if len(view):
             part.source.read(part.name, part.start, view.data)
         views.append(view)
-        at += _aligned(len(view))
+        at += aligned(len(view))
     return views
 
 
@@ -118,7 +122,7 @@ def read_ahead(slabs: Iterable[Slab[Key]]) -> Iterator[tuple[Key, list[Bytes]]]:
     waiting: tuple[Key, Future[list[Bytes]]] | None = None
     with ThreadPoolExecutor(1, "fp4kit-read") as pool:
         for number, slab in enumerate(slabs):
-            size = sum(_aligned(part.stop - part.start) for part in slab.parts)
+            size = sum(aligned(part.stop - part.start) for part in slab.parts)
             if len(buffers[number % 2]) < size:
                 # The old one goes first, or both would count.
                 buffers[number % 2] = np.empty(0, np.uint8)
@@ -198,6 +202,7 @@ class Engine:
         framework = "cupy" if device == "cuda" else "numpy"
         self.origin = arrays.Origin(framework, number)
         self.xp = arrays.array_module(self.origin)
+        self.on_gpu = self.origin.device_kind == "cuda"
 
     def put(self, host: Any) -> Any:
         """A host array on the device; itself on the CPU."""

@@ -1,0 +1,105 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Launches that small calls repeat: everything about them but the arrays is looked up once.
+
+`aligned` says whether the arrays that are read or written in vectors allow it; each function must
+be called with `device` current, as it may have to load the kernel there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, lru_cache
+from typing import Any
+
+from . import cuda_launch, cuda_module
+from .base import Plan
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+class Ready:
+    """A loaded kernel with its grid and scalars: what is missing are the addresses of arrays.
+
+    CuPy's own call converts every argument anew, for as long as the launch itself takes. All our
+    kernels take addresses and 64-bit integers, so that the driver can be handed a block of memory
+    in which a call writes nothing but its addresses.
+    """
+
+    def __init__(
+        self, device: int, launch: cuda_launch.Launch, leading: int, trailing: int = 0
+    ) -> None:
+        """Loads the kernel; `leading` addresses come before the scalars, `trailing` after them."""
+        import cupy
+
+        # The function owns the module: it must live as long as its handle.
+        self._function = cuda_module.function(device, launch.instance)
+        grid = (*launch.grid, 1, 1)[:3]
+        self._shape = (self._function.ptr, *grid, cuda_module.THREADS, 1, 1, 0)
+        self._device = device
+        self._initial = (*(0,) * leading, *launch.scalars, *(0,) * trailing)
+        size = len(self._initial)
+        self._places = (*range(leading), *range(size - trailing, size))
+        self._free: list[tuple[Any, Any, int]] = []
+        self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
+        self._stream = cupy.cuda.get_current_stream
+
+    def _arguments(self) -> tuple[Any, Any, int]:
+        """(values, their addresses, the address of these) of a launch."""
+        size = len(self._initial)
+        values = (ctypes.c_int64 * size)(*self._initial)
+        start = ctypes.addressof(values)
+        addresses = (ctypes.c_void_p * size)(*range(start, start + 8 * size, 8))
+        return values, addresses, ctypes.addressof(addresses)
+
+    def launch(self, *pointers: int) -> None:
+        """Launches the kernel on the current stream of its device, which must be current."""
+        # Taken out while in use: other threads, or a finalizer in this one, launch with their own.
+        try:
+            arguments = self._free.pop()
+        except IndexError:
+            arguments = self._arguments()
+        values = arguments[0]
+        for place, pointer in zip(self._places, pointers, strict=True):
+            values[place] = pointer
+        # Makes the device's context current in a thread that has not used it yet.
+        self._runtime.setDevice(self._device)
+        self._driver.launchKernel(*self._shape, self._stream().ptr, arguments[2], 0)
+        self._free.append(arguments)
+
+
+@lru_cache(maxsize=1024)
+def amax(device: int, dtype: str, size: int, groups: int, item_size: int) -> Ready:
+    """For (x, ..., result, flag), the scalars in the middle."""
+    grid, scalars = cuda_launch.amax_geometry(size, groups, item_size)
+    launch = cuda_launch.Launch(cuda_module.amax_kernel(dtype), grid, scalars)
+    return Ready(device, launch, leading=1, trailing=2)
+
+
+@lru_cache(maxsize=1024)
+def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) -> Ready:
+    """For (x, second, packed, block_scale)."""
+    vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
+    processors = _multiprocessors(device)
+    launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
+    return Ready(device, launch, leading=4)
+
+
+@lru_cache(maxsize=1024)
+def dequantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) -> Ready:
+    """For (packed, block_scale, second, out)."""
+    vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
+    return Ready(device, cuda_launch.dequantize_launch(plan, dtype, scales, vector), leading=4)
+
+
+@lru_cache(maxsize=1024)
+def fused(device: int, plan: Plan, dtype: str, scales: int) -> Ready:
+    """For (x, second, out), x and out aligned."""
+    processors = _multiprocessors(device)
+    launch = cuda_launch.quantize_dequantize_launch(plan, dtype, scales, processors)
+    return Ready(device, launch, leading=3)

@@ -1,0 +1,230 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing a file on a GPU: what is launched for each slab, and when its sums are looked at.
+
+A tensor waits on the device for its amax, so that it is read once; one too large for that is read
+twice, as on the CPU. Amax, second level and error sums stay on the device: the host sees them
+later. Whether all elements are finite follows from their sum of squares, which in float64 is
+finite for no other tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fp4kit.backends.base import PendingSums, Plan
+
+from . import gpu_pipeline, slabs
+from .description import QuantizedEntry
+from .gpu_memory import slot_size
+from .gpu_pipeline import GpuPipeline, Resident
+from .slabs import Bytes, Engine, Part, Slab, Tally
+from .source import Source
+
+if TYPE_CHECKING:
+    from .quantize_file import TensorPlan
+
+#: Slabs whose error sums may be under way; each holds 72 KiB.
+PENDING = 16
+
+WriteCodes = Callable[[QuantizedEntry, int, Bytes, Bytes], None]
+WriteBytes = Callable[[str, int, Bytes], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One slab of work: rows (or bytes, for copies) `first` to `last` of one tensor.
+
+    Attributes:
+        work: the tensor.
+        first: first row.
+        last: row after the last.
+        scan: whether it enters the amax.
+        encode: whether it is quantized.
+        end: whether it is the last one of its pass.
+    """
+
+    work: TensorPlan
+    first: int
+    last: int
+    scan: bool = False
+    encode: bool = False
+    end: bool = False
+
+
+def _steps(works: Iterable[TensorPlan], resident_bytes: int) -> Iterator[Step]:
+    """Every slab of work in order; a tensor that cannot stay on the device has two passes."""
+    limit = min(gpu_pipeline.GPU_SLAB_BYTES, slabs.SLAB_BYTES)
+    for work in works:
+        entry = work.entry
+        if work.action == "skip":
+            continue
+        if entry is None:
+            for first, last in slabs.byte_ranges(work.tensor, limit):
+                yield Step(work, first, last)
+            continue
+        row, step = work.tensor.row_bytes, slabs.row_step(entry.plan)
+        ranges = list(slabs.row_ranges(entry.plan.rows, row, step, limit))
+        largest = slot_size((ranges[0][1] - ranges[0][0]) * row)
+        scan = entry.plan.has_second_level
+        apart = scan and len(ranges) > 1 and len(ranges) * largest > resident_bytes
+        if apart:
+            for first, last in ranges:
+                yield Step(work, first, last, scan=True, end=last == entry.plan.rows)
+        for first, last in ranges:
+            end = last == entry.plan.rows
+            yield Step(work, first, last, scan=scan and not apart, encode=True, end=end)
+
+
+@dataclass
+class _Progress:
+    """What is on the device of the tensor at hand.
+
+    Attributes:
+        maxima: amax of each slab so far.
+        held: slabs that wait for the second level.
+        second: the second level, once its kernel is launched.
+    """
+
+    maxima: list[Any] = field(default_factory=list)
+    held: list[Resident[Step]] = field(default_factory=list)
+    second: Any = None
+
+
+class _Quantizer:
+    """Launches the kernels of every slab of a file."""
+
+    def __init__(
+        self, engine: Engine, pipeline: GpuPipeline, write_codes: WriteCodes, writes: WriteBytes
+    ) -> None:
+        self._engine = engine
+        self._pipeline = pipeline
+        self._write_codes = write_codes
+        self._write_bytes = writes
+        self._pending: deque[tuple[TensorPlan, PendingSums]] = deque()
+        self._seconds: list[tuple[TensorPlan, Any]] = []
+        self._now = _Progress()
+
+    def run(self, source: Source, works: list[TensorPlan], tally: Tally) -> TensorPlan | None:
+        """Quantizes and writes everything; returns the first tensor that is not all finite."""
+        work = [_slab(source, step) for step in _steps(works, self._pipeline.resident_bytes)]
+        for step, staged in self._pipeline.staged(work):
+            if step.work.entry is None:
+                write = partial(self._write_bytes, step.work.tensor.name, step.first)
+                self._pipeline.store_host(staged, write)
+            else:
+                self._launch(self._pipeline.upload(step, staged))
+            # Each of two passes over a tensor counts half.
+            halved = step.scan != step.encode and _needs_amax(step)
+            tally.add(staged.count / 2 if halved else staged.count)
+            bad = self._collect(PENDING)
+            if bad is not None:
+                return bad
+        bad = self._collect(0)
+        if bad is None:
+            self._pipeline.finish()
+            with self._pipeline.computing():
+                for tensor, second in self._seconds:
+                    tensor.second = np.array([float(second[0])], np.float32)
+        return bad
+
+    def _launch(self, slab: Resident[Step]) -> None:
+        step, now = slab.key, self._now
+        entry = step.work.entry
+        assert entry is not None
+        with self._pipeline.computing():
+            if step.scan:
+                plan = slabs.slab_plan(entry.plan, step.last - step.first)
+                now.maxima.append(self._engine.backend.amax(_rows(slab, plan), entry.dtype, 1))
+            if step.encode:
+                now.held.append(slab)
+            else:
+                self._pipeline.free(slab)
+            if step.end and now.maxima:
+                amax = now.maxima[0]
+                if len(now.maxima) > 1:
+                    every = self._pipeline.gather(now.maxima).reshape(1, -1)
+                    amax = self._engine.backend.amax(every, "float32", 1)
+                now.second = self._engine.backend.second_level(amax, entry.plan, entry.dtype)
+                now.maxima = []
+                self._seconds.append((step.work, now.second))
+            if now.second is not None or not entry.plan.has_second_level:
+                for held in now.held:
+                    self._encode(held, now.second)
+                now.held = []
+        if step.end and step.encode:
+            self._now = _Progress()
+
+    def _encode(self, slab: Resident[Step], second: Any) -> None:
+        """Launches quantizing and measuring of a slab, and has the result written."""
+        step, entry, backend = slab.key, slab.key.work.entry, self._engine.backend
+        assert entry is not None
+        plan = slabs.slab_plan(entry.plan, step.last - step.first)
+        x = _rows(slab, plan)
+        counts = [math.prod(plan.packed_shape), math.prod(plan.scale_shape)]
+        buffer, (packed, scale) = self._pipeline.result(counts)
+        codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
+        backend.quantize(plan, x, entry.dtype, second, codes, scales)
+        sums = backend.quantized_error_sums_async(plan, x, entry.dtype, codes, scales, second)
+        self._pending.append((step.work, sums))
+        self._pipeline.store(
+            buffer, counts, lambda host: self._write_codes(entry, step.first, host[0], host[1])
+        )
+        self._pipeline.free(slab)
+
+    def _collect(self, left: int) -> TensorPlan | None:
+        """Adds up the sums of all slabs but the last few; returns a tensor that is not finite."""
+        while len(self._pending) > left:
+            work, pending = self._pending.popleft()
+            sums = pending.result()
+            if not math.isfinite(sums.sum_x2):
+                return work
+            work.sums += sums
+        return None
+
+
+def _needs_amax(step: Step) -> bool:
+    return step.work.entry is not None and step.work.entry.plan.has_second_level
+
+
+def _slab(source: Source, step: Step) -> Slab[Step]:
+    unit = step.work.tensor.row_bytes if step.work.entry is not None else 1
+    part = Part(source, step.work.tensor.name, step.first * unit, step.last * unit)
+    return Slab(step, (part,))
+
+
+def _rows(slab: Resident[Step], plan: Plan) -> Any:
+    return slabs.rows_view(slab.parts[0], slab.key.work.tensor.dtype, plan.rows, plan.cols)
+
+
+def quantize_tensors(
+    engine: Engine,
+    source: Source,
+    works: list[TensorPlan],
+    tally: Tally,
+    write_codes: WriteCodes,
+    write_bytes: WriteBytes,
+) -> TensorPlan | None:
+    """Quantizes the tensors of a source on a GPU, and copies the others.
+
+    Args:
+        engine: on the GPU.
+        source: the file.
+        works: what to do with each tensor; sums and second levels are filled in.
+        tally: told about progress.
+        write_codes: writes codes and scales of rows from a number on; called by one thread at a
+            time, in any order.
+        write_bytes: the same for bytes of a tensor that is copied.
+
+    Returns:
+        The first tensor that holds NaN or infinity, as soon as one is found, else None.
+    """
+    with GpuPipeline(engine, [source], writers=gpu_pipeline.MAX_WRITERS) as pipeline:
+        return _Quantizer(engine, pipeline, write_codes, write_bytes).run(source, works, tally)

@@ -1,0 +1,106 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize, the fast path: whole blocks, 16-byte alignment, at most one second-level value, fewer
+// than 2^31 lanes. The bytes are those of quantize.cu, which serves everything else.
+//
+// What makes it fast, beside what quantize.cu does already:
+//   1. blocks of a tensor are one flat sequence, so a linear layout needs no rows and columns
+//   2. what follows from the second level is worked out once per thread block instead of once per
+//      block of elements (scale_table.cuh)
+//   3. a grid that just fills the device, each thread block striding over tiles of lanes
+//
+// Memory layout: as in quantize.cu. In a swizzled layout the padding is written 0 by a second,
+// short loop (skipped where there is none).
+//
+// Launch: 256 threads; at most `FLAT_BLOCKS` blocks per multiprocessor; a tile is 256 * unroll
+// lanes.
+#include "scale_table.cuh"
+#include "swizzle.cuh"
+
+namespace fp4kit {
+
+// Zeroes the padding of a swizzled layout: whole padded rows, and the columns beyond the blocks.
+__device__ __forceinline__ void clear_padding(u8* __restrict__ block_scale, int layout, i64 rows,
+                                              i64 blocks, i64 stored_rows, i64 stored_cols) {
+  const i64 extra_cols = stored_cols - blocks;
+  const i64 below = (stored_rows - rows) * stored_cols;
+  const i64 total = below + rows * extra_cols;
+  const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
+  for (i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += stride) {
+    const bool is_below = i < below;
+    const i64 index = is_below ? i : i - below;
+    const i64 width = is_below ? stored_cols : extra_cols;
+    const i64 line = index / width;
+    const i64 row = is_below ? rows + line : line;
+    const i64 col = is_below ? index - line * width : blocks + index - line * width;
+    block_scale[scale_offset(layout, row, col, stored_cols)] = 0;
+  }
+}
+
+// scale_offset for a layout known at compile time and coordinates of 31 bits.
+template <int kLayout>
+__device__ __forceinline__ i64 flat_scale_offset(u32 scale, u32 row, u32 col, u32 tiles) {
+  if constexpr (kLayout == kLayoutLinear) {
+    return scale;
+  } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+    const u32 r = row % kTileRows128;
+    const i64 tile = static_cast<i64>(row / kTileRows128) * tiles + col / kTileCols;
+    return tile * kTileBytes128 + (r % 32) * 16 + (r / 32) * kTileCols + col % kTileCols;
+  } else {
+    const i64 tile = static_cast<i64>(row / kTileRows8) * tiles + col / kTileCols;
+    return tile * kTileBytes8 + (row % kTileRows8) * kTileCols + col % kTileCols;
+  }
+}
+
+template <class Format, class T, int kRecipe, bool kSecond, int kLayout>
+__global__ void __launch_bounds__(kThreads, FP4KIT_FLAT_BLOCKS)
+    quantize_flat_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,
+                         u8* __restrict__ packed, u8* __restrict__ block_scale, i64 lanes,
+                         i64 tiles, i64 rows, i64 blocks, i64 stored_rows, i64 stored_cols,
+                         i64 magic, i64 shift, i64 high_first, i64 rule, i64 has_padding) {
+  constexpr int kUnroll = flat_unroll<T>();
+  constexpr int kCodeBytes = 4 * Format::kLaneWords;
+  __shared__ ScaleTable table;
+  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
+
+  for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    // 64 bits for where the tile lies, 32 bits within it.
+    const i64 base = tile * (kThreads * kUnroll);
+    const u32 left = static_cast<u32>(lanes - base);
+    const typename T::Bits* __restrict__ source = x + base * kLaneElements;
+    Words<T> elements[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const u32 lane = threadIdx.x + u * kThreads;
+      load_elements<true, T>(source + lane * kLaneElements, lane < left ? kLaneElements : 0,
+                             elements[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const u32 lane = threadIdx.x + u * kThreads;
+      u32 codes[Format::kLaneWords];
+      const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
+          elements[u], table, level, static_cast<int>(rule), high_first != 0, codes);
+      if (lane >= left) continue;
+      store_codes<true>(packed + base * kCodeBytes + lane * kCodeBytes, codes);
+      if (lane % Format::kLanes == 0) {
+        // base is a multiple of the lanes of a block, so the sum stays whole.
+        const u32 scale = static_cast<u32>(base / Format::kLanes) + lane / Format::kLanes;
+        u32 row = 0, col = 0;
+        if constexpr (kLayout != kLayoutLinear) {
+          row = static_cast<u32>((static_cast<u64>(scale) * static_cast<u32>(magic)) >>
+                                 static_cast<u32>(shift));
+          col = scale - row * static_cast<u32>(blocks);
+        }
+        const u32 across = static_cast<u32>(stored_cols) / kTileCols;
+        block_scale[flat_scale_offset<kLayout>(scale, row, col, across)] = static_cast<u8>(byte);
+      }
+    }
+  }
+  if (kLayout != kLayoutLinear && has_padding) {
+    clear_padding(block_scale, kLayout, rows, blocks, stored_rows, stored_cols);
+  }
+}
+
+}  // namespace fp4kit
