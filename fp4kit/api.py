@@ -46,19 +46,21 @@ def check_finite(engine: Backend, x: Any, dtype: str, shape: tuple[int, ...], wh
     )
 
 
-def amax(x: Any, *, backend: str | None = None) -> Any:
+def amax(x: Any, *, backend: str | None = None, out: Any = None) -> Any:
     """Largest magnitude of an array, NaN ignored.
 
     Args:
         x: float32, float16 or bfloat16 array of any shape, framework and device.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+        out: float32 array of shape (1,) on the device of `x` to write into.
 
     Returns:
-        float32 array of shape (1,) in the framework and on the device of `x`; 0 for an empty one.
-        On a GPU nothing waits for the result.
+        float32 array of shape (1,) in the framework and on the device of `x` (or `out`); 0 for an
+        empty one. On a GPU nothing waits for the result.
 
     Raises:
-        DtypeError: for other element types.
+        DtypeError: for other element types, or if `out` lies on another device.
+        ShapeError: if `out` does not fit.
         BackendUnavailableError: if the backend cannot serve the array, with the reason.
 
     Example:
@@ -70,8 +72,13 @@ def amax(x: Any, *, backend: str | None = None) -> Any:
     engine = engine_for("amax", raw.origin.device, raw.dtype, None, None, backend)
     shape = raw.data.shape
     with arrays.device_scope(raw.origin):
+        target = None if out is None else result_buffer(out, (1,), "float32", raw.origin)
         rows = rows_of(raw, *(shape if len(shape) == 2 else (1, prod(shape))))
-        return arrays.emit(engine.amax(rows, raw.dtype, 1), "float32", raw.origin)
+        value = engine.amax(rows, raw.dtype, 1)
+        if target is None:
+            return arrays.emit(value, "float32", raw.origin)
+        arrays.overwrite_scale(target, value)
+        return out
 
 
 def _second_level_for(call: Call, x: Any, dtype: str, shape: tuple[int, ...], given: Any) -> Any:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import arrays
 from .arrays import Origin, Raw
 from .backends.base import Plan
@@ -127,10 +129,18 @@ def _keeps_memory(q: QuantizedTensor) -> bool:
 
 
 def result_buffer(out: Any, shape: tuple[int, ...], dtype: str, origin: Origin) -> Any:
-    """A raw array to write floats into: new, or `out` after checks."""
+    """A raw array to write a result into (floats, or uint8): new, or `out` after checks.
+
+    Raises:
+        DtypeError: for another device, or elements that cannot be written as they are.
+        ShapeError: for another shape or type, or a layout that cannot be written in place.
+    """
     if out is None:
-        return arrays.array_module(origin).empty(shape, arrays.RAW_DTYPES[dtype])
-    buffer = arrays.ingest(out, "out")
+        return arrays.array_module(origin).empty(shape, arrays.RAW_DTYPES.get(dtype, dtype))
+    buffer = arrays.ingest_bytes(out, "out") if dtype == "uint8" else arrays.ingest(out, "out")
+    if isinstance(out, np.ndarray) and not out.dtype.isnative:
+        # `ingest` has copied it: what is written there would be lost.
+        raise DtypeError(f"out is {out.dtype.str}; it must be {dtype} in native byte order")
     check_out(buffer, origin, "out")
     if buffer.dtype != dtype or buffer.data.shape != shape:
         raise ShapeError(f"out is {buffer.dtype} {buffer.data.shape}, the result {dtype} {shape}")

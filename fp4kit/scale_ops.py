@@ -10,28 +10,32 @@ from typing import Any
 from . import arrays
 from .backends import select
 from .backends.base import Request
-from .buffers import decoding_arrays, rows_of
+from .buffers import decoding_arrays, in_rows, result_buffer, rows_of
 from .errors import OptionError, ShapeError
 from .formats import SCALE_LAYOUTS, one_of
 from .layout import padded_scale_shape
 from .tensor import SECOND_LEVEL_DIRECTIONS, QuantizedTensor
 
 
-def swizzle(scales: Any, layout: str = "swizzled_128x4", *, backend: str | None = None) -> Any:
+def swizzle(
+    scales: Any, layout: str = "swizzled_128x4", *, backend: str | None = None, out: Any = None
+) -> Any:
     """Reorders block scales for block-scaled matrix products.
 
     Args:
         scales: uint8 (or 1-byte float) block scales (..., blocks), linear.
         layout: `swizzled_128x4` (cuBLASLt, CUTLASS), `swizzled_8x4`, or `linear` (a copy).
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+        out: C-contiguous uint8 array of the result's shape to write into, apart from `scales`.
 
     Returns:
         uint8 (pad(rows), pad4(blocks)) in swizzled byte order, rows being the leading dimensions
-        multiplied; padding bytes are 0.
+        multiplied; padding bytes are 0 (or `out`, with these bytes).
 
     Raises:
         OptionError: for an unknown layout.
-        ShapeError: for a 0-dimensional array.
+        ShapeError: for a 0-dimensional array, or if `out` does not fit.
+        DtypeError: for elements that are not single bytes, or if `out` lies on another device.
 
     Example:
         >>> import numpy as np
@@ -45,13 +49,12 @@ def swizzle(scales: Any, layout: str = "swizzled_128x4", *, backend: str | None 
         raise ShapeError("scales must have at least one dimension (blocks), got shape ()")
     rows, blocks = prod(raw.data.shape[:-1]), raw.data.shape[-1]
     engine = select(Request("swizzle", raw.origin.device, "uint8"), backend)
-    xp = arrays.array_module(raw.origin)
     with arrays.device_scope(raw.origin):
         shape = padded_scale_shape(rows, blocks, layout) if rows and blocks else (rows, blocks)
-        out = xp.empty(shape, "uint8")
+        result = result_buffer(out, shape, "uint8", raw.origin)
         if rows and blocks:
-            engine.swizzle(rows_of(raw, rows, blocks), layout, out)
-        return arrays.emit(out, "uint8", raw.origin)
+            engine.swizzle(rows_of(raw, rows, blocks), layout, result)
+        return out if out is not None else arrays.emit(result, "uint8", raw.origin)
 
 
 def unswizzle(
@@ -60,6 +63,7 @@ def unswizzle(
     layout: str = "swizzled_128x4",
     *,
     backend: str | None = None,
+    out: Any = None,
 ) -> Any:
     """Inverse of :func:`swizzle`.
 
@@ -68,13 +72,16 @@ def unswizzle(
         shape: true linear shape (..., blocks): it cannot be inferred from a padded one.
         layout: the order `scales` is in.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+        out: C-contiguous uint8 array of `shape` to write into, apart from `scales`.
 
     Returns:
-        uint8 array of `shape`.
+        uint8 array of `shape` (or `out`).
 
     Raises:
         OptionError: for an unknown layout.
-        ShapeError: if `scales` does not hold exactly the bytes that `shape` takes in `layout`.
+        ShapeError: if `scales` does not hold exactly the bytes that `shape` takes in `layout`, or
+            if `out` does not fit.
+        DtypeError: for elements that are not single bytes, or if `out` lies on another device.
 
     Example:
         >>> import numpy as np
@@ -94,12 +101,11 @@ def unswizzle(
             f"{prod(stored)} ({stored[0]} x {stored[1]})"
         )
     engine = select(Request("unswizzle", raw.origin.device, "uint8"), backend)
-    xp = arrays.array_module(raw.origin)
     with arrays.device_scope(raw.origin):
-        out = xp.empty((rows, blocks), "uint8")
+        result = result_buffer(out, tuple(shape), "uint8", raw.origin)
         if rows and blocks:
-            engine.unswizzle(rows_of(raw, *stored), layout, out)
-        return arrays.emit(out.reshape(shape), "uint8", raw.origin)
+            engine.unswizzle(rows_of(raw, *stored), layout, in_rows(result, (rows, blocks)))
+        return out if out is not None else arrays.emit(result, "uint8", raw.origin)
 
 
 def convert_second_level(q: QuantizedTensor, direction: str) -> Any:

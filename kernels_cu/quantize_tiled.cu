@@ -1,14 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize into swizzled_128x4 scales, the fast path: as quantize_flat.cu, and whole tiles across
-// (a multiple of four blocks in a row).
+// quantize into swizzled_128x4 scales, the fast path of 16-element blocks: as quantize_flat.cu, and
+// whole tiles across (a multiple of four blocks in a row).
 //
 // Taking lanes in memory order would make each warp write its scales as eight pieces of four bytes
 // in different sectors. Here a warp takes what fills one piece of the tile instead: the tile is 32
-// lines of 16 bytes, line r holding rows r, r + 32, r + 64, r + 96 with four scales each. A warp of
-// 16-element blocks takes two lines (a sector of 32 bytes), one of 32-element blocks one line. Its
-// loads stay whole: four blocks of a row are 128 contiguous bytes of 16-bit elements at least.
+// lines of 16 bytes, line r holding rows r, r + 32, r + 64, r + 96 with four scales each. A warp
+// takes two lines, a sector of 32 bytes. Its loads stay whole: four blocks of a row are 128
+// contiguous bytes of 16-bit elements.
 //
 // Rows past the last one exist only as scales: they are written 0 here, so no padding is left over.
 //
@@ -31,14 +31,14 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_FLAT_BLOCKS)
   constexpr int kUnroll = flat_unroll<T>();
   constexpr int kWarps = kThreads / 32;
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
-  constexpr int kLines = 2 / Format::kLanes;      // lines that a warp takes
+  static_assert(Format::kLanes == 1, "a lane takes a block");
+  constexpr int kLines = 2;                       // lines that a warp takes
   constexpr u32 kStripsDown = kRowStep / kLines;  // strips of a tile
   __shared__ ScaleTable table;
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 
   const u32 warp = threadIdx.x / 32;
-  const u32 place = threadIdx.x % 32 / Format::kLanes;  // byte of the piece that this block fills
-  const u32 half = threadIdx.x % Format::kLanes;        // which 16 elements of the block
+  const u32 place = threadIdx.x % 32;  // byte of the sector that this block fills
   const u32 line = place / kLineBytes;
   const u32 row_step = place % kLineBytes / kTileCols * kRowStep;
   const u32 tile_col = place % kTileCols;
@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_FLAT_BLOCKS)
       row[u] = over / kStripsDown * kTileRows128 + over % kStripsDown * kLines + line + row_step;
       const bool inside = strip < static_cast<u32>(strips) && row[u] < rows;
       const i64 block = static_cast<i64>(row[u]) * blocks + (tile[u] * kTileCols + tile_col);
-      load_elements<true, T>(x + (block * Format::kLanes + half) * kLaneElements,
-                             inside ? kLaneElements : 0, elements[u]);
+      load_elements<true, T>(x + block * kLaneElements, inside ? kLaneElements : 0, elements[u]);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -75,14 +74,11 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_FLAT_BLOCKS)
       const bool inside = row[u] < rows;
       if (inside) {
         const i64 block = static_cast<i64>(row[u]) * blocks + (tile[u] * kTileCols + tile_col);
-        store_codes<true>(packed + (block * Format::kLanes + half) * kCodeBytes, codes);
+        store_codes<true>(packed + block * kCodeBytes, codes);
       }
-      if (half == 0) {
-        const i64 at =
-            (static_cast<i64>(down[u] / kStripsDown) * across + tile[u]) * kTileBytes128 +
-            down[u] % kStripsDown * (kLines * kLineBytes) + place;
-        block_scale[at] = inside ? static_cast<u8>(byte) : 0;
-      }
+      const i64 at = (static_cast<i64>(down[u] / kStripsDown) * across + tile[u]) * kTileBytes128 +
+                     down[u] % kStripsDown * (kLines * kLineBytes) + place;
+      block_scale[at] = inside ? static_cast<u8>(byte) : 0;
     }
   }
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import pickle
 import re
@@ -417,6 +418,82 @@ def test_wrong_result_buffers_are_refused(backend):
         fp4kit.dequantize(q, backend=backend.name, out=strided)
     with pytest.raises(DtypeError):
         fp4kit.dequantize(q, backend=backend.name, out=backend.put(np.zeros((4, 64), np.float64)))
+
+
+SCALES = np.arange(1, 211, dtype=np.uint8).reshape(2, 15, 7)
+
+
+def round_trip(scales, layout, **options):
+    return fp4kit.unswizzle(fp4kit.swizzle(scales, layout), scales.shape, layout, **options)
+
+
+#: Functions whose `out` is one float or scale bytes, what they are given, and the result's type.
+RESULTS = {
+    "amax": (fp4kit.amax, gaussian((3, 2, 40)), F32),
+    "amax of nothing": (fp4kit.amax, np.zeros((0, 16), F32), F32),
+}
+for layout in SCALE_LAYOUTS:
+    for name, function in (("swizzle", fp4kit.swizzle), ("unswizzle", round_trip)):
+        function = functools.partial(function, layout=layout)
+        RESULTS[f"{name} {layout}"] = (function, SCALES, np.uint8)
+        RESULTS[f"{name} {layout} of nothing"] = (function, SCALES[:0], np.uint8)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_amax_and_scales_into_out(name, backend, assert_bits):
+    function, x, dtype = RESULTS[name]
+    x = backend.put(x)
+    expected = backend.get(function(x, backend=backend.name))
+    out = backend.put(np.full(expected.shape, 77, dtype))
+    assert function(x, backend=backend.name, out=out) is out
+    assert_bits(backend.get(out), expected)
+    if dtype == np.uint8:  # as a slice of something larger, which starts on any byte
+        store = backend.put(np.full(expected.size + 6, 77, dtype))
+        out = store[3:-3].reshape(expected.shape)
+        assert function(x, backend=backend.name, out=out) is out
+        wanted = np.concatenate([[77] * 3, expected.ravel(), [77] * 3]).astype(dtype)
+        assert_bits(backend.get(store), wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in RESULTS if "nothing" not in name])
+def test_amax_and_scales_refuse_wrong_out(name, backend):
+    function, x, dtype = RESULTS[name]
+    x = backend.put(x)
+    shape = function(x, backend=backend.name).shape
+    wanted = re.escape(f"the result {np.dtype(dtype)} {shape}")
+    for other in ((*shape[:-1], shape[-1] + 1), (1, *shape), ()):
+        with pytest.raises(ShapeError, match=wanted):
+            function(x, backend=backend.name, out=backend.put(np.zeros(other, dtype)))
+    for other in (np.float64, np.int32, np.uint16):
+        with pytest.raises(DtypeError, match=f"out is {np.dtype(other)}"):
+            function(x, backend=backend.name, out=backend.put(np.zeros(shape, other)))
+    if dtype == F32:
+        with pytest.raises(ShapeError, match=wanted):
+            function(x, backend=backend.name, out=backend.put(np.zeros(shape, np.float16)))
+    else:
+        strided = backend.put(np.zeros((*shape, 2), dtype))[..., 0]
+        with pytest.raises(ShapeError, match="out must be C-contiguous"):
+            function(x, backend=backend.name, out=strided)
+    with pytest.raises(DtypeError, match="is not an array"):
+        function(x, backend=backend.name, out=[0])
+    if backend.on_gpu:
+        with pytest.raises(DtypeError, match="out lies on cpu, the input on cuda:0"):
+            function(x, backend=backend.name, out=np.zeros(shape, dtype))
+        return
+    out = np.zeros(shape, dtype)
+    out.flags.writeable = False
+    with pytest.raises(ShapeError, match="out is read-only"):
+        function(x, backend=backend.name, out=out)
+    assert not out.any()
+
+
+def test_results_are_not_lost_in_foreign_byte_order():
+    out = np.zeros(1, ">f4")
+    with pytest.raises(DtypeError, match="out is >f4; it must be float32 in native byte order"):
+        fp4kit.amax(np.ones(3, F32), backend="reference", out=out)
+    q = fp4kit.quantize(gaussian((4, 64)), backend="reference")
+    with pytest.raises(DtypeError, match="native byte order"):
+        fp4kit.dequantize(q, backend="reference", out=np.zeros((4, 64), ">f4"))
 
 
 def test_unknown_result_dtypes_are_refused(backend):

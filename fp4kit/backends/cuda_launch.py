@@ -15,13 +15,13 @@ from fp4kit.layout import TILE
 
 from .base import Plan
 from .cuda_module import (
-    DEQUANTIZE_GRID,
-    DEQUANTIZE_ROUNDS,
     DEQUANTIZE_UNROLL,
+    DEQUANTIZE_UNROLL_HEAVY,
     FLAT_BLOCKS,
     FLAT_UNROLL,
     FUSED_BLOCKS,
     FUSED_UNROLL,
+    LANE,
     QUANTIZE_UNROLL,
     THREADS,
     Instance,
@@ -34,8 +34,6 @@ from .cuda_module import (
 )
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-#: Elements that a lane quantizes (kLaneElements).
-LANE = 16
 WARP = 32
 #: Bytes of a vector access.
 VECTOR = 16
@@ -115,7 +113,10 @@ def quantize_launch(
     lanes = plan.rows * plan.blocks * (plan.format.block_size // LANE)
     whole = plan.cols % plan.format.block_size == 0
     if vector and whole and scales <= 1 and lanes < 2**31:
-        if plan.scale_layout == "swizzled_128x4" and plan.blocks % TILE[plan.scale_layout][1] == 0:
+        tile_cols = TILE[plan.scale_layout][1]
+        # Blocks of 32 would fill half sectors only, and were slower than the flat kernel.
+        tiled = plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE
+        if tiled and plan.blocks % tile_cols == 0:
             return _quantize_tiled_launch(plan, dtype, multiprocessors)
         return _quantize_flat_launch(plan, dtype, lanes, multiprocessors)
     return _quantize_any_launch(plan, dtype, scales, vector)
@@ -149,8 +150,8 @@ def _quantize_flat_launch(plan: Plan, dtype: str, lanes: int, multiprocessors: i
 
 def _quantize_tiled_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launch:
     stored_rows, stored_cols = plan.scale_shape
-    # A strip is 32 lanes of stored scales, padded rows included.
-    strips = stored_rows * stored_cols * (plan.format.block_size // LANE) // WARP
+    # A strip is 32 stored scales, padded rows included.
+    strips = stored_rows * stored_cols // WARP
     tiles = -(-strips // (THREADS // WARP * FLAT_UNROLL[ITEM_SIZES[dtype]]))
     magic, shift = fast_division(stored_cols // TILE[plan.scale_layout][1], strips + THREADS)
     return Launch(
@@ -200,6 +201,14 @@ def _dequantize_access(plan: Plan, row_pieces: int, scales: int, vector: bool) -
     return "tiled" if scales == 1 else "rows"
 
 
+def _dequantize_unroll(plan: Plan, dtype: str, access: str) -> int:
+    """dequantize.cu's function of the same name."""
+    if access == "single":
+        return 1
+    heavy = ITEM_SIZES[dtype] == 4 or plan.format.codes_per_byte == 1
+    return DEQUANTIZE_UNROLL_HEAVY if access == "flat" and heavy else DEQUANTIZE_UNROLL
+
+
 @lru_cache(maxsize=1024)
 def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
     """For (packed, block_scale, second, out)."""
@@ -207,16 +216,14 @@ def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Laun
     row_pieces = -(-plan.cols // piece)
     pieces = plan.rows * row_pieces
     access = _dequantize_access(plan, row_pieces, scales, vector)
-    unroll = 1 if access == "single" else DEQUANTIZE_UNROLL
+    unroll = _dequantize_unroll(plan, dtype, access)
     # What is divided by the pieces of a row: the number of any piece, or one counted from the start
     # of the row that the tile of a thread block starts in.
     largest = pieces if access == "single" else row_pieces + THREADS * unroll
-    tiles = -(-pieces // (THREADS * unroll))
-    rounds = max(1, min(tiles // DEQUANTIZE_GRID, DEQUANTIZE_ROUNDS))
     magic, shift = fast_division(row_pieces, largest)
     return Launch(
         dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, access),
-        grid_for(-(-tiles // rounds) * THREADS),
+        grid_for(-(-pieces // unroll)),
         (
             pieces,
             plan.cols,
@@ -229,7 +236,6 @@ def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Laun
             plan.rows_per_scale,
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
-            rounds,
         ),
     )
 

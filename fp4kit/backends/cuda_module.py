@@ -36,6 +36,8 @@ CXX_LAYOUTS = {
 NAMESPACE = "fp4kit"
 #: Lines of an NVRTC log that are worth showing: the first error is among them.
 LOG_LINES = 8
+#: Elements that a lane quantizes (kLaneElements).
+LANE = 16
 #: Threads of a block, of every kernel.
 THREADS = 256
 #: 16-element lanes that a thread of `quantize_kernel` has in flight, by bytes of an element.
@@ -48,10 +50,8 @@ FUSED_UNROLL = {2: 2, 4: 1}
 FUSED_BLOCKS = 4
 #: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
 DEQUANTIZE_UNROLL = 4
-#: Tiles that a thread block of it takes at most, and thread blocks that there should be before one
-#: takes more than one: they share a table, but few blocks would not fill the device evenly.
-DEQUANTIZE_ROUNDS = 8
-DEQUANTIZE_GRID = 8192
+#: The same where all is flat and a piece is FP8 codes or float32 results.
+DEQUANTIZE_UNROLL_HEAVY = 2
 #: How `dequantize_kernel` finds and moves its pieces, the fastest first.
 DEQUANTIZE_ACCESSES = {
     "flat": "kAccessFlat",
@@ -237,7 +237,8 @@ def all_instances() -> list[Instance]:
         for spec, recipe, second in _variants():
             for flat in (True, False):
                 result.append(quantize_dequantize_kernel(spec, dtype, recipe, second, flat))
-            result.append(quantize_tiled_kernel(spec, dtype, recipe, second))
+            if spec.block_size == LANE:
+                result.append(quantize_tiled_kernel(spec, dtype, recipe, second))
             for layout in CXX_LAYOUTS:
                 result.append(quantize_flat_kernel(spec, dtype, recipe, second, layout))
             for vector in (True, False):
@@ -305,6 +306,7 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
         f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",
+        f"-DFP4KIT_DEQUANTIZE_UNROLL_HEAVY={DEQUANTIZE_UNROLL_HEAVY}",
         *cuda_defines(),
     )
     architecture = architecture_option(major, minor)
