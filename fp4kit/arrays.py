@@ -130,8 +130,9 @@ def is_contiguous(data: Any) -> bool:
         return data.flags.c_contiguous
     import cupy
 
-    # CuPy's `flags` cost four times as much to make as this check.
-    return cupy.ascontiguousarray(data) is data
+    # CuPy's `flags` cost four times as much to make as this check (which would add a dimension to
+    # arrays that have none).
+    return data.ndim == 0 or cupy.ascontiguousarray(data) is data
 
 
 def contiguous(data: Any, origin: Origin) -> Any:

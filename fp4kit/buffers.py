@@ -141,9 +141,9 @@ def result_buffer(out: Any, shape: tuple[int, ...], dtype: str, origin: Origin) 
     if isinstance(out, np.ndarray) and not out.dtype.isnative:
         # `ingest` has copied it: what is written there would be lost.
         raise DtypeError(f"out is {out.dtype.str}; it must be {dtype} in native byte order")
-    check_out(buffer, origin, "out")
     if buffer.dtype != dtype or buffer.data.shape != shape:
         raise ShapeError(f"out is {buffer.dtype} {buffer.data.shape}, the result {dtype} {shape}")
+    check_out(buffer, origin, "out")
     return buffer.data
 
 
