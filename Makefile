@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
+NVRTC12 ?= .venv-nvrtc12
 BIN := $(VENV)/bin
 SOURCES := fp4kit cli tests benchmarks
 
-.PHONY: demo test check lint format peers wheel-smoke clean
+.PHONY: demo test check lint format kernels peers wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
@@ -27,6 +28,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp
+
+# Every kernel instance for every architecture with NVRTC 13, and once more with NVRTC 12.9.
+kernels: $(VENV)/.dev $(NVRTC12)/.installed
+	$(BIN)/python -m pytest -q -m slow tests/test_kernels_compile.py
+	$(NVRTC12)/bin/python -m pytest -q tests/test_kernels_compile.py
 
 # Live comparison with torch, torchao, compressed-tensors, transformers, ModelOpt, comfy-kitchen.
 peers: $(PEERS)/.installed
@@ -51,5 +57,11 @@ $(PEERS)/.installed: pyproject.toml
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,peers]'
 	touch $@
 
+$(NVRTC12)/.installed: pyproject.toml
+	test -x $(NVRTC12)/bin/python || $(PYTHON) -m venv $(NVRTC12)
+	$(NVRTC12)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
+		'cuda-bindings==12.9.*' 'nvidia-cuda-nvrtc-cu12==12.9.*'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors
+	rm -rf $(VENV) $(PEERS) $(NVRTC12) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors
