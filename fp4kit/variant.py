@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import OptionError
+from .errors import OptionError, ShapeError
 from .formats import FormatSpec, Recipe, one_of
 
 AXES = ("row", "column")
@@ -28,6 +28,36 @@ RHT_ROUNDINGS = ("bf16", "none")
 GROUP = 16
 #: Transformer Engine's sign mask; bit i = 1 negates element i of a group before the rotation.
 DEFAULT_SIGN_MASK = 0xD7E8
+
+
+def sign_mask(value: object) -> int:
+    """The sign bits of a `hadamard` argument: True is the default mask, False no signs.
+
+    Raises:
+        OptionError: if it is no mask of 16 bits.
+    """
+    if isinstance(value, bool):
+        return DEFAULT_SIGN_MASK if value else 0
+    if not isinstance(value, int) or not 0 <= value <= 0xFFFF:
+        raise OptionError(
+            f"{value!r} is not a sign mask of 16 bits; pass True for {DEFAULT_SIGN_MASK:#06x}, 0 "
+            "for no signs, or a number up to 0xffff"
+        )
+    return value
+
+
+def check_groups(length: int, axis: str, shape: tuple[int, ...]) -> None:
+    """Refuses vectors that do not divide into groups of 16.
+
+    Raises:
+        ShapeError: naming the axis.
+    """
+    if length % GROUP:
+        what = "the last axis" if axis == "row" else "the number of rows"
+        raise ShapeError(
+            f"a rotation mixes whole groups of {GROUP}, so {what} must be a multiple of {GROUP}; "
+            f"got {length} in shape {tuple(shape)}; pad the array with zeros yourself"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,11 +108,7 @@ class Variant:
                 raise OptionError("rht_rounding belongs to hadamard; pass hadamard=True or a mask")
             return
         one_of("rht_rounding", self.rht_rounding, RHT_ROUNDINGS)
-        if not 0 <= self.hadamard <= 0xFFFF:
-            raise OptionError(
-                f"hadamard={self.hadamard!r} is not a sign mask of 16 bits; pass True for "
-                f"{DEFAULT_SIGN_MASK:#06x}, 0 for no signs, or 0..0xffff"
-            )
+        sign_mask(self.hadamard)
 
     def describe(self) -> str:
         """What differs from plain quantization, in words."""

@@ -18,7 +18,7 @@ from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
 from . import cuda_launch, cuda_module, cuda_ready
-from .base import Backend, ErrorSums, PendingSums, Plan, RawArray, Request
+from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 
 MIN_CUPY = (14, 2)
 MIN_CAPABILITY = (7, 5)
@@ -162,6 +162,11 @@ class CudaBackend(Backend):
         device = int(request.device.split(":")[1])
         if _capability(device) < MIN_CAPABILITY:
             return _too_old(device)
+        if request.variant is not None or request.operation == "hadamard_transform":
+            return (
+                "has no kernels for variants of quantization; copy the array to the host, or leave "
+                f"out {request.variant.describe() if request.variant else 'the rotation'}"
+            )
         return None
 
     def details(self) -> dict[str, str]:
@@ -240,6 +245,7 @@ class CudaBackend(Backend):
         second: RawArray | None,
         packed: RawArray,
         block_scale: RawArray,
+        seed: Seed = NO_SEED,
     ) -> None:
         ready = cuda_ready.quantize(
             _current_device(), plan, dtype, _count(second), _aligned(x, packed)
