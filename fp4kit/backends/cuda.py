@@ -9,16 +9,18 @@ the host needs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
-from . import cuda_launch, cuda_module, cuda_ready
+from . import cuda_launch, cuda_module, cuda_ready, cuda_variants
 from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
+from .cuda_variants import Directions
 
 MIN_CUPY = (14, 2)
 MIN_CAPABILITY = (7, 5)
@@ -141,6 +143,17 @@ def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     )
 
 
+class _Result(NamedTuple):
+    """The arrays of one direction."""
+
+    second: RawArray | None
+    packed: RawArray
+    block_scale: RawArray
+
+    def addresses(self) -> tuple[int, int, int]:
+        return _address(self.second), self.packed.data.ptr, self.block_scale.data.ptr
+
+
 class CudaBackend(Backend):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
@@ -162,10 +175,11 @@ class CudaBackend(Backend):
         device = int(request.device.split(":")[1])
         if _capability(device) < MIN_CAPABILITY:
             return _too_old(device)
-        if request.variant is not None or request.operation == "hadamard_transform":
+        variant = request.variant
+        if request.operation == "error_stats" and variant is not None and variant.e4m3_max != 448:
             return (
-                "has no kernels for variants of quantization; copy the array to the host, or leave "
-                f"out {request.variant.describe() if request.variant else 'the rotation'}"
+                f"has no kernel that measures errors under e4m3_max={variant.e4m3_max}; dequantize "
+                "first, and compare the arrays"
             )
         return None
 
@@ -247,6 +261,11 @@ class CudaBackend(Backend):
         block_scale: RawArray,
         seed: Seed = NO_SEED,
     ) -> None:
+        if plan.variant is not None:
+            both = (None, plan) if plan.is_columnwise else (plan, None)
+            result = _Result(second, packed, block_scale)
+            self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
+            return
         ready = cuda_ready.quantize(
             _current_device(), plan, dtype, _count(second), _aligned(x, packed)
         )
@@ -261,10 +280,83 @@ class CudaBackend(Backend):
         out: RawArray,
         dtype: str,
     ) -> None:
+        if plan.variant is not None:
+            launch = cuda_variants.dequantize_launch(plan, dtype)
+            arrays = (packed, block_scale, 0 if second is None else second, out)
+            _launch(launch.instance, launch.grid, (*arrays, *launch.scalars))
+            return
         ready = cuda_ready.dequantize(
             _current_device(), plan, dtype, _count(second), _aligned(packed, out)
         )
         ready.launch(packed.data.ptr, block_scale.data.ptr, _address(second), out.data.ptr)
+
+    def quantize_both(
+        self,
+        row_plan: Plan,
+        column_plan: Plan,
+        x: RawArray,
+        dtype: str,
+        row_second: RawArray | None,
+        column_second: RawArray | None,
+        row_packed: RawArray,
+        row_scale: RawArray,
+        column_packed: RawArray,
+        column_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> None:
+        row = _Result(row_second, row_packed, row_scale)
+        column = _Result(column_second, column_packed, column_scale)
+        self._quantize_tiles(Directions(row_plan, column_plan), x, dtype, row, column, seed)
+
+    def _quantize_tiles(
+        self,
+        directions: Directions,
+        x: RawArray,
+        dtype: str,
+        row: _Result,
+        column: _Result,
+        seed: Seed,
+    ) -> None:
+        """One launch for the directions that have a plan; the other's result is not looked at."""
+        vector = cuda_variants.can_vector(directions.any, dtype)
+        for plan, result in ((directions.row, row), (directions.column, column)):
+            if plan is not None:
+                vector = vector and _aligned(x, result.packed)
+                if cuda_variants.is_padded(plan):
+                    result.block_scale.data.memset_async(0, result.block_scale.nbytes)
+        grid, arguments = cuda_variants.quantize_arguments(
+            directions, x.data.ptr, row.addresses(), column.addresses(), seed
+        )
+        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector)
+        _launch(kernel, grid, arguments)
+
+    def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
+        if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):
+            return self.amax(x, dtype, plan.scales)
+        if plan.scales == 1 and plan.variant.hadamard is None:
+            return self.amax(x, dtype, 1)
+        result = _scratch(plan.scales, np.float32, clear=True)
+        if x.size:
+            launch = cuda_variants.amax_launch(plan, dtype)
+            _launch(launch.instance, launch.grid, (x, result, *launch.scalars))
+        return result
+
+    def rotate(
+        self,
+        x: RawArray,
+        dtype: str,
+        axis: str,
+        mask: int,
+        rounding: str,
+        inverse: bool,
+        out: RawArray,
+        out_dtype: str,
+    ) -> None:
+        rows, cols = x.shape
+        launch = cuda_variants.rotate_launch(
+            rows, cols, dtype, axis, mask, rounding, inverse, out_dtype
+        )
+        _launch(launch.instance, launch.grid, (x, out, *launch.scalars))
 
     def quantize_dequantize(
         self,
@@ -351,6 +443,15 @@ class CudaBackend(Backend):
     ) -> PendingSums:
         import cupy
 
+        plan = plan.decoding
+        if plan.is_columnwise:
+            # Counted as the rows of the transpose are; a copy is what that takes.
+            x = keep_if_captured(cupy.ascontiguousarray(x.T))
+            if not plan.transposes:
+                packed = keep_if_captured(cupy.ascontiguousarray(packed.T))
+                if plan.scale_layout == "linear":
+                    block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
+            plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=None)
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)
