@@ -116,6 +116,17 @@ FP4KIT_HD float floor_small(float t) {
 #endif
 }
 
+// The integer that a small non-negative float is; the plain conversion would flush subnormals.
+FP4KIT_HD u32 to_integer(float whole) {
+#ifdef __CUDA_ARCH__
+  u32 result;
+  asm("cvt.rzi.u32.f32 %0, %1;" : "=r"(result) : "f"(whole));
+  return result;
+#else
+  return static_cast<u32>(whole);
+#endif
+}
+
 // philox.round_stochastically: one of the two neighbours of `scaled`, NaN -> code 7.
 FP4KIT_HD u32 round_stochastically(float scaled, float random) {
   const u32 magnitude = magnitude_bits(scaled);
@@ -129,7 +140,7 @@ FP4KIT_HD u32 round_stochastically(float scaled, float random) {
   const float fraction = add_rn(steps, as_float(as_bits(whole) ^ kSignBit));
   const bool up = as_bits(random) < magnitude_bits(fraction);
   const u32 first = below_2 ? 0u : below_4 ? 2u : 4u;
-  const u32 code = first + static_cast<u32>(whole) + (up ? 1u : 0u);
+  const u32 code = first + to_integer(whole) + (up ? 1u : 0u);
   return code | ((as_bits(scaled) >> 28) & 8u);
 }
 

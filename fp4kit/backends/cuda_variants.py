@@ -7,12 +7,23 @@ Nothing here knows CuPy; :mod:`fp4kit.backends.cuda` launches what these functio
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
+from fp4kit.formats import (
+    ALL_FORMATS,
+    ALL_RECIPES,
+    DTYPES,
+    NVFP4,
+    SCALE_LAYOUTS,
+    SCALE_RULES,
+    FormatSpec,
+    Recipe,
+)
 from fp4kit.scaling import second_level_range
-from fp4kit.variant import ERRORS, GROUP, PLAIN, Variant
+from fp4kit.variant import AXES, BLOCKS, ERRORS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
 from .cuda_launch import Launch, grid_for, rows_are_vectors
@@ -221,3 +232,69 @@ def is_padded(plan: Plan) -> bool:
     """Whether the stored scales have bytes that belong to no block."""
     stored = plan.scale_shape[0] * plan.scale_shape[1]
     return stored != plan.vectors * plan.blocks
+
+
+def sample_instances() -> list[Instance]:
+    """Kernels of variants that tests compile for every architecture.
+
+    Calls can combine more: options are compiled in, so that each combination is an instance of its
+    own. Every option, recipe, format and element type occurs here, each with some others.
+    """
+    return list(dict.fromkeys([*_quantize_samples(), *_other_samples()]))
+
+
+def _plan(spec: FormatSpec, recipe: Recipe | None, **options: Any) -> Plan:
+    rule = spec.default_scale_rule
+    variant = Variant(**options)
+    return Plan(spec, recipe, rule, 64, 64, has_second_level=recipe is not None, variant=variant)
+
+
+def _options_of_te() -> Iterator[dict[str, Any]]:
+    """Every option that recipe te has, with blocks and with tiles."""
+    searches = [{"scale_search": name, "error": "mse"} for name in ("four_over_six", "sweep")]
+    for block in BLOCKS:
+        yield {"block": block}
+        yield {"block": block, "rounding": "stochastic"}
+        for search in searches:
+            yield {"block": block, **search}
+    yield {"per_token": True}
+    yield {"per_token": True, "rounding": "stochastic"}
+    for rounding in RHT_ROUNDINGS:
+        yield {"hadamard": 1, "rht_rounding": rounding}
+
+
+def _quantize_samples() -> Iterator[Instance]:
+    te = ALL_RECIPES["te"]
+    for options in _options_of_te():
+        row, column = (_plan(NVFP4, te, axis=axis, **options) for axis in AXES)
+        for directions in (
+            Directions(row, None),
+            Directions(None, column),
+            Directions(row, column),
+        ):
+            yield quantize_tiles_kernel(directions, "bfloat16", True)
+    for number, dtype in enumerate(DTYPES):
+        for spec in ALL_FORMATS.values():
+            recipe = te if spec.has_second_level else None
+            row, column = (
+                _plan(spec, recipe, axis=axis, block=BLOCKS[number % 2]) for axis in AXES
+            )
+            yield quantize_tiles_kernel(Directions(row, column), dtype, number == 1)
+    for recipe in ALL_RECIPES.values():
+        column = _plan(NVFP4, recipe, axis="column")
+        yield quantize_tiles_kernel(Directions(None, column), "float16", True)
+
+
+def _other_samples() -> Iterator[Instance]:
+    te = ALL_RECIPES["te"]
+    for dtype in DTYPES:
+        for spec in ALL_FORMATS.values():
+            recipe = te if spec.has_second_level else None
+            yield dequantize_launch(_plan(spec, recipe, axis="column"), dtype).instance
+        for axis in AXES:
+            rotated = {"axis": axis, "hadamard": 1, "rht_rounding": "bf16"}
+            yield amax_launch(_plan(NVFP4, te, **rotated), dtype).instance
+            yield amax_launch(_plan(NVFP4, te, axis=axis), dtype).instance
+            yield rotate_launch(64, 64, dtype, axis, 1, "none", False, dtype).instance
+    for recipe in ALL_RECIPES.values():
+        yield dequantize_launch(_plan(NVFP4, recipe, axis="column"), "bfloat16").instance
