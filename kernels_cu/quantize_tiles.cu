@@ -251,10 +251,16 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
   }
 }
 
+// Thread blocks per multiprocessor: FP8 codes of a column take more registers than that leaves.
+template <class Format>
+FP4KIT_HD constexpr int tile_blocks() {
+  return Format::kIsFp4 ? 5 : 1;
+}
+
 // kRows, kCols: the directions asked for. RowR, ColR: what their elements are after the rotation.
 template <class Format, class T, int kRecipe, bool kSecond, class V, bool kRows, bool kRotateRows,
           class RowR, bool kCols, bool kRotateCols, class ColR, bool kVector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, tile_blocks<Format>())
     quantize_tiles_kernel(const typename T::Bits* __restrict__ x, i64 rows, i64 cols,
                           i64 tiles_across, const float* row_second, u8* row_packed, u8* row_scale,
                           i64 row_blocks, i64 row_stored, i64 row_scales, i64 row_per_scale,
