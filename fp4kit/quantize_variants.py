@@ -247,6 +247,8 @@ def quantize_variants(
             _result(one, second, target, raw)
             for one, second, target in zip(run, seconds, outs, strict=True)
         ]
+    if isinstance(out, Directions):
+        return out
     return results[0] if len(results) == 1 else Directions(*results)
 
 
