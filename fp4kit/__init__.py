@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
     from .metrics import ErrorStats, error_stats
     from .quantize_variants import Directions
+    from .residual import ResidualTensor, dequantize_residual, quantize_residual
     from .rotation import hadamard_transform
     from .scale_ops import convert_second_level, swizzle, unswizzle
     from .tensor import QuantizedTensor
@@ -45,6 +46,7 @@ __all__ = [
     "OptionError",
     "QuantizedTensor",
     "Recipe",
+    "ResidualTensor",
     "ShapeError",
     "Variant",
     "__version__",
@@ -52,10 +54,12 @@ __all__ = [
     "backend_status",
     "convert_second_level",
     "dequantize",
+    "dequantize_residual",
     "error_stats",
     "hadamard_transform",
     "quantize",
     "quantize_dequantize",
+    "quantize_residual",
     "swizzle",
     "unswizzle",
 ]
@@ -64,7 +68,7 @@ __all__ = [
 #: NumPy alone takes about as long to import as `fp4kit --help` may take.
 _HOMES = (
     "errors", "formats", "api", "backends", "metrics", "scale_ops", "tensor", "variant",
-    "quantize_variants", "rotation", "fake",
+    "quantize_variants", "rotation", "fake", "residual",
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from fp4kit.variant import Variant
 
 from .error_sums import ErrorSums as ErrorSums
 from .error_sums import PendingSums as PendingSums
+from .operations import Operations
 
 RawArray = Any
 """A C-contiguous NumPy or CuPy array; see the module's docstring."""
@@ -161,7 +162,7 @@ class Plan:
         return shape
 
 
-class Backend(ABC):
+class Backend(Operations, ABC):
     """One implementation of every operation. All give the same bytes."""
 
     name: str

@@ -18,6 +18,7 @@ from fp4kit.formats import SCALE_RULES
 from . import cpu_stats, cpu_variants
 from .base import NO_SEED, ErrorSums, Plan, RawArray, Request, Seed
 from .cpu_load import code_words, kernels
+from .cpu_operations import CpuOperations
 from .cpu_threads import run, thread_count
 
 #: Sign-cleared bits of everything, and of infinity (NaN lies above), by element type.
@@ -54,7 +55,7 @@ def padded_rows(data: np.ndarray, cols: int) -> np.ndarray:
     return result
 
 
-class CpuBackend(cpu_variants.VariantOperations):
+class CpuBackend(CpuOperations):
     """numba kernels, parallel over all cores and vectorized by LLVM."""
 
     name = "cpu"
