@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from .fake import quantize_dequantize
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
+    from .grouped import dequantize_grouped, quantize_grouped
+    from .grouped_tensor import GroupedDirections, GroupedTensor
     from .metrics import ErrorStats, error_stats
     from .quantize_variants import Directions
     from .residual import ResidualTensor, dequantize_residual, quantize_residual
@@ -41,6 +43,8 @@ __all__ = [
     "FileFormatError",
     "FormatSpec",
     "Fp4kitError",
+    "GroupedDirections",
+    "GroupedTensor",
     "KernelCompileError",
     "NonFiniteError",
     "OptionError",
@@ -54,11 +58,13 @@ __all__ = [
     "backend_status",
     "convert_second_level",
     "dequantize",
+    "dequantize_grouped",
     "dequantize_residual",
     "error_stats",
     "hadamard_transform",
     "quantize",
     "quantize_dequantize",
+    "quantize_grouped",
     "quantize_residual",
     "swizzle",
     "unswizzle",
@@ -69,6 +75,7 @@ __all__ = [
 _HOMES = (
     "errors", "formats", "api", "backends", "metrics", "scale_ops", "tensor", "variant",
     "quantize_variants", "rotation", "fake", "residual",
+    "grouped", "grouped_tensor",
 )  # fmt: skip
 
 

@@ -120,8 +120,7 @@ def activation(name: str, x: Floats, other: Floats | None) -> Floats:
 def silu_slope(z: Floats) -> Floats:
     """The derivative of silu."""
     s = logistic(z)
-    slope: Floats = s * (ONE + z * (ONE - s))
-    return slope
+    return np.multiply(s, ONE + z * (ONE - s), dtype=np.float32)
 
 
 def gelu_slope(z: Floats) -> Floats:
