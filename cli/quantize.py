@@ -79,6 +79,8 @@ def command(
     multiple of the block, are carried through unchanged and listed.
     """
     _check_combination(ctx, given["format"])
+    given["e4m3_max"] = int(given["e4m3_max"])
+    _check_search(ctx, given)
     if target is None:
         target = source.with_name(f"{source.stem}-{given['format']}.safetensors")
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
@@ -107,6 +109,19 @@ def _check_combination(ctx: click.Context, format: str) -> None:
     if ctx.get_parameter_source(flag) is ParameterSource.COMMANDLINE:
         wrong, right = (f"--{name.replace('_', '-')}" for name in (flag, other))
         raise click.UsageError(f"{wrong} is not for {format}; choose a {right} instead", ctx)
+
+
+def _check_search(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Refuses flags of a search without one, and a search under another recipe."""
+    if given["scale_search"] is not None:
+        if given["format"] != "nvfp4" or given["recipe"] != "te":
+            what = given["format"] if given["format"] != "nvfp4" else f"recipe {given['recipe']}"
+            raise click.UsageError(f"--scale-search is for nvfp4 with recipe te, not {what}", ctx)
+        return
+    for name in ("error", "e4m3_max"):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} belongs to --scale-search; name one", ctx)
 
 
 def _warn(report: FileReport) -> None:
