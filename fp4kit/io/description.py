@@ -24,12 +24,20 @@ from fp4kit.formats import ALL_FORMATS, DTYPES, one_of
 from fp4kit.planning import plan_quantize
 from fp4kit.scaling import convert_second_level, quiet
 
-from .naming import ELEMENT_DTYPES, SCALE_DTYPES, PartNames
+from .naming import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
 from .safetensors import TensorSpec, strict_json
 from .source import Source
 
 METADATA_KEY = "fp4kit"
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A small tensor whose bytes are known before any work: an activation scale, a marker."""
+
+    spec: TensorSpec
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class QuantizedEntry:
         plan: how it is encoded.
         second: second-level scale, float32 (1,) in the recipe's direction, None without one or
             while it is not known yet.
+        storage: what its parts are called and how they are laid out.
+        constants: tensors that stand beside it for the engine that reads it.
     """
 
     name: str
@@ -50,17 +60,21 @@ class QuantizedEntry:
     dtype: str
     plan: Plan
     second: NDArray[np.float32] | None = None
+    storage: Storage = PLAIN
+    constants: tuple[Constant, ...] = ()
 
     @property
     def names(self) -> PartNames:
         """Names of its parts in the file."""
-        return PartNames.of(self.name, self.plan.format)
+        return self.storage.part_names(self.name, self.plan.format)
 
     @property
     def parts(self) -> list[TensorSpec]:
         """The tensors it is stored as: codes, block scales, and perhaps the second level."""
         spec, plan, lead = self.plan.format, self.plan, self.shape[:-1]
         linear = plan.scale_layout == "linear"
+        if self.storage.row_multiple > 1:
+            lead = (self.storage.code_rows(plan.rows),)
         parts = [
             TensorSpec(
                 self.names.packed,
@@ -73,21 +87,28 @@ class QuantizedEntry:
                 (*lead, plan.blocks) if linear else plan.scale_shape,
             ),
         ]
-        if self.names.global_scale is not None:
-            parts.append(TensorSpec(self.names.global_scale, "F32", (1,)))
+        if self.names.second is not None:
+            parts.append(TensorSpec(self.names.second, "F32", self.storage.second_shape))
         return parts
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all its parts."""
-        return sum(part.nbytes for part in self.parts)
+    def stored(self) -> list[TensorSpec]:
+        """Every tensor of the file that belongs to it: its parts and its constants."""
+        return self.parts + [constant.spec for constant in self.constants]
 
-    def encode_scale(self) -> NDArray[np.float32]:
-        """What its `_global_scale` tensor holds: the second level as 2688/amax, finite, not 0."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(spec.nbytes for spec in self.stored)
+
+    def stored_second(self) -> NDArray[np.float32]:
+        """What its second-level tensor holds: finite, never 0, in the storage's direction."""
         assert self.plan.recipe is not None
         assert self.second is not None
         with quiet():
-            return convert_second_level(self.second, self.plan.recipe.direction, "encode")
+            return convert_second_level(
+                self.second, self.plan.recipe.direction, self.storage.direction
+            )
 
     def facts(self) -> dict[str, Any]:
         """The entry in the file's metadata, as plain data."""
@@ -166,7 +187,7 @@ def _from_names(source: Source) -> list[QuantizedEntry]:
         if name == scale.name:
             continue
         for spec in ALL_FORMATS.values():
-            names = PartNames.of(name, spec)
+            names = PLAIN.part_names(name, spec)
             packed = source.tensors.get(names.packed)
             if (
                 packed is None
@@ -203,15 +224,15 @@ def _check_parts(source: Source, entry: QuantizedEntry) -> None:
 
 def _with_second_level(source: Source, entry: QuantizedEntry, described: bool) -> QuantizedEntry:
     """Reads the stored second level: it decides, or must agree with what the metadata says."""
-    if entry.names.global_scale is None:
+    if entry.names.second is None:
         return entry
     stored = np.empty(1, np.float32)
-    source.read(entry.names.global_scale, 0, stored.view(np.uint8).data)
+    source.read(entry.names.second, 0, stored.view(np.uint8).data)
     if not described:
         return QuantizedEntry(entry.name, entry.shape, entry.dtype, entry.plan, stored)
-    if stored.view(np.uint32)[0] != entry.encode_scale().view(np.uint32)[0]:
+    if stored.view(np.uint32)[0] != entry.stored_second().view(np.uint32)[0]:
         raise FileFormatError(
-            f"{source.path}: tensor {entry.name!r}: {entry.names.global_scale!r} and the metadata "
+            f"{source.path}: tensor {entry.name!r}: {entry.names.second!r} and the metadata "
             f"{METADATA_KEY!r} disagree: one of them was changed after quantizing"
         )
     return entry
