@@ -131,7 +131,7 @@ def test_same_bytes(fake_gpu, tmp_path, monkeypatch, resident, format, layout, s
             source,
             q,
             QuantizeOptions(format=format, scale_layout=layout, device=device),
-            lambda *done: calls.append(done),
+            lambda *done, calls=calls: calls.append(done),
         )
         assert calls[-1][0] == calls[-1][1]
         outs = [q.read_bytes()]
