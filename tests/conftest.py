@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -290,3 +291,18 @@ def assert_tensors() -> Any:
 def dtypes() -> dict[str, np.dtype]:
     """NumPy dtype of each element type the library takes."""
     return NUMPY_DTYPES
+
+
+# ------------------------------------------------------------------------------------------------
+# Stored tensors in memory
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def stored() -> Any:
+    """The helpers of stored_tensors.py (test modules cannot import each other)."""
+    path = Path(__file__).parent / "stored_tensors.py"
+    spec = importlib.util.spec_from_file_location("stored_tensors", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
