@@ -42,7 +42,13 @@ class View(ABC):
 
 
 class RowView(View):
-    """A view that is computed row by row (a row is what the last axis spans)."""
+    """A view that is computed row by row (a row is what the last axis spans).
+
+    Attributes:
+        uncut: :meth:`rows` bounds its temporary memory itself, and many rows at once cost less.
+    """
+
+    uncut = False
 
     @abstractmethod
     def rows(self, first: int, last: int, out: Bytes) -> None:
@@ -65,13 +71,13 @@ class RowView(View):
         while done < len(target):
             first, skip = divmod(offset + done, width)
             left = target[done:]
-            whole = min(len(left) // width, most)
+            whole = len(left) // width if self.uncut else min(len(left) // width, most)
             if skip == 0 and whole and left.ctypes.data % item == 0:
                 self.rows(first, first + whole, left[: whole * width].reshape(whole, width))
                 done += whole * width
                 continue
             # An odd beginning or end: the row that holds it, or all rows of a misaligned buffer.
-            count = max(whole, 1) if skip == 0 else 1
+            count = max(min(whole, most), 1) if skip == 0 else 1
             buffer = np.empty((count, width), np.uint8)
             self.rows(first, first + count, buffer)
             piece = buffer.reshape(-1)[skip : skip + len(left)]
