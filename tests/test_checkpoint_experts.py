@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp4kit.checkpoint import expert_views, view_search, views
+from fp4kit.checkpoint.directory import Checkpoint
 from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec
 
 P = "model.layers.0.mlp.experts"
 RAW = {"F32": np.uint32, "BF16": np.uint16, "F16": np.uint16}
@@ -270,6 +274,15 @@ def test_fp8_experts_are_decoded_and_separated(stored):
     assert (stored.read_all(view) == value[1, 256:]).all()
 
 
+def test_experts_that_stay_fused_are_only_decoded(stored):
+    tensors, _ = fused_experts(2, 32, 16, "BF16", True, True, bias=True)
+    tensors["x.weight"] = ("F8_E4M3", np.zeros((4, 4), np.uint8))
+    tensors["x.weight_scale"] = ("F32", np.ones(1, np.float32))
+    source = stored.ArraySource(tensors)
+    found = view_search.search(source, {"model_type": "gpt_oss"}, fused=False)
+    assert [view.tensor.name for view in found.views] == ["x.weight"]
+
+
 def test_dropped_scales_have_reasons(stored):
     one = ("F32", np.ones(1, np.float32))
     weight = ("F8_E4M3", np.zeros((4, 4), np.uint8))
@@ -310,3 +323,47 @@ def test_two_tensors_of_one_name(stored, twin):
     tensors[twin] = ("F32", np.zeros((2, 32), np.float32))
     with pytest.raises(FileFormatError, match=f"{twin}': is stored, and .*of the same name"):
         view_search.search(stored.ArraySource(tensors), {"model_type": "gemma4"})
+
+
+def test_parts_in_different_shards(tmp_path, stored):
+    """From real files: the index says where, and each part of a tensor is elsewhere."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 120, (300, 200), np.uint8)
+    scale = rng.uniform(0.5, 2, (3, 2)).astype(np.float32)
+    tensors, expected = fused_experts(2, 64, 32, "BF16", False, False)
+    blocks = rng.integers(0, 256, (64, 2, 16), np.uint8)
+    scales = rng.integers(0, 253, (64, 2), np.uint8)
+    tensors |= {
+        "x_blocks": ("U8", blocks),
+        "a.weight": ("F8_E4M3", codes),
+        "b.weight": ("F32", np.zeros((2, 2), np.float32)),
+        "x_scales": ("U8", scales),
+        "a.weight_scale_inv": ("F32", scale),
+    }
+    weight_map = {
+        name: f"model-{number % 2 + 1:05}-of-00002.safetensors"
+        for number, name in enumerate(tensors)
+    }
+    for file in sorted(set(weight_map.values())):
+        names = [name for name in tensors if weight_map[name] == file]
+        specs = [TensorSpec(name, tensors[name][0], tensors[name][1].shape) for name in names]
+        with SafetensorsWriter(tmp_path / file, specs, {}) as writer:
+            for name in names:
+                writer.write(name, 0, np.ascontiguousarray(tensors[name][1]).tobytes())
+            writer.finish()
+    index = {"metadata": {}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weight_map["a.weight"] != weight_map["a.weight_scale_inv"]
+    assert weight_map["x_blocks"] != weight_map["x_scales"]
+    with Checkpoint(tmp_path) as checkpoint:
+        found = view_search.search(checkpoint, {"model_type": "gemma4"})
+        by_name = {view.tensor.name: view for view in found.views}
+        assert by_name.keys() == {"a.weight", "x", *expected}
+        value = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        full = scale.repeat(128, 0)[:300].repeat(128, 1)[:, :200]
+        assert (stored.read_all(by_name["a.weight"]) == value * full).all()
+        for name, array in expected.items():
+            assert (stored.read_all(by_name[name], np.uint16) == array).all()
+        memory = stored.ArraySource({name: tensors[name] for name in ("x_blocks", "x_scales")})
+        (same,) = view_search.search(memory, {}).views
+        assert (stored.read_all(by_name["x"]) == stored.read_all(same)).all()

@@ -110,6 +110,25 @@ def test_gpt_oss_experts(stored, experts, half, groups, data):
 
 
 @settings(deadline=None)
+@given(experts=st.integers(1, 3), out=st.integers(1, 300), groups=st.integers(1, 4), data=st.data())
+def test_experts_left_fused(stored, experts, out, groups, data):
+    """As transformers keeps the decoded ones: [E, in, out] for gpt-oss."""
+    blocks, scales = random_parts((experts, out, groups * 32))
+    source = stored.ArraySource(
+        {f"{P}.down_proj_blocks": ("U8", blocks), f"{P}.down_proj_scales": ("U8", scales)}
+    )
+    expected = decoded(blocks, scales)
+    (view,) = mxfp4_views.find_views(source, {"model_type": "new"}, fused=False)
+    assert (stored.read_all(view) == expected).all()
+    (view,) = mxfp4_views.find_views(source, GPT_OSS, fused=False)
+    assert view.tensor.name == f"{P}.down_proj"
+    assert view.tensor.stored == blocks.nbytes + scales.nbytes
+    expected = np.ascontiguousarray(expected.transpose(0, 2, 1))
+    assert (stored.read_all(view).view(np.uint32) == expected.view(np.uint32)).all()
+    stored.check_ranges(data, view, expected)
+
+
+@settings(deadline=None)
 @given(first=st.integers(0, 20), count=st.integers(0, 20), data=st.data())
 def test_codes_are_verbatim(stored, first, count, data):
     blocks, scales = random_parts((1, 80, 64))

@@ -127,6 +127,11 @@ def _known(config: dict[str, Any]) -> tuple[bool | None, bool | None]:
     return facts[0][1] if len(facts) == 1 else (None, None)
 
 
+def transposes_floats(config: dict[str, Any]) -> bool:
+    """Whether the model type is known to keep float experts as [E, in, out]."""
+    return _known(config)[0] is True
+
+
 def _dimensions(
     transposed: bool, gate_up: tuple[int, ...] | None, down: tuple[int, ...] | None
 ) -> tuple[int, int] | None:

@@ -142,10 +142,7 @@ def scan(view: Mxfp4View) -> Exponents:
     step = max(SCAN_BYTES // max(width, 1), 1)
     for first in range(0, rows, step):
         last = min(first + step, rows)
-        packed = np.empty((last - first, width), np.uint8)
-        scale = np.empty((last - first, cols // MXFP4.block_size), np.uint8)
-        view.read_codes(first, last, packed, scale)
-        total += exponents_of(packed, scale)
+        total += exponents_of(*view.codes(first, last))
     return total
 
 

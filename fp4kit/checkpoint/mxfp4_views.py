@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fp4kit.backends import select
 from fp4kit.backends.base import Plan, Request
@@ -21,8 +22,14 @@ from fp4kit.formats import E8M0_NAN, MXFP4
 from fp4kit.io.safetensors import TensorSpec
 from fp4kit.io.source import Source, SourceTensor
 
-from .expert_layout import ExpertsLayout, expert_name, fused_weight, interleaving
-from .expert_views import bias_views, fused_biases, projections
+from .expert_layout import (
+    ExpertsLayout,
+    expert_name,
+    fused_weight,
+    interleaving,
+    transposes_floats,
+)
+from .expert_views import TRANSPOSED_ROWS, bias_views, fused_biases, projections
 from .views import Bytes, RowView, View, described, fetch_rows, where
 
 CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
@@ -94,12 +101,75 @@ class Mxfp4View(RowView):
             )
 
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
-        plan = Plan(MXFP4, None, MXFP4.default_scale_rule, last - first, self._cols)
-        packed = np.empty(plan.packed_shape, np.uint8)
-        scale = np.empty(plan.scale_shape, np.uint8)
+        packed, scale = self.codes(first, last)
+        decode(packed, scale, out.view(np.float32))
+
+    def codes(self, first: int, last: int) -> tuple[Bytes, Bytes]:
+        """The same as :meth:`read_codes`, in new arrays."""
+        packed = np.empty((last - first, self._cols // MXFP4.codes_per_byte), np.uint8)
+        scale = np.empty((last - first, self._cols // MXFP4.block_size), np.uint8)
         self.read_codes(first, last, packed, scale)
-        backend = select(Request("dequantize", "cpu", "float32", MXFP4.name, None), None)
-        backend.dequantize(plan, packed, scale, None, out.view(np.float32), "float32")
+        return packed, scale
+
+
+class Mxfp4TransposedView(RowView):
+    """Stacked matrices [E, out, in] of MXFP4, as float32 [E, in, out]."""
+
+    # All stored rows of a matrix are passed through for any number of columns.
+    uncut = True
+
+    def __init__(self, stored: Mxfp4View) -> None:
+        self._stored = stored
+        spec = stored.tensor.spec
+        experts, self._out, self._inputs = spec.shape
+        self.consumed = stored.consumed
+        self.tensor = described(
+            spec.name,
+            "F32",
+            (experts, self._inputs, self._out),
+            stored.tensor.stored,
+            f"{stored.tensor.note}, transposed",
+        )
+
+    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
+        target = out.view(np.float32)
+        done = 0
+        while done < last - first:
+            expert, begin = divmod(first + done, self._inputs)
+            end = min(begin + last - first - done, self._inputs)
+            self._columns(expert, begin, end, target[done : done + end - begin])
+            done += end - begin
+
+    def _columns(self, expert: int, begin: int, end: int, target: NDArray[np.float32]) -> None:
+        """Columns begin..end of one matrix, as rows."""
+        size = MXFP4.block_size
+        blocks = slice(begin // size, -(-end // size))
+        nibbles = slice(blocks.start * CODE_BYTES, blocks.stop * CODE_BYTES)
+        skip = begin - blocks.start * size
+        for row in range(0, self._out, TRANSPOSED_ROWS):
+            stop = min(row + TRANSPOSED_ROWS, self._out)
+            packed, scale = self._stored.codes(expert * self._out + row, expert * self._out + stop)
+            wide = np.empty((stop - row, (blocks.stop - blocks.start) * size), np.float32)
+            decode(
+                np.ascontiguousarray(packed[:, nibbles]),
+                np.ascontiguousarray(scale[:, blocks]),
+                wide,
+            )
+            target[:, row:stop] = wide[:, skip : skip + end - begin].T
+
+
+def decode(packed: Bytes, scale: Bytes, out: NDArray[np.float32]) -> None:
+    """Decodes rows of MXFP4, even element in the low nibble.
+
+    Args:
+        packed: uint8 (rows, cols / 2).
+        scale: uint8 (rows, cols / 32), E8M0 bytes.
+        out: float32 (rows, cols) to fill.
+    """
+    rows, cols = out.shape
+    plan = Plan(MXFP4, None, MXFP4.default_scale_rule, rows, cols, has_second_level=False)
+    backend = select(Request("dequantize", "cpu", "float32", MXFP4.name, None), None)
+    backend.dequantize(plan, packed, scale, None, out, "float32")
 
 
 def _scale_of(source: Source, codes: SourceTensor, name: str) -> SourceTensor:
@@ -139,7 +209,12 @@ def _packed_views(source: Source, name: str, base: str) -> list[View]:
 
 
 def _block_views(
-    source: Source, name: str, base: str, config: dict[str, Any], experts_layout: str | None
+    source: Source,
+    name: str,
+    base: str,
+    config: dict[str, Any],
+    experts_layout: str | None,
+    fused: bool,
 ) -> list[View]:
     """gpt-oss: codes [.., O, I/32, 16], per expert where these are fused."""
     codes = source.tensors[name]
@@ -147,11 +222,13 @@ def _block_views(
     _check_shape(source, codes, scale, (*scale.spec.shape, CODE_BYTES))
     *lead, out, blocks = scale.spec.shape
     cols = blocks * MXFP4.block_size
-    fused = fused_weight(base)
-    if fused is None or len(lead) != 1:
-        spec = TensorSpec(base, "F32", (*lead, out, cols))
-        return [Mxfp4View(source, (codes, scale), spec)]
-    prefix, role = fused
+    found = fused_weight(base)
+    if found is None or len(lead) != 1 or not fused:
+        whole = Mxfp4View(source, (codes, scale), TensorSpec(base, "F32", (*lead, out, cols)))
+        if found is not None and len(lead) == 1 and transposes_floats(config):
+            return [Mxfp4TransposedView(whole)]
+        return [whole]
+    prefix, role = found
     about = where(source, name)
     if role == "gate_up_proj" and out % 2:
         raise FileFormatError(f"{about} has {out} rows an expert, which is no gate and up")
@@ -173,7 +250,11 @@ def _block_views(
 
 
 def find_views(
-    source: Source, config: dict[str, Any], experts_layout: str | None = None
+    source: Source,
+    config: dict[str, Any],
+    experts_layout: str | None = None,
+    *,
+    fused: bool = True,
 ) -> list[View]:
     """Views of every MXFP4 weight, and of the biases of fused experts, from headers alone.
 
@@ -181,6 +262,8 @@ def find_views(
         source: the stored tensors of all shards.
         config: content of config.json.
         experts_layout: `out_in` or `interleaved` to override the model type.
+        fused: separate fused experts; else they are one tensor as transformers keeps it, which
+            for gpt-oss is [E, in, out], and biases stay as they are stored.
 
     Raises:
         FileFormatError: if codes have no scales, or some that do not fit.
@@ -192,7 +275,7 @@ def find_views(
             continue
         base = name.removesuffix("_blocks")
         if base != name:
-            views += _block_views(source, name, base, config, experts_layout)
+            views += _block_views(source, name, base, config, experts_layout, fused)
         base = name.removesuffix("_packed")
         scale = source.tensors.get(f"{base}_scale")
         # NVFP4 has the same names, but scales of another type.

@@ -93,7 +93,13 @@ def _dropped(source: Source, config: dict[str, Any], views: list[View]) -> dict[
     return dropped
 
 
-def search(source: Source, config: dict[str, Any], experts_layout: str | None = None) -> FoundViews:
+def search(
+    source: Source,
+    config: dict[str, Any],
+    experts_layout: str | None = None,
+    *,
+    fused: bool = True,
+) -> FoundViews:
     """Finds every view, from headers and config.json alone.
 
     NVFP4 codes are not decoded here: their layouts are read by `fp4kit dequantize`.
@@ -103,15 +109,16 @@ def search(source: Source, config: dict[str, Any], experts_layout: str | None = 
         config: content of config.json, empty without one.
         experts_layout: how experts are fused, `out_in`, `in_out` or `interleaved`; None to decide
             by model type and shapes.
+        fused: separate fused experts; else weights are only decoded.
 
     Raises:
         FileFormatError: if a part of a quantized tensor is missing or does not fit.
         OptionError: if it cannot be told how experts are fused.
     """
     decoded = fp8_views.find_views(source, config)
-    decoded += mxfp4_views.find_views(source, config, experts_layout)
+    decoded += mxfp4_views.find_views(source, config, experts_layout, fused=fused)
     overlay = Overlay(source, decoded)
-    experts = expert_views.find_views(overlay, config, experts_layout)
+    experts = expert_views.find_views(overlay, config, experts_layout) if fused else []
     split = {name for view in experts for name in view.consumed}
     for view in experts:
         inner = overlay.views.get(view.consumed[0])
