@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp4kit.backends.cpu_transpose import transpose
 from fp4kit.checkpoint import expert_views, view_search, views
 from fp4kit.checkpoint.directory import Checkpoint
 from fp4kit.errors import FileFormatError, OptionError
@@ -367,3 +368,16 @@ def test_parts_in_different_shards(tmp_path, stored):
         memory = stored.ArraySource({name: tensors[name] for name in ("x_blocks", "x_scales")})
         (same,) = view_search.search(memory, {}).views
         assert (stored.read_all(by_name["x"]) == stored.read_all(same)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.float32])
+@pytest.mark.parametrize(("first", "step"), [(0, 1), (3, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("shape", [(200, 5003), (1, 300_001), (64, 128)])
+def test_transposition_in_many_threads(monkeypatch, dtype, first, step, shape):
+    monkeypatch.setenv("FP4KIT_NUM_THREADS", "3")
+    source = np.random.default_rng(0).integers(0, 1 << 16, shape).astype(dtype)
+    expected = source[:, first::step].T
+    out = np.zeros((len(expected), shape[0] + 2), dtype)
+    transpose(source, first, step, out, 1)
+    assert (out[:, 1:-1] == expected).all()
+    assert not out[:, [0, -1]].any()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit.backends.cpu_transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.safetensors import DTYPES
 from fp4kit.io.source import Source, SourceTensor
@@ -19,8 +20,6 @@ from .views import READ_BYTES, Bytes, RowView, View, described, fetch, fetch_row
 from .views import where as about_tensor
 
 FLOATS = ("F32", "BF16", "F16")
-#: Source rows that are transposed together: enough that what is written is whole cache lines.
-TRANSPOSED_ROWS = 128
 #: Whole source rows are read unless more than this many times what is wanted would be.
 MOST_EXCESS = 4
 UNSIGNED = {16: np.uint16, 32: np.uint32}
@@ -88,22 +87,17 @@ class TransposedView(RowView):
 
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
         part, item = self._part, self._item
-        columns = slice(
-            part.start + first * part.step, part.start + (last - 1) * part.step + 1, part.step
-        )
-        wanted = columns.stop - columns.start
+        start = part.start + first * part.step
+        wanted = (last - first - 1) * part.step + 1
         target = out.view(self._element)
-        if self._width <= MOST_EXCESS * wanted:
-            begin, width = 0, self._width
-        else:
-            begin, width = columns.start, wanted
-        inner = slice(columns.start - begin, columns.stop - begin, part.step)
-        count = max(min(TRANSPOSED_ROWS, READ_BYTES // (width * item)), 1)
+        # Whole source rows are one read; single columns of each are as many reads as rows.
+        begin, width = (0, self._width) if self._width <= MOST_EXCESS * wanted else (start, wanted)
+        count = max(min(READ_BYTES // (width * item), self._inputs), 1)
         buffer = np.empty((count, width), self._element)
         for row in range(0, self._inputs, count):
             chunk = buffer[: min(count, self._inputs - row)]
             self._fetch(self._first_input + row, begin, chunk)
-            target[:, row : row + len(chunk)] = chunk[:, inner].T
+            transpose(chunk, start - begin, part.step, target, row)
 
     def _fetch(self, row: int, begin: int, chunk: np.ndarray) -> None:
         """Reads `chunk.shape[1]` columns from `begin` on of some source rows."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fp4kit.backends import select
 from fp4kit.backends.base import Plan, Request
+from fp4kit.backends.cpu_transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import E8M0_NAN, MXFP4
 from fp4kit.io.safetensors import TensorSpec
@@ -29,8 +30,8 @@ from .expert_layout import (
     interleaving,
     transposes_floats,
 )
-from .expert_views import TRANSPOSED_ROWS, bias_views, fused_biases, projections
-from .views import Bytes, RowView, View, described, fetch_rows, where
+from .expert_views import bias_views, fused_biases, projections
+from .views import READ_BYTES, Bytes, RowView, View, described, fetch_rows, where
 
 CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
 SCALE_DTYPES = ("U8", "F8_E8M0")
@@ -146,8 +147,9 @@ class Mxfp4TransposedView(RowView):
         blocks = slice(begin // size, -(-end // size))
         nibbles = slice(blocks.start * CODE_BYTES, blocks.stop * CODE_BYTES)
         skip = begin - blocks.start * size
-        for row in range(0, self._out, TRANSPOSED_ROWS):
-            stop = min(row + TRANSPOSED_ROWS, self._out)
+        count = max(READ_BYTES // ((blocks.stop - blocks.start) * size * 4), 1)
+        for row in range(0, self._out, count):
+            stop = min(row + count, self._out)
             packed, scale = self._stored.codes(expert * self._out + row, expert * self._out + stop)
             wide = np.empty((stop - row, (blocks.stop - blocks.start) * size), np.float32)
             decode(
@@ -155,7 +157,7 @@ class Mxfp4TransposedView(RowView):
                 np.ascontiguousarray(scale[:, blocks]),
                 wide,
             )
-            target[:, row:stop] = wide[:, skip : skip + end - begin].T
+            transpose(wide, skip, 1, target, row)
 
 
 def decode(packed: Bytes, scale: Bytes, out: NDArray[np.float32]) -> None:
