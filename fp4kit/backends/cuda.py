@@ -164,6 +164,12 @@ class CudaBackend(Backend):
             return _too_old(device)
         return None
 
+    def devices(self) -> list[str]:
+        import cupy
+
+        numbers = range(cupy.cuda.runtime.getDeviceCount())
+        return [f"cuda:{number}" for number in numbers if _capability(number) >= MIN_CAPABILITY]
+
     def details(self) -> dict[str, str]:
         import cupy
 

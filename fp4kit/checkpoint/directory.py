@@ -79,8 +79,8 @@ def _find_shards(folder: Path) -> tuple[str, list[str], dict[str, str] | None, P
     """(base name, shard file names in order, weight map or None, index file)."""
     indexes = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
     if len(indexes) > 1:
-        names = listed([path.name for path in indexes])
-        raise FileFormatError(f"{folder}: has {len(indexes)} indexes ({names}); keep one")
+        found = listed([path.name for path in indexes])
+        raise FileFormatError(f"{folder}: has {len(indexes)} indexes ({found}); keep one")
     if indexes:
         weight_map = _weight_map(indexes[0])
         names = sorted(set(weight_map.values()))
@@ -124,8 +124,12 @@ class Checkpoint(Source):
         indexed: whether there is an index.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, unfinished: bool = False) -> None:
         """Opens and checks it.
+
+        Args:
+            path: directory or file.
+            unfinished: open also a directory whose conversion has not said that it is done.
 
         Raises:
             FileFormatError: if anything is missing, malformed or contradictory.
@@ -142,7 +146,7 @@ class Checkpoint(Source):
         weight_map: dict[str, str] | None = None
         index = path
         if self.is_directory:
-            if (path / STATE_DIR).exists():
+            if (path / STATE_DIR).exists() and not unfinished:
                 raise FileFormatError(
                     f"{path}: is the unfinished output of a conversion; finish it with --resume"
                 )
@@ -201,6 +205,9 @@ class Checkpoint(Source):
                 "engine would not load them. Restore the index"
             )
 
+    def __enter__(self) -> Checkpoint:
+        return self
+
     def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
         self._owner[name].read(name, offset, out)
 
@@ -224,7 +231,8 @@ class Checkpoint(Source):
         """
         if not self.is_directory:
             return [], []
-        copied, left = [], []
+        copied: list[str] = []
+        left: list[str] = []
         seen: set[str] = set()
         for root, folders, files in os.walk(self.path, followlinks=True):
             if os.path.realpath(root) in seen:  # a link to a directory above

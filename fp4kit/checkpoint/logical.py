@@ -9,6 +9,7 @@ from dataclasses import replace as with_changes
 import numpy as np
 
 from fp4kit import arrays, codecs
+from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.safetensors import DTYPE_CODES, DTYPES, TensorSpec
 from fp4kit.io.source import Source, SourceTensor
 
@@ -41,7 +42,7 @@ class Cast(View):
         while done < len(target):
             count = min(CHUNK, -(-(len(target) - done + skip) // width))
             wide = np.empty(count, np.float32)
-            self._view.read(first * 4, memoryview(wide).cast("B"))
+            self._view.read(first * 4, wide.view(np.uint8).data)
             narrow = codecs.from_float32(wide, self._dtype)
             raw = np.ascontiguousarray(narrow, arrays.RAW_DTYPES[self._dtype]).view(np.uint8)
             piece = raw[skip : skip + len(target) - done]
@@ -69,19 +70,37 @@ class LogicalSource(Source):
             dropped: stored tensors that appear nowhere.
         """
         self.checkpoint = checkpoint
+        self._dropped = dropped
         self.path = checkpoint.path
         self.metadata = checkpoint.metadata
         self.views = {view.tensor.name: view for view in views}
+        self.tensors = self._in_order()
+
+    def _in_order(self) -> dict[str, SourceTensor]:
         first: dict[str, list[View]] = {}
-        for view in views:
+        for view in self.views.values():
             first.setdefault(view.consumed[0], []).append(view)
-        consumed = {name for view in views for name in view.consumed}
-        self.tensors: dict[str, SourceTensor] = {}
-        for name, tensor in checkpoint.tensors.items():
+        consumed = {name for view in self.views.values() for name in view.consumed}
+        tensors: dict[str, SourceTensor] = {}
+        for name, tensor in self.checkpoint.tensors.items():
             for view in first.get(name, ()):
-                self.tensors[view.tensor.name] = view.tensor
-            if name not in consumed and name not in dropped:
-                self.tensors[name] = tensor
+                tensors[view.tensor.name] = view.tensor
+            if name not in consumed and name not in self._dropped:
+                tensors[name] = tensor
+        return tensors
+
+    def is_decoded(self, name: str) -> bool:
+        """Whether a tensor is computed from FP8 or MXFP4, and not only a part of a float one."""
+        view = self.views.get(name)
+        return view is not None and self.checkpoint.tensors[view.consumed[0]].dtype not in FLOATS
+
+    def rejoin(self, names: list[str]) -> list[str]:
+        """Takes views back; returns the stored tensors that appear in their place."""
+        stored = dict.fromkeys(part for name in names for part in self.views[name].consumed)
+        for name in names:
+            del self.views[name]
+        self.tensors = self._in_order()
+        return list(stored)
 
     def cast(self, name: str, dtype: str) -> SourceTensor:
         """Has a view give another element type from now on; returns the tensor that it is then."""

@@ -51,6 +51,32 @@ class CheckpointOptions:
         return Path(str(self.activations)) if given else None
 
 
+@dataclass(frozen=True)
+class DequantizeOptions:
+    """How a checkpoint is dequantized.
+
+    Attributes:
+        dtype: element type of the weights that were quantized.
+        max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
+    """
+
+    dtype: str = "bfloat16"
+    max_shard_size: int = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """How a quantized checkpoint changes its layout.
+
+    Attributes:
+        layout: the new one.
+        max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
+    """
+
+    layout: str
+    max_shard_size: int = 5 * 10**9
+
+
 def parse_size(text: str) -> int:
     """Bytes of a size such as `5GB` or `512MiB`.
 

@@ -11,8 +11,9 @@ entry but with compressed-tensors' names are understood as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from fp4kit.backends.base import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError
-from fp4kit.formats import ALL_FORMATS, DTYPES, one_of
+from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
 from fp4kit.planning import plan_quantize
 from fp4kit.scaling import convert_second_level, quiet
 
@@ -179,32 +180,60 @@ def _from_metadata(source: Source, text: str) -> list[QuantizedEntry]:
     return entries
 
 
-def _from_names(source: Source) -> list[QuantizedEntry]:
-    """Quantized tensors recognized by compressed-tensors' names, element types and shapes."""
+def entries_by_names(
+    source: Source,
+    storage: Storage = PLAIN,
+    recipe: str = "compressed-tensors",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[QuantizedEntry]:
+    """Quantized tensors recognized by names, element types and shapes; no data is read.
+
+    Args:
+        source: file or checkpoint.
+        storage: how their parts are named and laid out.
+        recipe: order of operations by which NVFP4 is decoded.
+        shapes: logical shapes of tensors whose rows are padded in the file.
+    """
     entries = []
     for scale in source.tensors.values():
         name = scale.name.removesuffix("_scale")
         if name == scale.name:
             continue
         for spec in ALL_FORMATS.values():
-            names = PLAIN.part_names(name, spec)
-            packed = source.tensors.get(names.packed)
-            if (
-                packed is None
-                or packed.spec.dtype != ELEMENT_DTYPES[spec.element.name]
-                or scale.spec.dtype != SCALE_DTYPES[spec.scale_type]
-                or not packed.spec.shape
-            ):
-                continue
-            cols = packed.spec.shape[-1] * spec.codes_per_byte
-            shape = (*packed.spec.shape[:-1], cols)
-            if 0 in shape or scale.spec.shape != (*shape[:-1], cols // spec.block_size):
-                continue
-            recipe = "compressed-tensors" if spec.has_second_level else None
-            plan = plan_quantize(shape, spec.name, recipe=recipe)
-            entries.append(QuantizedEntry(name, shape, "bfloat16", plan))
-            break
+            entry = _by_names(source, storage, name, spec, recipe, (shapes or {}).get(name))
+            if entry is not None and scale.spec == entry.parts[1]:
+                entries.append(entry)
+                break
     return entries
+
+
+def _by_names(
+    source: Source,
+    storage: Storage,
+    name: str,
+    spec: FormatSpec,
+    recipe: str,
+    shape: tuple[int, ...] | None,
+) -> QuantizedEntry | None:
+    """What tensor `name` would be in a format, if its codes are there and fit."""
+    packed = source.tensors.get(storage.part_names(name, spec).packed)
+    if packed is None or packed.spec.dtype != ELEMENT_DTYPES[spec.element.name]:
+        return None
+    if not packed.spec.shape or 0 in packed.spec.shape:
+        return None
+    stored = (*packed.spec.shape[:-1], packed.spec.shape[-1] * spec.codes_per_byte)
+    shape = shape or stored
+    if shape[-1] % spec.block_size:
+        return None
+    plan = plan_quantize(
+        shape,
+        spec.name,
+        recipe=recipe if spec.has_second_level else None,
+        scale_layout=storage.scale_layout or "linear",
+        nibble_order=storage.nibble_order or "low_first",
+    )
+    entry = QuantizedEntry(name, shape, "bfloat16", plan, storage=storage)
+    return entry if packed.spec == entry.parts[0] else None
 
 
 def _check_parts(source: Source, entry: QuantizedEntry) -> None:
@@ -215,27 +244,45 @@ def _check_parts(source: Source, entry: QuantizedEntry) -> None:
         if found is None:
             lost = "; without it every value is off by a factor" if part.dtype == "F32" else ""
             raise FileFormatError(f"{where}: its part {part.name!r} is missing{lost}")
-        if found.spec != part:
+        spec = found.spec
+        if part.name == entry.names.second and spec.dtype == part.dtype and spec.nbytes == 4:
+            continue  # tools disagree on [] and [1]
+        if spec != part:
             raise FileFormatError(
-                f"{where}: {part.name!r} is {found.spec.dtype} {list(found.spec.shape)}, expected "
+                f"{where}: {part.name!r} is {spec.dtype} {list(spec.shape)}, expected "
                 f"{part.dtype} {list(part.shape)}"
             )
 
 
-def _with_second_level(source: Source, entry: QuantizedEntry, described: bool) -> QuantizedEntry:
-    """Reads the stored second level: it decides, or must agree with what the metadata says."""
+def _stored_second(source: Source, entry: QuantizedEntry) -> NDArray[np.float32] | None:
+    """The second level that stands in the file, None for formats without one."""
     if entry.names.second is None:
-        return entry
+        return None
     stored = np.empty(1, np.float32)
     source.read(entry.names.second, 0, stored.view(np.uint8).data)
-    if not described:
-        return QuantizedEntry(entry.name, entry.shape, entry.dtype, entry.plan, stored)
+    return stored
+
+
+def _check_second(source: Source, entry: QuantizedEntry) -> None:
+    """Refuses a file whose second level is not what its description says."""
+    stored = _stored_second(source, entry)
+    if stored is None:
+        return
     if stored.view(np.uint32)[0] != entry.stored_second().view(np.uint32)[0]:
         raise FileFormatError(
             f"{source.path}: tensor {entry.name!r}: {entry.names.second!r} and the metadata "
             f"{METADATA_KEY!r} disagree: one of them was changed after quantizing"
         )
-    return entry
+
+
+def complete(source: Source, entry: QuantizedEntry) -> QuantizedEntry:
+    """An entry recognized by names, with its parts checked and its second level read.
+
+    Raises:
+        FileFormatError: if a part is missing or does not fit.
+    """
+    _check_parts(source, entry)
+    return with_changes(entry, second=_stored_second(source, entry))
 
 
 def find_quantized(source: Source) -> list[QuantizedEntry]:
@@ -245,12 +292,13 @@ def find_quantized(source: Source) -> list[QuantizedEntry]:
         FileFormatError: if the description is damaged, or a part is missing or does not fit.
     """
     text = source.metadata.get(METADATA_KEY)
-    entries = _from_names(source) if text is None else _from_metadata(source, text)
-    found = []
+    if text is None:
+        return [complete(source, entry) for entry in entries_by_names(source)]
+    entries = _from_metadata(source, text)
     for entry in entries:
         _check_parts(source, entry)
-        found.append(_with_second_level(source, entry, text is not None))
-    return found
+        _check_second(source, entry)
+    return entries
 
 
 def orphan_codes(source: Source, entries: Iterable[QuantizedEntry]) -> list[str]:

@@ -8,7 +8,7 @@ the first block scale of any of them is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from functools import partial
@@ -26,6 +26,7 @@ from .slabs import (
     Engine,
     Slab,
     Tally,
+    Write,
     WriteBehind,
     read_ahead,
     row_ranges,
@@ -36,9 +37,6 @@ from .slabs import (
 )
 from .source import Source
 from .work import Piece, TensorPlan, pieces_of, units
-
-#: Writes bytes of an output tensor: its name, the offset in it, the bytes.
-Write = Callable[[str, int, Bytes], None]
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,11 @@ class TensorPlan:
 
     Attributes:
         tensor: the tensor.
-        action: `quantize`, `keep` or `skip` (not even a copy is possible).
+        action: `quantize`, `transfer` (codes of another form are taken over), `dequantize`,
+            `keep`, or `skip` (not even a copy is possible).
         reason: why it is not quantized.
         entry: the quantized tensor it becomes.
+        origin: the quantized tensor it was.
         second: its second level; those that share one stand next to each other.
         sums: error sums so far.
     """
@@ -51,6 +53,7 @@ class TensorPlan:
     action: str
     reason: str = ""
     entry: QuantizedEntry | None = None
+    origin: QuantizedEntry | None = None
     second: SecondLevel = field(default_factory=SecondLevel)
     sums: ErrorSums = field(default_factory=ErrorSums)
 
@@ -59,12 +62,13 @@ class TensorPlan:
         """The tensors it becomes in the output."""
         if self.entry is not None:
             return self.entry.stored
-        return [self.tensor.spec] if self.action == "keep" else []
+        return [] if self.action == "skip" else [self.tensor.spec]
 
     def report(self, measured: bool) -> TensorReport:
         """The report of the tensor, with statistics if it was quantized."""
         after = sum(spec.nbytes for spec in self.outputs)
-        entry = self.entry
+        entry = self.entry or self.origin
+        coded = measured and self.action == "quantize"
         return TensorReport(
             name=self.tensor.name,
             shape=self.tensor.spec.shape,
@@ -74,8 +78,8 @@ class TensorPlan:
             format=entry.plan.format.name if entry else None,
             bytes_before=self.tensor.stored,
             bytes_after=after,
-            stats=ErrorStats.from_sums(self.sums, after) if entry and measured else None,
-            sums=self.sums if entry and measured else None,
+            stats=ErrorStats.from_sums(self.sums, after) if coded else None,
+            sums=self.sums if coded else None,
             facts=entry.facts() if entry and measured else {},
         )
 
