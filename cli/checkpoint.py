@@ -16,6 +16,7 @@ from fp4kit.checkpoint.convert import (
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
+from fp4kit.checkpoint.directory import listed
 from fp4kit.checkpoint.options import (
     DEFAULT_SHARD_SIZE,
     CheckpointOptions,
@@ -167,8 +168,11 @@ def finish(
         say(f"Warning: {warning}")
     for name in report.left_out:
         say(f"Not copied: {name} (weights in another form)")
+    reasons: dict[str, list[str]] = {}
     for name, why in report.dropped.items():
-        say(f"Dropped: {name} ({why})")
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        say(f"Dropped: {listed(names)} ({why})")
     if as_json:
         return
     if dry_run:

@@ -24,7 +24,7 @@ COMMANDS = {
     "dequantize": "Turn a quantized file or model directory back into plain numbers.",
     "convert": "Store a quantized checkpoint in another layout, without requantizing.",
     "verify": "Check a quantized checkpoint from any tool.",
-    "inspect": "List the tensors of a file and how they are stored.",
+    "inspect": "List the tensors of a file or model directory and how they are stored.",
     "compare": "Measure how far one file's tensors are from another's.",
     "bench": "Measure how fast every operation is on this machine.",
     "demo": "Write a small model-like file to try the other commands on.",

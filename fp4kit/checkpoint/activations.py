@@ -49,8 +49,7 @@ def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dic
         return {}
     if options.activations == UNCALIBRATED:
         return dict.fromkeys(wanted, UNCALIBRATED_AMAX)
-    path = options.activations_file
-    assert path is not None
+    (path,) = options.files
     given = {name: _amax(name, value, path) for name, value in read_json(path).items()}
     missing = [module for module in wanted if module not in given]
     if missing:

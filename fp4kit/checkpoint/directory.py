@@ -35,7 +35,7 @@ SHOWN = 3
 def listed(names: list[str]) -> str:
     """The first few of many names, for a message."""
     text = ", ".join(repr(name) for name in names[:SHOWN])
-    return text if len(names) <= SHOWN else f"{text}, ..."
+    return text if len(names) <= SHOWN else f"{text} and {len(names) - SHOWN} more"
 
 
 def read_json(path: Path) -> dict[str, Any]:

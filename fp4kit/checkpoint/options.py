@@ -18,7 +18,17 @@ UNCALIBRATED = "uncalibrated"
 
 
 @dataclass(frozen=True)
-class CheckpointOptions:
+class Options:
+    """What all operations are asked for."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files whose content decides bytes as well."""
+        return ()
+
+
+@dataclass(frozen=True)
+class CheckpointOptions(Options):
     """How a checkpoint is quantized.
 
     Attributes:
@@ -45,14 +55,14 @@ class CheckpointOptions:
     max_shard_size: int = 5 * 10**9
 
     @property
-    def activations_file(self) -> Path | None:
-        """The file of activation amaxes, if one was given."""
+    def files(self) -> tuple[Path, ...]:
+        """Files whose content decides bytes as well: that of activation amaxes."""
         given = self.activations not in (None, UNCALIBRATED)
-        return Path(str(self.activations)) if given else None
+        return (Path(str(self.activations)),) if given else ()
 
 
 @dataclass(frozen=True)
-class DequantizeOptions:
+class DequantizeOptions(Options):
     """How a checkpoint is dequantized.
 
     Attributes:
@@ -65,7 +75,7 @@ class DequantizeOptions:
 
 
 @dataclass(frozen=True)
-class ConvertOptions:
+class ConvertOptions(Options):
     """How a quantized checkpoint changes its layout.
 
     Attributes:

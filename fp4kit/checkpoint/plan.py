@@ -18,6 +18,7 @@ from .codes import Codes
 from .layouts import Layout, Summary
 from .layouts.comfy import LAYERS_KEY, SHAPES_KEY
 from .logical import LogicalSource
+from .options import Options
 
 #: Header metadata that described an older quantization.
 OLD_METADATA = (LAYERS_KEY, METADATA_KEY, SHAPES_KEY, "fp4kit_second_level")
@@ -79,7 +80,7 @@ class CheckpointPlan:
     """
 
     source: LogicalSource
-    options: Any
+    options: Options
     layout: Layout | None
     shards: list[Shard]
     summary: Summary

@@ -151,7 +151,7 @@ def embedding_modules(works: dict[str, TensorPlan]) -> tuple[str, ...]:
 def _warnings(plan: CheckpointPlan) -> list[str]:
     """What a user should hear before trusting the result."""
     said = []
-    if plan.options.activations == UNCALIBRATED:
+    if plan.summary.activations == UNCALIBRATED:
         said.append(
             "activation scales are uncalibrated: all are 1.0, which fixes every activation amax at "
             "2688"
@@ -222,7 +222,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     }
     fused = {key: names for key, names in fused.items() if len(names) > 1}
     calibration = options.activations
-    if options.activations_file is not None:
+    if options.files:
         calibration = "calibrated"
     units = _units(source, codes, works, fused)
     limit = options.max_shard_size if checkpoint.is_directory else 1 << 62

@@ -24,7 +24,7 @@ from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.files import AtomicFile, OutputError
 
 from .directory import STATE_DIR, Checkpoint, read_json
-from .options import CheckpointOptions
+from .options import Options
 
 PLAN_FILE = "plan.json"
 LOCK_FILE = "lock"
@@ -38,7 +38,7 @@ def write_json(path: Path, content: object) -> None:
         file.commit()
 
 
-def fingerprint(checkpoint: Checkpoint, options: CheckpointOptions) -> dict[str, Any]:
+def fingerprint(checkpoint: Checkpoint, options: Options) -> dict[str, Any]:
     """Everything that the output's bytes depend on.
 
     Files of weights count by name, size, time of change and header, JSON files by content.
@@ -51,8 +51,7 @@ def fingerprint(checkpoint: Checkpoint, options: CheckpointOptions) -> dict[str,
             header = hashlib.sha256(file.read(length)).hexdigest()
         files[path.name] = [facts.st_size, facts.st_mtime_ns, header]
     documents = [checkpoint.config, checkpoint.hf_quant_config]
-    if options.activations_file is not None:
-        documents.append(read_json(options.activations_file))
+    documents += [read_json(path) for path in options.files]
     content = json.dumps(documents, sort_keys=True).encode()
     return {
         "fp4kit": __version__,

@@ -27,12 +27,13 @@ from .rules import is_linear_weight
 CHUNK = 16 << 20
 
 
-def structure_faults(path: Path, *, unfinished: bool = False) -> list[str]:
-    """Every fault of a quantized checkpoint that can be seen without its source.
+def structure_faults(path: Path, *, unfinished: bool = False, plain: bool = False) -> list[str]:
+    """Every fault of a checkpoint that can be seen without its source.
 
     Args:
         path: model directory or .safetensors file, from any tool.
         unfinished: look also at a directory whose conversion has not said that it is done.
+        plain: it may hold no quantized weight.
 
     Returns:
         One line per fault; empty if there is none.
@@ -41,7 +42,8 @@ def structure_faults(path: Path, *, unfinished: bool = False) -> list[str]:
         with Checkpoint(path, unfinished=unfinished) as checkpoint:
             quantized = find_quantized_weights(checkpoint)
             if quantized is None or not quantized.entries:
-                return [f"{path}: holds no quantized weight of a known layout"]
+                unquantized = f"{path}: holds no quantized weight of a known layout"
+                return list(_index_faults(checkpoint)) if plain else [unquantized]
             return list(_faults(checkpoint, quantized))
     except Fp4kitError as error:
         return [str(error)]

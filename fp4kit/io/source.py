@@ -263,6 +263,11 @@ def open_source(path: Path, void_dtype: str | None = None) -> Source:
     """
     if void_dtype not in (None, "bfloat16"):
         raise OptionError(f"void_dtype={void_dtype!r} is not known; choose bfloat16")
+    if path.is_dir():
+        raise OptionError(
+            f"{path}: is a directory; give one of its files (quantize, dequantize, convert, verify "
+            "and inspect take whole model directories)"
+        )
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise OptionError(f"{path}: unknown kind of file; inputs end in {', '.join(SUFFIXES)}")
