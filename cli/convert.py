@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from fp4kit.checkpoint.layouts import ALL_LAYOUTS
+
 from . import checkpoint
 from .options import (
     force_option,
@@ -30,7 +32,7 @@ from .text import example
 @output_option("Directory to create, or file if IN is one.", required=True)
 @click.option(
     "--layout",
-    type=click.Choice(["compressed-tensors", "modelopt", "comfy"]),
+    type=click.Choice(list(ALL_LAYOUTS)),
     required=True,
     help="Layout of the result.",
 )

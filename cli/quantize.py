@@ -10,6 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS
+from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.convert import plan_quantize_file, quantize_file
 from fp4kit.io.report import FileReport, QuantizeOptions
@@ -69,7 +71,7 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
 )
 @click.option(
     "--layout",
-    type=click.Choice(["compressed-tensors", "modelopt", "comfy"]),
+    type=click.Choice(list(ALL_LAYOUTS)),
     help="Model directories: for which engines to store the result. comfy also takes a single "
     "file.  [default: compressed-tensors]",
 )
@@ -84,7 +86,7 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
 )
 @click.option(
     "--experts-layout",
-    type=click.Choice(["out_in", "in_out", "interleaved"]),
+    type=click.Choice(EXPERTS_LAYOUTS),
     help="Model directories: how fused 3-D experts are stored, where that is not clear.",
 )
 @max_shard_size_option
