@@ -135,10 +135,21 @@ def ignored_modules(works: dict[str, TensorPlan], config: dict[str, Any]) -> tup
         if work.entry is None and is_linear_weight(name, work.tensor.spec.shape)
     ]
     modules = [module_of(name) for name in kept]
+    modules += _fused_experts(works)
     modules += [module_of(name) for name in absent_siblings(kept) if name not in works]
     if config.get("tie_word_embeddings") and not any(name.endswith("lm_head") for name in modules):
         modules.append("lm_head")
     return tuple(sorted(set(modules)))
+
+
+def _fused_experts(works: dict[str, TensorPlan]) -> list[str]:
+    """Modules of experts that stay fused: an engine builds them as one layer of that name."""
+    found = []
+    for name, work in works.items():
+        parts = name.split(".")
+        if work.entry is None and len(work.tensor.spec.shape) == 3 and "experts" in parts:
+            found.append(".".join(parts[: parts.index("experts") + 1]))
+    return found
 
 
 def embedding_modules(works: dict[str, TensorPlan]) -> tuple[str, ...]:

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from fp4kit import __version__
 from fp4kit.io.report import FileReport
@@ -26,7 +29,7 @@ class CheckpointReport(FileReport):
         left_out: weights in another form, which are not.
         disk_needed: bytes that the output takes.
         warnings: what the user should know.
-        versions: of fp4kit.
+        versions: of fp4kit, Python and NumPy.
     """
 
     shards: dict[str, int] = field(default_factory=dict)
@@ -78,5 +81,9 @@ def make_report(
         left_out=left_out,
         disk_needed=plan.nbytes + others,
         warnings=warnings,
-        versions={"fp4kit": __version__},
+        versions={
+            "fp4kit": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
     )
