@@ -48,7 +48,7 @@ class Quantized:
 
 def read_facts(checkpoint: Checkpoint) -> QuantFacts | None:
     """What the JSON files and headers of a checkpoint say about its quantization, or None."""
-    return detect(checkpoint.config, checkpoint.hf_quant_config, checkpoint.metadata)
+    return detect(checkpoint.config, checkpoint.hf_quant_config, checkpoint.headers)
 
 
 def _by_names(checkpoint: Checkpoint) -> Layout | None:
@@ -92,7 +92,10 @@ def _orphans(source: Source, entries: Iterable[QuantizedEntry], layout: Layout) 
         if name not in known
         and (
             (tensor.spec.dtype in ("U8", "F8_E4M3", "F8_E5M2") and not name.endswith(MARKER))
-            or name.endswith(layout.storage.second_suffix)
+            or (
+                name.endswith(layout.storage.second_suffix)
+                and not name.endswith(layout.activation_suffix)
+            )
         )
     ]
 
@@ -114,7 +117,7 @@ def find_quantized_weights(checkpoint: Checkpoint) -> Quantized | None:
     layout = ALL_LAYOUTS[facts.layout] if facts is not None else _by_names(checkpoint)
     if layout is None:
         return None
-    shapes = padded_shapes(checkpoint.metadata, checkpoint.path)
+    shapes = padded_shapes(checkpoint.headers, checkpoint.path)
     entries = layout.find(checkpoint, shapes)
     orphans = _orphans(checkpoint, entries, layout)
     if orphans:
