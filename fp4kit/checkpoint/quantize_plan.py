@@ -117,14 +117,14 @@ def _kept(source: LogicalSource, tensor: SourceTensor, reason: str, dtype: str) 
     return TensorPlan(tensor, "keep", reason)
 
 
-def _model_dtype(config: dict[str, Any]) -> str:
-    """Element type of the model's weights by its config."""
+def _model_dtype(config: dict[str, Any]) -> str | None:
+    """Element type of the model's weights by its config, None if that does not say."""
     text = config.get("text_config")
     nested = text if isinstance(text, dict) else {}
     for value in (config.get("dtype"), config.get("torch_dtype"), nested.get("dtype")):
         if value in DTYPES:
             return str(value)
-    return DECODED_DTYPE
+    return None
 
 
 def ignored_modules(works: dict[str, TensorPlan], config: dict[str, Any]) -> tuple[str, ...]:
@@ -180,7 +180,23 @@ def _warnings(plan: CheckpointPlan) -> list[str]:
         )
     if not any(work.entry is not None for work in plan.works):
         said.append("no tensor is quantized; all are kept")
+    said += _reader_warnings(plan)
     return said
+
+
+def _reader_warnings(plan: CheckpointPlan) -> list[str]:
+    """What a reader has to be told so that it can compute with the weights that it decodes."""
+    checkpoint = plan.source.checkpoint
+    floats = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype in DTYPES)
+    # Without a word in config.json, transformers takes the type of the first float tensor.
+    dtype = _model_dtype(checkpoint.config) or next(floats, DECODED_DTYPE)
+    decoded = None if plan.layout is None else plan.layout.decoded_dtype
+    if decoded in (None, dtype):
+        return []
+    return [
+        f"the model is {dtype}, but transformers decodes this layout to {decoded} only: load it "
+        f"with from_pretrained(..., dtype=torch.{decoded})"
+    ]
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> CheckpointPlan:
@@ -207,7 +223,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     rules.check_used(source.tensors)
     reasons = _reasons(source, options, rules, config)
     _rejoin(source, reasons)
-    dtype = _model_dtype(config)
+    dtype = _model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
     amaxes = activation_amaxes(options, [module_of(name) for name in weights])
     spec = get_format(options.format)

@@ -59,6 +59,8 @@ class Layout(ABC):
         activation_suffix: what the name of a module's activation scale adds to it.
         activation_shape: shape of that scale; its direction is that of the weights' second level.
         single_file: whether a file without a directory is complete.
+        decoded_dtype: the only element type that transformers decodes it to, None if that follows
+            the model or it does not read it.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Layout(ABC):
     activation_suffix: str
     activation_shape: tuple[int, ...]
     single_file: bool = False
+    decoded_dtype: str | None = None
 
     @abstractmethod
     def quantization_config(self, summary: Summary) -> dict[str, Any] | None:

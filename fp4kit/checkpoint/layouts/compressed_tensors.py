@@ -40,6 +40,7 @@ class CompressedTensors(Layout):
     recipe = METHOD
     activation_suffix = ".input_global_scale"
     activation_shape = (1,)
+    decoded_dtype = "bfloat16"
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json; the reader refuses unknown keys."""
