@@ -96,13 +96,12 @@ def _codes(codes: dict[str, Codes], works: list[TensorPlan]) -> list[Codes]:
 
 
 def _rejoin(source: LogicalSource, reasons: dict[str, str]) -> None:
-    """Leaves fused experts fused where none of them is quantized."""
+    """Leaves fused experts fused where none of them is quantized, nor decoded one by one."""
     folders: dict[str, list[str]] = {}
     for name, view in source.views.items():
-        if not source.is_decoded(name):
-            folders.setdefault(view.consumed[0].rpartition(".")[0], []).append(name)
+        folders.setdefault(view.consumed[0].rpartition(".")[0], []).append(name)
     for names in folders.values():
-        if all(reasons[name] for name in names):
+        if all(reasons[name] and not source.is_decoded(name) for name in names):
             first = reasons[names[0]]
             for stored in source.rejoin(names):
                 reasons[stored] = first
