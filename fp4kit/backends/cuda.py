@@ -81,11 +81,9 @@ def _too_old(device: int) -> str:
     return f"device {device} has compute capability {major}.{minor}, {wanted} or newer is needed"
 
 
-def _aligned(*arrays: RawArray) -> bool:
-    bits = 0
-    for array in arrays:
-        bits |= array.data.ptr
-    return bits % cuda_launch.VECTOR == 0
+def _aligned(addresses: int) -> bool:
+    """Whether vectors may be moved at all of some addresses, joined by `|`."""
+    return addresses % cuda_launch.VECTOR == 0
 
 
 def _current_device() -> int:
@@ -247,10 +245,10 @@ class CudaBackend(Backend):
         packed: RawArray,
         block_scale: RawArray,
     ) -> None:
-        ready = cuda_ready.quantize(
-            _current_device(), plan, dtype, _count(second), _aligned(x, packed)
-        )
-        ready.launch(x.data.ptr, _address(second), packed.data.ptr, block_scale.data.ptr)
+        source, codes = x.data.ptr, packed.data.ptr
+        aligned = _aligned(source | codes)
+        ready = cuda_ready.quantize(_current_device(), plan, dtype, _count(second), aligned)
+        ready.launch(source, _address(second), codes, block_scale.data.ptr)
 
     def dequantize(
         self,
@@ -261,10 +259,10 @@ class CudaBackend(Backend):
         out: RawArray,
         dtype: str,
     ) -> None:
-        ready = cuda_ready.dequantize(
-            _current_device(), plan, dtype, _count(second), _aligned(packed, out)
-        )
-        ready.launch(packed.data.ptr, block_scale.data.ptr, _address(second), out.data.ptr)
+        codes, target = packed.data.ptr, out.data.ptr
+        aligned = _aligned(codes | target)
+        ready = cuda_ready.dequantize(_current_device(), plan, dtype, _count(second), aligned)
+        ready.launch(codes, block_scale.data.ptr, _address(second), target)
 
     def quantize_dequantize(
         self,
@@ -276,7 +274,7 @@ class CudaBackend(Backend):
         out_dtype: str,
     ) -> None:
         fused = dtype == out_dtype and cuda_launch.rows_are_vectors(plan.cols, dtype)
-        if fused and _aligned(x, out):
+        if fused and _aligned(x.data.ptr | out.data.ptr):
             ready = cuda_ready.fused(_current_device(), plan, dtype, _count(second))
             ready.launch(x.data.ptr, _address(second), out.data.ptr)
             return
@@ -295,7 +293,7 @@ class CudaBackend(Backend):
             out.data.copy_from_device_async(scales.data, scales.nbytes)
             return
         rows, cols = scales.shape
-        words = cols % 4 == 0 and scales.data.ptr % 4 == 0 and _aligned(out)
+        words = cols % 4 == 0 and scales.data.ptr % 4 == 0 and _aligned(out.data.ptr)
         grid, tiles = cuda_launch.swizzle_geometry(rows, cols, layout)
         _launch(cuda_module.swizzle_kernel(layout, words), grid, (scales, out, rows, cols, *tiles))
 
@@ -304,7 +302,7 @@ class CudaBackend(Backend):
             out.data.copy_from_device_async(swizzled.data, swizzled.nbytes)
             return
         rows, cols = out.shape
-        words = cols % 4 == 0 and out.data.ptr % 4 == 0 and _aligned(swizzled)
+        words = cols % 4 == 0 and out.data.ptr % 4 == 0 and _aligned(swizzled.data.ptr)
         grid, tiles = cuda_launch.swizzle_geometry(rows, cols, layout)
         _launch(
             cuda_module.unswizzle_kernel(layout, words), grid, (swizzled, out, rows, cols, *tiles)
@@ -318,7 +316,7 @@ class CudaBackend(Backend):
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         # A ragged end would cross the array's: those few sizes take the single accesses.
         vectors = [
-            int(cuda_launch.rows_are_vectors(array.size, name) and _aligned(array))
+            int(cuda_launch.rows_are_vectors(array.size, name) and _aligned(array.data.ptr))
             for array, name in ((x, x_dtype), (y, y_dtype))
         ]
         _launch(
@@ -352,7 +350,7 @@ class CudaBackend(Backend):
         import cupy
 
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
-        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x)
+        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x.data.ptr)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)
         pointer = 0 if second is None else second
         arguments = (x, packed, block_scale, pointer, *launch.scalars, partials)

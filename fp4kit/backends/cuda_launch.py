@@ -38,10 +38,8 @@ WARP = 32
 #: Bytes of a vector access.
 VECTOR = 16
 MAX_GRID = 2**31 - 1
-#: Bytes that a block of `amax_kernel` reads: few enough blocks for large arrays, enough for small.
-AMAX_CHUNK = 65536
-AMAX_SMALL_CHUNK = 32768
-AMAX_SMALL = 32 << 20
+#: Bytes that a block of `amax_kernel` reads: one round of its loads in flight.
+AMAX_CHUNK = 32768
 #: Blocks of the error kernels: fixed, so that sums do not depend on the device.
 ERROR_BLOCKS = 1024
 #: Columns of a row of partial sums, as error_stats.cu numbers them; the last is a maximum.
@@ -296,8 +294,7 @@ def amax_geometry(
 ) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
     """Grid and (group size, chunk size, chunks of a group, chunks) of `amax_kernel`."""
     group_size = size // groups
-    large = size * item_size >= AMAX_SMALL
-    chunk_size = (AMAX_CHUNK if large else AMAX_SMALL_CHUNK) // item_size
+    chunk_size = AMAX_CHUNK // item_size
     group_chunks = -(-group_size // chunk_size)
     chunks = groups * group_chunks
     return (min(chunks, MAX_GRID),), (group_size, chunk_size, group_chunks, chunks)
