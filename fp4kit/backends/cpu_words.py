@@ -244,3 +244,10 @@ def _join_finite(even, odd, word):
     if word == types.int32:
         return lambda even, odd, word: np.int32(narrow_half(even) | (narrow_half(odd) << u32(16)))
     return lambda even, odd, word: u64(float_bits(even)) | (u64(float_bits(odd)) << u64(32))
+
+
+@jit
+def round_range(pairs, begin, end, out):
+    """Rounds pairs begin..end of float32 (u64 words) to the element type of the words of `out`."""
+    for i in range(begin, end):
+        out[i] = join(low(pairs[i]), high(pairs[i]), out[i])

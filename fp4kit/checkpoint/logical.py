@@ -4,24 +4,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace as with_changes
 
 import numpy as np
 
-from fp4kit import arrays, codecs
+from fp4kit.backends.cpu_cast import round_float32
 from fp4kit.formats import DTYPES as FLOATS
-from fp4kit.io.safetensors import DTYPE_CODES, DTYPES, TensorSpec
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
+from fp4kit.io.source import SourceTensor
 
 from .directory import Checkpoint
-from .views import View
+from .views import Bytes, Overlay, RowView, View
 
-#: Elements converted at a time.
-CHUNK = 1 << 20
+#: Bytes of float32 that are computed and rounded at a time: a few megabytes would have views that
+#: pass through a whole matrix for any number of rows do that many times.
+WIDE_BYTES = 64 << 20
 
 
-class Cast(View):
+class Cast(RowView):
     """Another view rounded to a narrower element type, for tensors that stay unquantized."""
+
+    # It cuts by itself.
+    uncut = True
 
     def __init__(self, view: View, dtype: str) -> None:
         self._view = view
@@ -34,60 +39,29 @@ class Cast(View):
         )
         self.consumed = view.consumed
 
-    def read(self, offset: int, out: memoryview) -> None:  # noqa: D102
-        width = DTYPES[self.tensor.spec.dtype].bits // 8
-        first, skip = divmod(offset, width)
-        target = np.frombuffer(out, np.uint8)
-        done = 0
-        while done < len(target):
-            count = min(CHUNK, -(-(len(target) - done + skip) // width))
-            wide = np.empty(count, np.float32)
-            self._view.read(first * 4, wide.view(np.uint8).data)
-            narrow = codecs.from_float32(wide, self._dtype)
-            raw = np.ascontiguousarray(narrow, arrays.RAW_DTYPES[self._dtype]).view(np.uint8)
-            piece = raw[skip : skip + len(target) - done]
-            target[done : done + len(piece)] = piece
-            done, first, skip = done + len(piece), first + count, 0
+    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
+        width = self._view.tensor.row_bytes
+        step = max(WIDE_BYTES // width, 1)
+        wide = np.empty(min(step, last - first) * width, np.uint8)
+        for begin in range(first, last, step):
+            end = min(begin + step, last)
+            part = wide[: (end - begin) * width]
+            self._view.read(begin * width, part.data)
+            target = out[begin - first : end - first].reshape(-1)
+            round_float32(part.view(np.float32), self._dtype, target)
 
 
-class LogicalSource(Source):
-    """The logical tensors of a checkpoint, in the order in which their parts are stored.
+class LogicalSource(Overlay):
+    """The logical tensors of a checkpoint; its views may be taken back, or change their type.
 
     Attributes:
-        path: the checkpoint.
-        metadata: that of its shards.
-        tensors: every tensor that is not a part of a view, and every view.
-        views: the views by name.
         checkpoint: where the stored tensors are.
     """
 
-    def __init__(self, checkpoint: Checkpoint, views: list[View], dropped: set[str]) -> None:
-        """Puts views in the place of what they consume.
-
-        Args:
-            checkpoint: the stored tensors.
-            views: what is computed from some of them.
-            dropped: stored tensors that appear nowhere.
-        """
+    def __init__(self, checkpoint: Checkpoint, views: list[View], dropped: Collection[str]) -> None:
+        """Puts views in the place of what they consume; see :class:`.views.Overlay`."""
+        super().__init__(checkpoint, views, dropped)
         self.checkpoint = checkpoint
-        self._dropped = dropped
-        self.path = checkpoint.path
-        self.metadata = checkpoint.metadata
-        self.views = {view.tensor.name: view for view in views}
-        self.tensors = self._in_order()
-
-    def _in_order(self) -> dict[str, SourceTensor]:
-        first: dict[str, list[View]] = {}
-        for view in self.views.values():
-            first.setdefault(view.consumed[0], []).append(view)
-        consumed = {name for view in self.views.values() for name in view.consumed}
-        tensors: dict[str, SourceTensor] = {}
-        for name, tensor in self.checkpoint.tensors.items():
-            for view in first.get(name, ()):
-                tensors[view.tensor.name] = view.tensor
-            if name not in consumed and name not in self._dropped:
-                tensors[name] = tensor
-        return tensors
 
     def is_decoded(self, name: str) -> bool:
         """Whether a tensor is computed from FP8 or MXFP4, and not only a part of a float one."""
@@ -108,13 +82,3 @@ class LogicalSource(Source):
         self.views[name] = view
         self.tensors[name] = view.tensor
         return view.tensor
-
-    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
-        view = self.views.get(name)
-        if view is None:
-            self.checkpoint.read(name, offset, out)
-        else:
-            view.read(offset, out)
-
-    def close(self) -> None:  # noqa: D102
-        self.checkpoint.close()

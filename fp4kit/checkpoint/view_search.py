@@ -16,7 +16,7 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.source import Source
 
 from . import expert_views, fp8_views, mxfp4_views
-from .views import View, where
+from .views import Overlay, View, where
 
 #: Last parts of the names of activation scales of an older quantization.
 ACTIVATION_SCALES = ("input_scale", "output_scale", "q_scale", "k_scale", "v_scale")
@@ -41,37 +41,6 @@ class FoundViews:
 
     views: list[View]
     dropped: dict[str, str]
-
-
-class Overlay(Source):
-    """A source with some of its tensors replaced by views."""
-
-    def __init__(self, source: Source, views: list[View]) -> None:
-        consumed = {name for view in views for name in view.consumed}
-        self._source = source
-        self.path = source.path
-        self.metadata = source.metadata
-        self.views = {view.tensor.name: view for view in views}
-        self.tensors = {
-            name: tensor for name, tensor in source.tensors.items() if name not in consumed
-        }
-        for name, view in self.views.items():
-            if name in self.tensors:
-                raise FileFormatError(
-                    f"{where(source, name)} is stored, and {view.consumed[0]!r} stands for a "
-                    "tensor of the same name; remove one of them"
-                )
-            self.tensors[name] = view.tensor
-
-    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
-        view = self.views.get(name)
-        if view is None:
-            self._source.read(name, offset, out)
-        else:
-            view.read(offset, out)
-
-    def close(self) -> None:
-        """Nothing to do: the stored tensors belong to the source."""
 
 
 def _dropped(source: Source, config: dict[str, Any], views: list[View]) -> dict[str, str]:

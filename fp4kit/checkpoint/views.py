@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4kit.errors import FileFormatError
 from fp4kit.io.safetensors import DTYPES, TensorSpec
 from fp4kit.io.source import Source, SourceTensor
 
@@ -83,6 +85,65 @@ class RowView(View):
             piece = buffer.reshape(-1)[skip : skip + len(left)]
             left[: len(piece)] = piece
             done += len(piece)
+
+
+class Overlay(Source):
+    """A source with some of its tensors replaced by views.
+
+    Attributes:
+        path: that of the source.
+        metadata: that of the source.
+        tensors: every tensor that is not a part of a view, and every view, in the order in which
+            their parts are stored.
+        views: the views by name.
+    """
+
+    def __init__(self, source: Source, views: list[View], dropped: Collection[str] = ()) -> None:
+        """Puts views in the place of what they consume.
+
+        Args:
+            source: the stored tensors.
+            views: what is computed from some of them.
+            dropped: stored tensors that appear nowhere.
+
+        Raises:
+            FileFormatError: if a view and a stored tensor that stays have the same name.
+        """
+        self._source = source
+        self._dropped = frozenset(dropped)
+        self.path = source.path
+        self.metadata = source.metadata
+        self.views = {view.tensor.name: view for view in views}
+        self.tensors = self._in_order()
+
+    def _in_order(self) -> dict[str, SourceTensor]:
+        first: dict[str, list[View]] = {}
+        for view in self.views.values():
+            first.setdefault(view.consumed[0], []).append(view)
+        consumed = {name for view in self.views.values() for name in view.consumed}
+        tensors: dict[str, SourceTensor] = {}
+        for name, tensor in self._source.tensors.items():
+            for view in first.get(name, ()):
+                tensors[view.tensor.name] = view.tensor
+            if name in consumed or name in self._dropped:
+                continue
+            if name in self.views:
+                raise FileFormatError(
+                    f"{where(self._source, name)} is stored, and {self.views[name].consumed[0]!r} "
+                    "stands for a tensor of the same name; remove one of them"
+                )
+            tensors[name] = tensor
+        return tensors
+
+    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
+        view = self.views.get(name)
+        if view is None:
+            self._source.read(name, offset, out)
+        else:
+            view.read(offset, out)
+
+    def close(self) -> None:  # noqa: D102
+        self._source.close()
 
 
 def described(
