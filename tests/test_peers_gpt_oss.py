@@ -16,7 +16,6 @@ from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")
-pytest.importorskip("accelerate", reason="the peers extra is not installed")
 pytest.importorskip("compressed_tensors", reason="the peers extra is not installed")
 
 # Their own deprecations are not ours to fix.
@@ -97,14 +96,15 @@ def original(tmp_path_factory):
     """The model with the widest exponents that fit, and what transformers makes of it."""
     folder = tmp_path_factory.mktemp("gpt-oss") / "mxfp4"
     mxfp4_model(folder, wide_scales)
-    model, info = load(folder)
+    config = transformers.Mxfp4Config(dequantize=True)
+    model, info = load(folder, quantization_config=config)
     assert not info
     return folder, model
 
 
-def load(folder):
+def load(folder, **options):
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True
+        folder, output_loading_info=True, **options
     )
     return model.eval(), {kind: set(names) for kind, names in info.items() if names}
 
