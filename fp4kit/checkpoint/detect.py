@@ -132,14 +132,14 @@ def _modelopt(config: dict[str, Any] | None, hf_quant: dict[str, Any] | None) ->
 
 
 def detect(
-    config: dict[str, Any], hf_quant: dict[str, Any] | None, metadata: dict[str, str]
+    config: dict[str, Any], hf_quant: dict[str, Any] | None, headers: Iterable[dict[str, str]]
 ) -> QuantFacts | None:
     """What the JSON files and headers of a checkpoint say about its quantization.
 
     Args:
         config: content of config.json, empty without one.
         hf_quant: content of hf_quant_config.json, or None.
-        metadata: header metadata of the weight files.
+        headers: header metadata of the weight files.
 
     Returns:
         The facts, None if it does not say that it is quantized. Methods that are not read here
@@ -165,7 +165,7 @@ def detect(
         return _compressed_tensors(given)
     if given is not None:
         return QuantFacts(str(method or "an unnamed method"))
-    layers = comfy.recorded_layers(metadata, "header")
+    layers = comfy.recorded_layers(headers, "header")
     if layers:
         other = sorted(set(layers.values()) - {"nvfp4"})
         if other:

@@ -118,7 +118,8 @@ class Checkpoint(Source):
         base: first part of the names of the weight files, for example `model`.
         config: content of config.json, empty without one.
         hf_quant_config: content of hf_quant_config.json, None without one.
-        metadata: header metadata of all shards together.
+        metadata: header metadata of all shards together, the first one's values where they differ.
+        headers: header metadata of each shard.
         tensors: every stored tensor, shard after shard.
         shards: shard file name to its names of tensors.
         indexed: whether there is an index.
@@ -136,6 +137,7 @@ class Checkpoint(Source):
         """
         self.path = path
         self.metadata = {}
+        self.headers: list[dict[str, str]] = []
         self.tensors = {}
         self.shards: dict[str, list[str]] = {}
         self.config: dict[str, Any] = {}
@@ -189,6 +191,7 @@ class Checkpoint(Source):
         self.tensors.update(source.tensors)
         self._owner.update(dict.fromkeys(source.tensors, source))
         self.metadata = {**source.metadata, **self.metadata}
+        self.headers.append(source.metadata)
 
     def _check_index(self, index: Path, weight_map: dict[str, str]) -> None:
         lost = [

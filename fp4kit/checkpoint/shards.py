@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit.backends.base import ErrorSums
+from fp4kit.formats import get_recipe
 from fp4kit.io.dequantize_file import decode_tensors
 from fp4kit.io.quantize_stream import quantize_stream
 from fp4kit.io.safetensors import SafetensorsWriter
@@ -89,6 +90,10 @@ def _results(shard: Shard) -> dict[str, Any]:
             "reason": work.reason,
             "sums": asdict(work.sums),
             "second": None if second is None else int(second.view(np.uint32)[0]),
+            # That of the layout where MXFP4 codes were taken over.
+            "recipe": work.entry.plan.recipe.name
+            if work.entry and work.entry.plan.recipe
+            else None,
         }
     return results
 
@@ -101,7 +106,8 @@ def _restore(shard: Shard, results: dict[str, Any]) -> None:
         work.sums = ErrorSums(**noted["sums"])
         if work.entry is not None and noted["second"] is not None:
             second = np.array([noted["second"]], np.uint32).view(np.float32)
-            work.entry = with_changes(work.entry, second=second)
+            plan = with_changes(work.entry.plan, recipe=get_recipe(noted["recipe"]))
+            work.entry = with_changes(work.entry, plan=plan, second=second)
 
 
 class _Workers:

@@ -15,15 +15,16 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fp4kit import __version__
-from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.errors import OptionError
 from fp4kit.io.files import AtomicFile, OutputError
 
-from .directory import STATE_DIR, Checkpoint, read_json
+from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, STATE_DIR, Checkpoint, read_json
 from .options import Options
 
 PLAN_FILE = "plan.json"
@@ -104,6 +105,12 @@ class State:
             raise OutputError(
                 f"{self.target}: another fp4kit process is writing there; wait for it"
             ) from None
+        if os.fstat(self._lock).st_nlink == 0:
+            os.close(self._lock)
+            raise OutputError(
+                f"{self.target}: another fp4kit process has finished there just now; look at its "
+                "result"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,16 +120,14 @@ class State:
     def begin(self, wanted: dict[str, Any], *, resume: bool) -> None:
         """Starts over, or checks that what an earlier run left can be continued.
 
+        A run that was killed before it noted anything has left nothing to continue, so that it is
+        started over in any case.
+
         Raises:
             OptionError: if it was begun from another source or with other options.
-            FileFormatError: if there is nothing to continue.
         """
         plan = self.folder / PLAN_FILE
-        if resume:
-            if not plan.is_file():
-                raise FileFormatError(
-                    f"{self.target}: holds no unfinished conversion; leave --resume out"
-                )
+        if resume and plan.is_file():
             before = read_json(plan)
             if before != wanted:
                 raise OptionError(
@@ -131,11 +136,19 @@ class State:
                 )
         else:
             # What a run with other options left must not stay beside the new shards.
-            for path in (*self.folder.glob("*.json"), *self.target.glob("*.safetensors")):
+            for path in (*self.folder.glob("*.json"), *self._generated()):
                 path.unlink()
             write_json(plan, wanted)
         for left in self.target.glob(".*.fp4kit-tmp"):  # of a run that was killed
             left.unlink()
+
+    def _generated(self) -> Iterator[Path]:
+        """What an earlier run wrote and this one may not: other layouts have other files."""
+        yield from self.target.glob("*.safetensors")
+        yield from self.target.glob(f"*{INDEX_SUFFIX}")
+        for name in (CONFIG, HF_QUANT_CONFIG):
+            if (self.target / name).is_file():
+                yield self.target / name
 
     def done(self, shard: str) -> dict[str, Any] | None:
         """The results of a shard that an earlier run finished, or None."""

@@ -78,7 +78,7 @@ def _index_faults(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _header_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
     if quantized.layout.single_file:
-        recorded = set(recorded_layers(checkpoint.metadata, checkpoint.path))
+        recorded = set(recorded_layers(checkpoint.headers, checkpoint.path))
         modules = {module_of(name) for name in quantized.entries}
         for module in sorted(modules - recorded):
             yield f"{module}: is quantized, but the header metadata does not say so"

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp4kit.errors import FileFormatError
@@ -28,33 +28,39 @@ def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def recorded_layers(metadata: dict[str, str], where: object) -> dict[str, str]:
-    """Modules that a header calls quantized, with their formats.
+def _records(headers: Iterable[Mapping[str, str]], key: str) -> Iterator[Any]:
+    """What the headers of the shards say under a key; each speaks of its own weights."""
+    for text in dict.fromkeys(header[key] for header in headers if key in header):
+        yield strict_json(text)
+
+
+def recorded_layers(headers: Iterable[Mapping[str, str]], where: object) -> dict[str, str]:
+    """Modules that the headers of a checkpoint's files call quantized, with their formats.
 
     Raises:
-        FileFormatError: if the record is damaged.
+        FileFormatError: if a record is damaged.
     """
-    text = metadata.get(LAYERS_KEY)
-    if text is None:
-        return {}
+    layers: dict[str, str] = {}
     try:
-        layers = strict_json(text)["layers"]
-        return {name: str(facts["format"]) for name, facts in layers.items()}
+        for record in _records(headers, LAYERS_KEY):
+            layers |= {name: str(facts["format"]) for name, facts in record["layers"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(f"{where}: metadata {LAYERS_KEY!r}: damaged: {error!s}") from None
+    return layers
 
 
-def padded_shapes(metadata: dict[str, str], where: object) -> dict[str, tuple[int, ...]]:
-    """Logical shapes that a header records.
+def padded_shapes(
+    headers: Iterable[Mapping[str, str]], where: object
+) -> dict[str, tuple[int, ...]]:
+    """Logical shapes that the headers of a checkpoint's files record.
 
     Raises:
-        FileFormatError: if the record is damaged.
+        FileFormatError: if a record is damaged.
     """
-    text = metadata.get(SHAPES_KEY)
-    if text is None:
-        return {}
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
-        shapes = {name: tuple(shape) for name, shape in strict_json(text).items()}
+        for record in _records(headers, SHAPES_KEY):
+            shapes |= {name: tuple(shape) for name, shape in record.items()}
         if not all(type(size) is int and size > 0 for shape in shapes.values() for size in shape):
             raise ValueError("a size is no positive integer")
     except (ValueError, TypeError, AttributeError) as error:
