@@ -35,6 +35,7 @@ from .sources import entry_codes, open_quantized
 SECOND_LEVEL_KEY = "fp4kit_second_level"
 
 Scale = NDArray[np.float32]
+OPPOSITE = {"encode": "decode", "decode": "encode"}
 
 
 def _bits(value: Scale) -> int:
@@ -65,22 +66,26 @@ class _Directions:
             key: name of the weight or module that it belongs to.
             value: float32 (1,) in the old direction.
         """
-        if self._old == self._new:
-            return value
         with quiet():
-            result = convert_second_level(value, self._old, self._new)
-            before = np.array([self._before.get(key, 0)], np.uint32).view(np.float32)
-            if key in self._before and _bits(self._back(before, self._new, self._old)) == _bits(
-                value
-            ):
+            before = self._recorded(key, value)
+            if self._old == self._new:
+                if before is not None:
+                    self.kept[key] = _bits(before)
+                return value
+            if before is not None:
                 return before
-            if _bits(self._back(result, self._new, self._old)) != _bits(value):
+            result = convert_second_level(value, self._old, self._new)
+            if _bits(convert_second_level(result, self._new, self._old)) != _bits(value):
                 self.kept[key] = _bits(value)
         return result
 
-    @staticmethod
-    def _back(value: Scale, source: str, target: str) -> Scale:
-        return convert_second_level(value, source, target)
+    def _recorded(self, key: str, value: Scale) -> Scale | None:
+        """The scale that this one was made from, if the header knows it and it still fits."""
+        if key not in self._before:
+            return None
+        before = np.array([self._before[key]], np.uint32).view(np.float32)
+        turned = convert_second_level(before, OPPOSITE[self._old], self._old)
+        return before if _bits(turned) == _bits(value) else None
 
 
 def _entry(
@@ -106,7 +111,8 @@ def _with_activation(
     if value is None or entry.second is None:
         return entry
     name = f"{module}{layout.activation_suffix}"
-    scale = directions.turned(name, value).astype("<f4").tobytes()
+    # Its own name differs between layouts.
+    scale = directions.turned(module, value).astype("<f4").tobytes()
     constant = Constant(TensorSpec(name, "F32", layout.activation_shape), scale)
     return QuantizedEntry(
         entry.name,
