@@ -294,15 +294,25 @@ def dtypes() -> dict[str, np.dtype]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Stored tensors in memory
+# Helpers of several test modules, which cannot import each other
 # ------------------------------------------------------------------------------------------------
+
+
+def _load(name: str) -> Any:
+    path = Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
 def stored() -> Any:
-    """The helpers of stored_tensors.py (test modules cannot import each other)."""
-    path = Path(__file__).parent / "stored_tensors.py"
-    spec = importlib.util.spec_from_file_location("stored_tensors", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """Stored tensors in memory."""
+    return _load("stored_tensors")
+
+
+@pytest.fixture(scope="session")
+def checkpoints() -> Any:
+    """Small model directories."""
+    return _load("checkpoints")
