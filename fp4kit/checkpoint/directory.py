@@ -231,6 +231,9 @@ class Checkpoint(Source):
         """Relative names of the files to copy, and of weights in another form, which are not.
 
         Links are followed, as the cache of the Hugging Face hub consists of them.
+
+        Raises:
+            FileFormatError: for something to copy that is no file, or a link to nothing.
         """
         if not self.is_directory:
             return [], []
@@ -251,5 +254,10 @@ class Checkpoint(Source):
                     continue
                 suffix = Path(name).suffix.lower()
                 other = suffix == ".safetensors" or suffix in OTHER_WEIGHTS
+                if not other and not (Path(root) / name).is_file():
+                    raise FileFormatError(
+                        f"{self.path / relative}: is no regular file, or a link to nothing; remove "
+                        "it, or download what is missing"
+                    )
                 (left if other else copied).append(relative)
         return copied, left
