@@ -193,7 +193,8 @@ def carry_out(
     check_target(checkpoint.path, target, state, resume=resume, force=force)
     engines = [make_engine(plan, device) for device in devices]
     if not state.exists:  # so that nothing is left behind
-        check_space(Path(os.path.realpath(target)).parent, plan.nbytes + others)
+        existing = target if target.is_dir() else Path(os.path.realpath(target)).parent
+        check_space(existing, plan.nbytes + others)
     with state:
         state.begin(fingerprint(checkpoint, plan.options), resume=resume)
         check_space(target, _missing_bytes(plan, state) + others)

@@ -20,7 +20,7 @@ from .layouts import Layout, Summary, get_layout, module_of
 from .logical import LogicalSource
 from .options import UNCALIBRATED, CheckpointOptions
 from .plan import CheckpointPlan, Unit, check_names, pack
-from .rules import Rules, is_embedding, is_linear_weight
+from .rules import Rules, is_embedding, is_linear_weight, setting
 from .sources import open_logical
 
 #: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.
@@ -49,7 +49,7 @@ def _reasons(
 ) -> dict[str, str]:
     """Why each tensor is kept; "" for those that are quantized, fusion groups settled."""
     block = get_format(options.format).block_size
-    tied = bool(config.get("tie_word_embeddings"))
+    tied = bool(setting(config, "tie_word_embeddings"))
     reasons = {}
     for name, tensor in source.tensors.items():
         shape = tensor.spec.shape
@@ -118,9 +118,8 @@ def _kept(source: LogicalSource, tensor: SourceTensor, reason: str, dtype: str) 
 
 def _model_dtype(config: dict[str, Any]) -> str | None:
     """Element type of the model's weights by its config, None if that does not say."""
-    text = config.get("text_config")
-    nested = text if isinstance(text, dict) else {}
-    for value in (config.get("dtype"), config.get("torch_dtype"), nested.get("dtype")):
+    for key in ("dtype", "torch_dtype"):
+        value = setting(config, key)
         if value in DTYPES:
             return str(value)
     return None
@@ -136,7 +135,8 @@ def ignored_modules(works: dict[str, TensorPlan], config: dict[str, Any]) -> tup
     modules = [module_of(name) for name in kept]
     modules += _fused_experts(works)
     modules += [module_of(name) for name in absent_siblings(kept) if name not in works]
-    if config.get("tie_word_embeddings") and not any(name.endswith("lm_head") for name in modules):
+    tied = bool(setting(config, "tie_word_embeddings"))
+    if tied and not any(name.endswith("lm_head") for name in modules):
         modules.append("lm_head")
     return tuple(sorted(set(modules)))
 

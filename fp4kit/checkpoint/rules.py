@@ -68,6 +68,13 @@ TRANSPOSED_TYPES = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transf
 TRANSPOSED = frozenset(("c_attn", "c_proj", "c_fc", "q_attn"))
 
 
+def setting(config: dict[str, Any], key: str) -> Any:
+    """A value of config.json, or of its text_config, where models of several senses keep it."""
+    text = config.get("text_config")
+    nested = text if isinstance(text, dict) else {}
+    return config[key] if config.get(key) is not None else nested.get(key)
+
+
 def _module(name: str) -> list[str]:
     return name.removesuffix(WEIGHT).split(".")
 
@@ -118,8 +125,8 @@ def _default(name: str, config: dict[str, Any]) -> str:
 
 def _is_extra_layer(parts: list[str], config: dict[str, Any]) -> bool:
     """Whether it is of a layer beyond the last, where DeepSeek and GLM keep prediction heads."""
-    count = config.get("num_hidden_layers")
-    if type(count) is not int or not config.get("num_nextn_predict_layers"):
+    count = setting(config, "num_hidden_layers")
+    if type(count) is not int or not setting(config, "num_nextn_predict_layers"):
         return False
     for before, number in itertools.pairwise(parts):
         if before == "layers" and number.isdigit():
