@@ -316,3 +316,12 @@ def stored() -> Any:
 def checkpoints() -> Any:
     """Small model directories."""
     return _load("checkpoints")
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of small model directories need not survive a power cut."""
+    if "checkpoints" in request.fixturenames:
+        monkeypatch.setattr("os.fsync", lambda fd: None)
