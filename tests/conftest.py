@@ -325,3 +325,15 @@ def _without_waiting_for_the_disk(
     """Hundreds of small model directories need not survive a power cut."""
     if "checkpoints" in request.fixturenames:
         monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of host memory behind `cuda` and `cuda:N`, as many as one likes."""
+    _load("fake_gpu").install(monkeypatch)
+
+
+@pytest.fixture
+def real_gpu() -> None:
+    """A GPU, or a skip with the reason."""
+    require_backend("cuda")

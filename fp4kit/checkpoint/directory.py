@@ -125,6 +125,8 @@ class Checkpoint(Source):
         indexed: whether there is an index.
     """
 
+    concurrent = True
+
     def __init__(self, path: Path, *, unfinished: bool = False) -> None:
         """Opens and checks it.
 

@@ -120,6 +120,10 @@ class _Workers:
         self._queue: SimpleQueue[Shard] = SimpleQueue()
         self._failed = threading.Event()
 
+    def stop(self) -> None:
+        """Has every thread end after the shard that it is at."""
+        self._failed.set()
+
     def add(self, shard: Shard) -> None:
         """Queues a shard."""
         self._queue.put(shard)
@@ -136,7 +140,7 @@ class _Workers:
                 write_shard(self._plan, shard, path, engine, self._tally)
                 self._state.record(shard.name, _results(shard))
         except BaseException:
-            self._failed.set()
+            self.stop()
             raise
 
 
@@ -163,5 +167,9 @@ def write_shards(
         workers.work(engines[0])
         return
     with ThreadPoolExecutor(len(engines), "fp4kit-device") as pool:
-        for future in [pool.submit(workers.work, engine) for engine in engines]:
-            future.result()
+        try:
+            for future in [pool.submit(workers.work, engine) for engine in engines]:
+                future.result()
+        except BaseException:  # an interrupt reaches this thread only
+            workers.stop()
+            raise

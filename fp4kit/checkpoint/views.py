@@ -98,6 +98,9 @@ class Overlay(Source):
         views: the views by name.
     """
 
+    # So can what it is made of, and every view.
+    concurrent = True
+
     def __init__(self, source: Source, views: list[View], dropped: Collection[str] = ()) -> None:
         """Puts views in the place of what they consume.
 
@@ -141,6 +144,10 @@ class Overlay(Source):
             self._source.read(name, offset, out)
         else:
             view.read(offset, out)
+
+    def divisible(self, name: str) -> bool:  # noqa: D102
+        # A view may pass through a whole matrix for any number of rows.
+        return name not in self.views
 
     def close(self) -> None:  # noqa: D102
         self._source.close()

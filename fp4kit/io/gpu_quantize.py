@@ -80,11 +80,13 @@ class _Progress:
     Attributes:
         maxima: amax of each slab so far.
         held: slabs that wait for the second level.
+        entry: the unit's first tensor, whose element type its second level is computed in.
         second: the second level, once its kernel is launched.
     """
 
     maxima: list[Any] = field(default_factory=list)
     held: list[Resident[Step]] = field(default_factory=list)
+    entry: QuantizedEntry | None = None
     second: Any = None
 
 
@@ -130,6 +132,7 @@ class _Quantizer:
     def _launch(self, slab: Resident[Step]) -> None:
         step, now = slab.key, self._now
         entry = step.piece.entry
+        now.entry = first = now.entry or entry
         with self._pipeline.computing():
             if step.scan:
                 plan = slabs.slab_plan(entry.plan, step.piece.last - step.piece.first)
@@ -143,7 +146,7 @@ class _Quantizer:
                 if len(now.maxima) > 1:
                     every = self._pipeline.gather(now.maxima).reshape(1, -1)
                     amax = self._engine.backend.amax(every, "float32", 1)
-                now.second = self._engine.backend.second_level(amax, entry.plan, entry.dtype)
+                now.second = self._engine.backend.second_level(amax, first.plan, first.dtype)
                 now.maxima = []
                 self._seconds.append((step.piece.work.second, now.second))
             if now.second is not None or not entry.plan.has_second_level:

@@ -73,15 +73,21 @@ class Source(ABC):
         path: the file.
         metadata: the safetensors metadata, empty for other containers.
         tensors: every tensor, in file order.
+        concurrent: whether any number of threads may read at once.
     """
 
     path: Path
     metadata: dict[str, str]
     tensors: dict[str, SourceTensor]
+    concurrent = False
 
     @abstractmethod
     def read(self, name: str, offset: int, out: memoryview) -> None:
         """Fills `out` with C-order little-endian bytes of a tensor, from `offset` on."""
+
+    def divisible(self, name: str) -> bool:
+        """Whether a tensor read in many small pieces costs no more than in few large ones."""
+        return self.concurrent
 
     @abstractmethod
     def close(self) -> None:
@@ -96,6 +102,8 @@ class Source(ABC):
 
 class SafetensorsSource(Source):
     """A safetensors file."""
+
+    concurrent = True
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
