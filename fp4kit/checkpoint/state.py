@@ -139,7 +139,7 @@ class State:
             for path in (*self.folder.glob("*.json"), *self._generated()):
                 path.unlink()
             write_json(plan, wanted)
-        for left in self.target.glob(".*.fp4kit-tmp"):  # of a run that was killed
+        for left in self.target.rglob(".*.fp4kit-tmp"):  # of a run that was killed
             left.unlink()
 
     def _generated(self) -> Iterator[Path]:
