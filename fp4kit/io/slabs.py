@@ -59,8 +59,9 @@ def row_ranges(
 def byte_ranges(tensor: SourceTensor, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """Cuts the bytes of a tensor that is only copied, at rows where it has some."""
     nbytes = tensor.spec.nbytes
-    # Without whole-byte rows any cut will do that keeps elements whole.
-    unit = (tensor.row_bytes if len(tensor.spec.shape) > 1 else 0) or 64
+    # Without whole-byte rows of a bounded size any cut will do that keeps elements whole.
+    row = tensor.row_bytes if len(tensor.spec.shape) > 1 else 0
+    unit = row if 0 < row <= (limit or SLAB_BYTES) else 64
     for first, last in row_ranges(-(-nbytes // unit), unit, limit=limit):
         yield first * unit, min(last * unit, nbytes)
 
