@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import amax, dequantize, quantize, quantize_dequantize
+    from .api import amax, dequantize, quantize
     from .backends import BackendStatus, backend_status
     from .errors import (
         BackendUnavailableError,
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
         OptionError,
         ShapeError,
     )
+    from .fake import quantize_dequantize
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
     from .metrics import ErrorStats, error_stats
+    from .quantize_variants import Directions
+    from .rotation import hadamard_transform
     from .scale_ops import convert_second_level, swizzle, unswizzle
     from .tensor import QuantizedTensor
+    from .variant import Variant
 
 __version__ = "0.1.0"
 
@@ -30,6 +34,7 @@ __all__ = [
     "ALL_RECIPES",
     "BackendStatus",
     "BackendUnavailableError",
+    "Directions",
     "DtypeError",
     "ErrorStats",
     "FileFormatError",
@@ -41,12 +46,14 @@ __all__ = [
     "QuantizedTensor",
     "Recipe",
     "ShapeError",
+    "Variant",
     "__version__",
     "amax",
     "backend_status",
     "convert_second_level",
     "dequantize",
     "error_stats",
+    "hadamard_transform",
     "quantize",
     "quantize_dequantize",
     "swizzle",
@@ -55,7 +62,10 @@ __all__ = [
 
 #: Modules that hold the public names; imported when a name is first asked for (PEP 562), because
 #: NumPy alone takes about as long to import as `fp4kit --help` may take.
-_HOMES = ("errors", "formats", "api", "backends", "metrics", "scale_ops", "tensor")
+_HOMES = (
+    "errors", "formats", "api", "backends", "metrics", "scale_ops", "tensor", "variant",
+    "quantize_variants", "rotation", "fake",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from . import arrays
 from .backends import engine_for
-from .backends.base import Backend
 from .buffers import (
     decoding_arrays,
     given_second_level,
@@ -20,30 +19,18 @@ from .buffers import (
     result_buffer,
     rows_of,
 )
-from .errors import NonFiniteError
 from .formats import DTYPES, one_of
-from .planning import Call, quantize_call, quantize_options
+from .measure import second_level_for
+from .planning import quantize_call, quantize_options
+from .quantize_variants import Choices, Directions, PlainChoices, quantize_variants
 from .tensor import QuantizedTensor
 
+if TYPE_CHECKING:
+    from typing import Unpack
 
-def check_finite(engine: Backend, x: Any, dtype: str, shape: tuple[int, ...], what: str) -> Any:
-    """The amax of `x` (float32 (1,)) if all of it is finite.
+    from .option_types import QuantizeOptions
 
-    Raises:
-        NonFiniteError: naming the array, the counts and the first index.
-    """
-    amax_value, finite = engine.scan(x, dtype)
-    if finite:
-        return amax_value
-    nans, infinities, first = engine.count_nonfinite(x, dtype)
-    index = []
-    for size in reversed(shape):
-        index.append(first % size)
-        first //= size
-    raise NonFiniteError(
-        f"{what} holds {nans} NaN and {infinities} infinite values, the first at index "
-        f'{tuple(reversed(index))}; clean it, or pass nonfinite="propagate" to quantize it as it is'
-    )
+PLAIN_CHOICES = Choices()
 
 
 def amax(x: Any, *, backend: str | None = None, out: Any = None) -> Any:
@@ -81,27 +68,31 @@ def amax(x: Any, *, backend: str | None = None, out: Any = None) -> Any:
         return out
 
 
-def _second_level_for(call: Call, x: Any, dtype: str, shape: tuple[int, ...], given: Any) -> Any:
-    """The second level in the recipe's direction (or None), after the non-finite check."""
-    measured = None
-    if call.options.refuses_nonfinite and not call.is_empty:
-        measured = check_finite(call.engine, x, dtype, shape, "x")
-    recipe = call.plan.recipe
-    if recipe is None or not call.plan.has_second_level:
-        return None
-    if given is not None:
-        if call.options.given == recipe.direction:
-            return given
-        measured = given
-    elif measured is None:
-        measured = call.engine.amax(x, dtype, 1)
-    return call.engine.second_level(measured, call.plan, dtype)
+@overload
+def quantize(
+    x: Any,
+    format: str = "nvfp4",
+    *,
+    axis: Literal["row", "column"] = "row",
+    **options: Unpack[QuantizeOptions],
+) -> QuantizedTensor: ...
+
+
+@overload
+def quantize(
+    x: Any,
+    format: str = "nvfp4",
+    *,
+    axis: Literal["both"],
+    **options: Unpack[QuantizeOptions],
+) -> Directions: ...
 
 
 def quantize(
     x: Any,
     format: str = "nvfp4",
     *,
+    axis: str = "row",
     recipe: str = "te",
     scale_rule: str | None = None,
     amax: Any = None,
@@ -112,10 +103,20 @@ def quantize(
     nibble_order: str = "low_first",
     pad: bool = False,
     nonfinite: str = "raise",
+    block: str = "1d",
+    scale_search: str | None = None,
+    error: str | None = None,
+    e4m3_max: int = 448,
+    rounding: str = "nearest",
+    seed: int | None = None,
+    stream: int = 0,
+    hadamard: bool | int | None = None,
+    hadamard_axis: str | None = None,
+    rht_rounding: str | None = None,
     backend: str | None = None,
-    out: QuantizedTensor | None = None,
-) -> QuantizedTensor:
-    """Quantizes the last axis of an array in blocks.
+    out: QuantizedTensor | Directions | None = None,
+) -> QuantizedTensor | Directions:
+    """Quantizes an array in blocks along its last axis, its rows, or both.
 
     Formats and MX scale rules follow the OCP Microscaling specification 1.0; NVFP4 recipes
     reproduce the order of operations of the project they are named after (see
@@ -125,12 +126,17 @@ def quantize(
         x: float32, float16 or bfloat16 array (..., K) of any strides: NumPy, CuPy, torch, JAX, or
             anything with DLPack and an array-API namespace.
         format: `nvfp4`, `mxfp4`, `mxfp8` (E4M3 elements) or `mxfp8_e5m2`.
+        axis: `row` (blocks along the last axis), `column` (along the rows, all leading dimensions
+            flattened to M of them) or `both`. Columnwise FP4 is the quantized transpose, codes
+            (K, M/2); columnwise mxfp8 keeps the order of the data, codes (M, K).
         recipe: for nvfp4: `te`, `nvfuser`, `torchao`, `modelopt`, `compressed-tensors`, `comfy`.
         scale_rule: for MX formats: `floor`, `ceil`, `even` or `rceil`; None is `even` for mxfp4
             and `rceil` for mxfp8.
         amax: largest magnitude that the second-level scale is made from: a float, or a float32
             array on the input's device with one value, or one per equal group of leading rows
-            (experts). None measures it.
+            (experts). None measures it; `row_scaled` measures one per row (per column for
+            columnwise codes), `per_token` too, with Transformer Engine pull request 3045's
+            formulas. axis="both" takes one value for both or a pair.
         decode_scale: instead of amax, the second-level scale amax/2688 itself (torchao, modelopt,
             comfy).
         encode_scale: instead of amax, the second-level scale 2688/amax itself (nvfuser,
@@ -142,15 +148,34 @@ def quantize(
         nonfinite: `raise` (the default) refuses NaN and infinity; on a GPU it has to wait for the
             stream to know, so it cannot be captured in a CUDA graph. `propagate` skips the check:
             amax ignores NaN, NaN becomes the element's NaN code (+6 for E2M1), infinity saturates.
+        block: `1d`, or `2d` for one scale per square tile (16x16, 32x32 for MX formats), so that
+            both directions hold the same values.
+        scale_search: for recipe te: `four_over_six` or `sweep` choose each block's scale by the
+            error it leaves (see :mod:`fp4kit.scale_search`).
+        error: what a search compares: `mse` (the default), `mae`, or `mse_scaled` and
+            `mae_scaled` before the second-level scale (Transformer Engine's fast path).
+        e4m3_max: with a search: largest block scale, 448, or 256 to leave it room upwards. It
+            changes the second-level scale, so decoding needs it; it is kept in the result.
+        rounding: `nearest`, or `stochastic` for E2M1: up or down by the distance to either
+            neighbour (see :mod:`fp4kit.philox`); scales are the same.
+        seed: for stochastic rounding: 0 to 2^64 - 1. Equal seeds, streams and arrays give equal
+            bytes on every backend.
+        stream: for stochastic rounding: 0 to 2^32 - 1; give each tensor of a step its own.
+        hadamard: rotate groups of 16 along the quantized axis first: True for Transformer Engine's
+            sign mask 0xD7E8, or a mask (0: no signs). See :func:`fp4kit.hadamard_transform`.
+        hadamard_axis: which direction of axis="both" to rotate: `column` (the default), `row` or
+            `both`.
+        rht_rounding: `bf16` (the default) rounds rotated values to bfloat16, `none` does not.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the input's device.
         out: a result of an equal call whose arrays are overwritten and returned.
 
     Returns:
-        A :class:`QuantizedTensor` whose arrays are in the framework and on the device of `x`.
+        A :class:`QuantizedTensor` whose arrays are in the framework and on the device of `x`;
+        for axis="both" a :class:`Directions` of two, `rowwise` and `columnwise`.
 
     Raises:
         OptionError: for unknown or contradictory options.
-        ShapeError: if K is not a multiple of the block size and `pad` is False.
+        ShapeError: if K (or M, columnwise) is not a multiple of the block size and `pad` is False.
         DtypeError: for other element types, or a scale on another device.
         NonFiniteError: under `nonfinite="raise"`, with the counts and the first index.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
@@ -162,6 +187,17 @@ def quantize(
         ((2, 8), (2, 1), 6.0)
     """
     raw = arrays.ingest(x)
+    choices = (
+        axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
+        hadamard_axis, rht_rounding,
+    )  # fmt: skip
+    if choices != PLAIN_CHOICES or isinstance(amax, str):
+        plain = PlainChoices(
+            format, recipe, scale_rule, second_level, scale_layout, nibble_order, pad, nonfinite
+        )
+        return quantize_variants(
+            raw, plain, Choices(*choices), amax, decode_scale, encode_scale, backend, out
+        )
     options = quantize_options(
         "quantize",
         format,
@@ -187,9 +223,10 @@ def quantize(
             packed = xp.empty(call.packed_shape, np.uint8)
             block_scale = xp.empty(call.scale_shape, np.uint8)
         else:
+            assert isinstance(out, QuantizedTensor)
             _, packed, block_scale, kept_second = output_buffers(out, call, raw)
         rows = rows_of(raw, plan.rows, plan.cols)
-        second = _second_level_for(call, rows, dtype, shape, given)
+        second = second_level_for(call, rows, dtype, shape, given)
         if not call.is_empty:
             call.engine.quantize(
                 plan,
@@ -222,7 +259,12 @@ def quantize(
 
 
 def dequantize(
-    q: QuantizedTensor, dtype: str = "float32", *, backend: str | None = None, out: Any = None
+    q: QuantizedTensor,
+    dtype: str = "float32",
+    *,
+    undo_hadamard: bool = False,
+    backend: str | None = None,
+    out: Any = None,
 ) -> Any:
     """Decodes a quantized tensor.
 
@@ -231,8 +273,10 @@ def dequantize(
     corrected: see :func:`fp4kit.scaling.nvfp4_decode_factors`).
 
     Args:
-        q: codes and scales of any format, layout and nibble order.
+        q: codes and scales of any format, layout, nibble order and variant.
         dtype: `float32`, `float16` or `bfloat16`.
+        undo_hadamard: rotate the values of a rotated tensor back (from float32); otherwise they
+            stay rotated.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
         out: C-contiguous array of `q.shape` and `dtype` to write into.
 
@@ -252,90 +296,18 @@ def dequantize(
     """
     one_of("dtype", dtype, DTYPES)
     plan, origin, packed, block_scale, second = decoding_arrays(q)
-    engine = engine_for("dequantize", origin.device, dtype, q.format, q.recipe, backend)
+    engine = engine_for(
+        "dequantize", origin.device, dtype, q.format, q.recipe, backend, plan.variant
+    )
     with arrays.device_scope(origin):
         result = result_buffer(out, q.shape, dtype, origin)
         if plan.rows and plan.cols:
             rows = in_rows(result, (plan.rows, plan.cols))
-            engine.dequantize(plan, packed, block_scale, second, rows, dtype)
+            if undo_hadamard and q.variant is not None and q.variant.hadamard is not None:
+                shape, mask = (plan.rows, plan.cols), q.variant.hadamard
+                rotated = arrays.array_module(origin).empty(shape, np.float32)
+                engine.dequantize(plan, packed, block_scale, second, rotated, "float32")
+                engine.rotate(rotated, "float32", q.variant.axis, mask, "none", True, rows, dtype)
+            else:
+                engine.dequantize(plan, packed, block_scale, second, rows, dtype)
         return out if out is not None else arrays.emit(result, dtype, origin)
-
-
-def quantize_dequantize(
-    x: Any,
-    format: str = "nvfp4",
-    *,
-    dtype: str | None = None,
-    recipe: str = "te",
-    scale_rule: str | None = None,
-    amax: Any = None,
-    decode_scale: Any = None,
-    encode_scale: Any = None,
-    second_level: bool = True,
-    pad: bool = False,
-    nonfinite: str = "raise",
-    backend: str | None = None,
-    out: Any = None,
-) -> Any:
-    """What `dequantize(quantize(x, ...), dtype)` gives, without keeping codes (fake quantization).
-
-    Args:
-        x: float32, float16 or bfloat16 array (..., K).
-        format: as in :func:`quantize`, like all options not listed here.
-        dtype: element type of the result; None is that of `x`.
-        recipe: see :func:`quantize`.
-        scale_rule: see :func:`quantize`.
-        amax: see :func:`quantize`.
-        decode_scale: see :func:`quantize`.
-        encode_scale: see :func:`quantize`.
-        second_level: see :func:`quantize`.
-        pad: see :func:`quantize`.
-        nonfinite: see :func:`quantize`.
-        backend: see :func:`quantize`.
-        out: C-contiguous array of the shape of `x` and of `dtype` to write into.
-
-    Returns:
-        Array of the shape of `x` in its framework and on its device (or `out`).
-
-    Raises:
-        OptionError: as in :func:`quantize`.
-        ShapeError: as in :func:`quantize`, or if `out` does not fit.
-        DtypeError: as in :func:`quantize`.
-        NonFiniteError: as in :func:`quantize`.
-        BackendUnavailableError: as in :func:`quantize`.
-
-    Example:
-        >>> import numpy as np
-        >>> x = np.full((1, 16), 5.1, np.float32)
-        >>> float(quantize_dequantize(x, amax=6.0)[0, 0])
-        5.142857074737549
-    """
-    raw = arrays.ingest(x)
-    options = quantize_options(
-        "quantize_dequantize",
-        format,
-        recipe,
-        scale_rule,
-        second_level,
-        "linear",
-        "low_first",
-        pad,
-        nonfinite,
-        amax is not None,
-        decode_scale is not None,
-        encode_scale is not None,
-    )
-    out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
-    origin, shape = raw.origin, raw.data.shape
-    given = given_second_level(options, amax, decode_scale, encode_scale, origin)
-    scales = 1 if given is None else given.size
-    call = quantize_call(options, shape, raw.dtype, origin.device, scales, backend)
-    plan = call.plan
-    with arrays.device_scope(origin):
-        result = result_buffer(out, shape, out_dtype, origin)
-        rows = rows_of(raw, plan.rows, plan.cols)
-        second = _second_level_for(call, rows, raw.dtype, shape, given)
-        if not call.is_empty:
-            out_rows = in_rows(result, (plan.rows, plan.cols))
-            call.engine.quantize_dequantize(plan, rows, raw.dtype, second, out_rows, out_dtype)
-        return out if out is not None else arrays.emit(result, out_dtype, origin)

@@ -13,6 +13,7 @@ from .arrays import Origin, Raw
 from .backends.base import Plan
 from .errors import DtypeError, OptionError, ShapeError
 from .planning import SCALE_ARGUMENTS, Call, Options
+from .scaling import PER_TOKEN_SMALLEST
 from .tensor import QuantizedTensor
 
 
@@ -57,6 +58,13 @@ def given_second_level(
     return arrays.ingest_scale(value, SCALE_ARGUMENTS[options.given], origin)
 
 
+def per_token_amax(amax: Any, origin: Origin) -> Any:
+    """The raw amaxes that per-token scales count with: raised to at least 1e-12; NaN stays."""
+    with arrays.device_scope(origin):
+        raised = arrays.array_module(origin).maximum(amax, PER_TOKEN_SMALLEST)
+        return raised if origin.device_kind == "cpu" else arrays.keep_if_captured(raised)
+
+
 def check_out(buffer: Raw, origin: Origin, what: str) -> None:
     """Refuses an output buffer that is on another device or not C-contiguous and writable.
 
@@ -86,6 +94,7 @@ def output_buffers(out: QuantizedTensor, call: Call, raw: Raw) -> Target:
         plan.scale_layout,
         plan.nibble_order,
         plan.has_second_level,
+        plan.variant,
     )
     second = out.second_level
     got = (
@@ -96,6 +105,7 @@ def output_buffers(out: QuantizedTensor, call: Call, raw: Raw) -> Target:
         out.scale_layout,
         out.nibble_order,
         second is not None,
+        out.variant,
     )
     if wanted != got:
         raise OptionError(f"out was made for {got}, this call needs {wanted}")
@@ -165,6 +175,8 @@ def decoding_arrays(q: QuantizedTensor) -> Decoding:
     if second is not None:
         scale = arrays.ingest_scale(second[1], "the second-level scale", origin)
         views = arrays.is_contiguous(arrays.open_scale(second[1], "", origin))
+        if q.variant is not None and q.variant.per_token:
+            scale, views = per_token_amax(scale, origin), False
     # `reshape` makes new array objects: nobody else can change their shape.
     decoding = Decoding(
         plan,

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from . import arrays
+from .api import dequantize
 from .backends import select
 from .backends.base import ErrorSums, Request
 from .buffers import decoding_arrays, rows_of
@@ -110,10 +111,21 @@ def error_sums(x: Any, q_or_y: Any, *, backend: str | None = None) -> ErrorSums:
     if isinstance(q_or_y, QuantizedTensor):
         if q_or_y.shape != shape:
             raise ShapeError(f"x has shape {shape}, the quantized tensor {q_or_y.shape}")
+        if q_or_y.variant is not None and q_or_y.variant.hadamard is not None:
+            # Codes of rotated values say nothing about x: compare what they decode to.
+            back = dequantize(q_or_y, undo_hadamard=True, backend=backend)
+            return error_sums(x, back, backend=backend)
         plan, origin, packed, block_scale, second = decoding_arrays(q_or_y)
         _same_device(raw.origin.device, origin.device)
         engine = select(
-            Request("error_stats", raw.origin.device, raw.dtype, q_or_y.format, q_or_y.recipe),
+            Request(
+                "error_stats",
+                raw.origin.device,
+                raw.dtype,
+                q_or_y.format,
+                q_or_y.recipe,
+                plan.variant,
+            ),
             backend,
         )
         if not plan.rows or not plan.cols:

@@ -25,6 +25,7 @@ from .formats import (
     get_recipe,
     one_of,
 )
+from .variant import Variant, check_groups
 
 NONFINITE_POLICIES = ("raise", "propagate")
 #: The arguments of a second-level scale, by its direction.
@@ -48,6 +49,7 @@ class Options:
         pad: as passed.
         refuses_nonfinite: whether the data must be scanned for NaN and infinity.
         given: direction of the second-level scale that was passed, or None.
+        variant: deviations from plain rowwise quantization, None if there are none.
     """
 
     operation: str
@@ -60,6 +62,7 @@ class Options:
     pad: bool
     refuses_nonfinite: bool
     given: str | None
+    variant: Variant | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +120,7 @@ def plan_quantize(
     nibble_order: str = "low_first",
     pad: bool = False,
     scales: int = 1,
+    variant: Variant | None = None,
 ) -> Plan:
     """Checks every option of a quantize call against a shape and returns the plan.
 
@@ -135,26 +139,45 @@ def plan_quantize(
             f"recipe {chosen.name} is not defined without its second-level scale; use nvfuser or "
             "torchao for second_level=False"
         )
-    if shape[-1] % spec.block_size and not pad:
+    rows, cols = prod(shape[:-1]), shape[-1]
+    columnwise = variant is not None and variant.axis == "column"
+    if variant is not None:
+        variant.check(spec, chosen, second_level)
+        if variant.hadamard is not None:
+            check_groups(rows if columnwise else cols, variant.axis, shape)
+    tiled = variant is not None and variant.block == "2d"
+    if cols % spec.block_size and not pad and (tiled or not columnwise):
         raise ShapeError(
             f"{spec.name} needs the last axis to be a multiple of {spec.block_size}, got shape "
             f"{tuple(shape)}; pass pad=True or reshape"
         )
-    rows = prod(shape[:-1])
-    if scales == 0 or rows % scales:
+    if rows % spec.block_size and not pad and (tiled or columnwise):
         raise ShapeError(
-            f"{scales} second-level scales do not divide the {rows} rows of shape {tuple(shape)}"
+            f"{spec.name} in {'2-D tiles' if tiled else 'columns'} needs the number of rows to be "
+            f"a multiple of {spec.block_size}, got {rows} in shape {tuple(shape)}; pass pad=True"
+        )
+    vectors = cols if columnwise else rows
+    if scales == 0 or vectors % scales:
+        raise ShapeError(
+            f"{scales} second-level scales do not divide the {vectors} "
+            f"{'columns' if columnwise else 'rows'} of shape {tuple(shape)}"
+        )
+    if tiled and scales > 1 and (columnwise or rows // scales % spec.block_size):
+        raise ShapeError(
+            f"{scales} second-level scales would cut 2-D tiles of {spec.block_size} rows of shape "
+            f"{tuple(shape)}; pass one scale"
         )
     return Plan(
         format=spec,
         recipe=chosen,
         scale_rule=rule,
         rows=rows,
-        cols=shape[-1],
+        cols=cols,
         scale_layout=scale_layout,
         nibble_order=nibble_order,
         has_second_level=chosen is not None and second_level,
-        rows_per_scale=max(rows // scales, 1),
+        rows_per_scale=max(vectors // scales, 1),
+        variant=variant,
     )
 
 
@@ -189,6 +212,7 @@ def _check_options(
     amax: bool,
     decode: bool,
     encode: bool,
+    variant: Variant | None = None,
 ) -> Options:
     one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
     spec = get_format(format)
@@ -211,6 +235,7 @@ def _check_options(
         pad=pad,
         refuses_nonfinite=nonfinite == "raise",
         given=_given_direction(chosen, passed) if chosen is not None and passed else None,
+        variant=variant,
     )
 
 
@@ -230,6 +255,7 @@ def quantize_options(
     amax: bool,
     decode: bool,
     encode: bool,
+    variant: Variant | None = None,
 ) -> Options:
     """Checks the options of a call; `amax`, `decode` and `encode` say which scales were passed.
 
@@ -240,9 +266,9 @@ def quantize_options(
     options = (operation, format, recipe, scale_rule, second_level, scale_layout)
     more = (nibble_order, pad, nonfinite, amax, decode, encode)
     try:
-        return _known_options(*options, *more)
+        return _known_options(*options, *more, variant)
     except TypeError:  # an option that cannot be hashed gets the message of its own check
-        return _check_options(*options, *more)
+        return _check_options(*options, *more, variant)
 
 
 @lru_cache(maxsize=1024)
@@ -272,15 +298,17 @@ def quantize_call(
         nibble_order=options.nibble_order,
         pad=options.pad,
         scales=scales,
+        variant=options.variant,
     )
-    engine = engine_for(options.operation, device, dtype, plan.format.name, recipe, backend)
+    name, variant = plan.format.name, options.variant
+    engine = engine_for(options.operation, device, dtype, name, recipe, backend, variant)
     lead = shape[:-1]
-    linear = plan.scale_layout == "linear"
+    linear = plan.scale_layout == "linear" and not plan.is_columnwise
     return Call(
         options=options,
         plan=plan,
         engine=engine,
-        packed_shape=(*lead, plan.packed_shape[1]),
+        packed_shape=plan.packed_shape if plan.is_columnwise else (*lead, plan.packed_shape[1]),
         scale_shape=(*lead, plan.blocks) if linear else plan.scale_shape,
         is_empty=plan.rows == 0 or plan.cols == 0,
     )

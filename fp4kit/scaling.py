@@ -21,7 +21,6 @@ from .formats import (
     E8M0_NAN,
     FLT_MAX,
     RECIPROCAL_6,
-    RECIPROCAL_RANGE,
     SECOND_LEVEL_RANGE,
     ElementType,
     Recipe,
@@ -38,6 +37,9 @@ MODELOPT_SCALE_MIN = np.float32(2.0**-9)
 #: compressed-tensors replaces a zero scale by 0.125.
 COMPRESSED_TENSORS_ZERO_SCALE = np.uint8(0x20)
 
+#: The least amax that the second pass of pull request 3045 counts with.
+PER_TOKEN_SMALLEST = np.float32(1e-12)
+
 
 def quiet() -> np.errstate:
     """Overflow, division by zero and NaN are part of the contract, not warnings."""
@@ -49,9 +51,14 @@ def quiet() -> np.errstate:
 # ------------------------------------------------------------------------------------------------
 
 
-def te_encode_scale(amax: Floats) -> Floats:
+def second_level_range(e4m3_max: int = 448) -> np.float32:
+    """What the tensor's amax is mapped onto: the largest code times the largest scale, 2688."""
+    return SIX * np.float32(e4m3_max)
+
+
+def te_encode_scale(amax: Floats, e4m3_max: int = 448) -> Floats:
     """`S` of recipe te: min(2688/A, FLT_MAX), NaN -> FLT_MAX; 1 where A is 0 or S not above 0."""
-    scale = SECOND_LEVEL_RANGE / amax
+    scale = second_level_range(e4m3_max) / amax
     scale = np.where(np.isnan(scale), FLT_MAX, np.minimum(scale, FLT_MAX))
     return np.where((amax == 0) | (scale <= 0), ONE, scale)
 
@@ -105,6 +112,39 @@ def convert_second_level(value: Floats, source: str, target: str) -> Floats:
 # ------------------------------------------------------------------------------------------------
 
 
+def te_block_scale(amax: Floats, second: Floats, e4m3_max: int = 448) -> Codes:
+    """Scale bytes of recipe te from block amaxes and the tensor's amax."""
+    multiplier = te_encode_scale(second, e4m3_max) * RECIPROCAL_6
+    return codecs.encode(np.minimum(amax * multiplier, FLT_MAX), E4M3)
+
+
+def te_element_factor(byte: Codes, second: Floats, e4m3_max: int = 448) -> Floats:
+    """What recipe te multiplies the elements of a block with."""
+    q = codecs.decode(byte, E4M3)
+    factor: Floats = np.minimum(ONE / (q * (ONE / te_encode_scale(second, e4m3_max))), FLT_MAX)
+    return factor
+
+
+def per_token_factor(byte: Codes, second: Floats) -> Floats:
+    """The element factor of Transformer Engine's pull request 3045: S/q, 0 where q is 0."""
+    q = codecs.decode(byte, E4M3)
+    return np.where(q == 0, np.float32(0), te_encode_scale(second) / q)
+
+
+def te_decode_factor(q: Floats, second: Floats, e4m3_max: int = 448) -> Floats:
+    """What recipe te multiplies a block's values with, its two corrections included.
+
+    Args:
+        q: decoded block scales.
+        second: amaxes, broadcastable to `q`.
+        e4m3_max: largest scale of the second level.
+    """
+    largest = second_level_range(e4m3_max)
+    clamped = (largest / second > FLT_MAX) & (second != 0)
+    factor = (q * second) * (ONE / largest)
+    return np.where(clamped, q / te_encode_scale(second, e4m3_max), factor)
+
+
 def nvfp4_block_scale(amax: Floats, recipe: Recipe, second: Floats | None, dtype: str) -> Codes:
     """E4M3 scale byte of each block.
 
@@ -119,8 +159,7 @@ def nvfp4_block_scale(amax: Floats, recipe: Recipe, second: Floats | None, dtype
     """
     if recipe.name == "te":
         assert second is not None
-        multiplier = te_encode_scale(second) * RECIPROCAL_6
-        return codecs.encode(np.minimum(amax * multiplier, FLT_MAX), E4M3)
+        return te_block_scale(amax, second)
     if recipe.name == "modelopt":
         assert second is not None
         scale = amax / (SIX * usable(second))
@@ -148,12 +187,11 @@ def nvfp4_element_factor(byte: Codes, recipe: Recipe, second: Floats | None) -> 
 
     A divisor of 0 stands for "all codes are 0".
     """
-    q = codecs.decode(byte, E4M3)
-    factor: Floats
     if recipe.name == "te":
         assert second is not None
-        factor = np.minimum(ONE / (q * (ONE / te_encode_scale(second))), FLT_MAX)
-        return factor
+        return te_element_factor(byte, second)
+    q = codecs.decode(byte, E4M3)
+    factor: Floats
     if second is None:
         factor = np.minimum(ONE / q, FLT_MAX)
         return factor
@@ -170,7 +208,7 @@ def nvfp4_element_factor(byte: Codes, recipe: Recipe, second: Floats | None) -> 
 
 
 def nvfp4_decode_factors(
-    byte: Codes, recipe: Recipe, second: Floats | None, out_dtype: str
+    byte: Codes, recipe: Recipe, second: Floats | None, out_dtype: str, e4m3_max: int = 448
 ) -> tuple[Floats, Floats]:
     """Factors (f, g) of a block: element = fl(fl(value * f) * g), value = 0 staying 0.
 
@@ -182,9 +220,7 @@ def nvfp4_decode_factors(
     if second is None:
         return q, np.ones_like(q)
     if recipe.name == "te":
-        clamped = (SECOND_LEVEL_RANGE / second > FLT_MAX) & (second != 0)
-        factor = (q * second) * RECIPROCAL_RANGE
-        return np.where(clamped, q / te_encode_scale(second), factor), np.ones_like(q)
+        return te_decode_factor(q, second, e4m3_max), np.ones_like(q)
     scale = usable(second)
     if recipe.name == "nvfuser":
         return q, np.broadcast_to(ONE / scale, q.shape)

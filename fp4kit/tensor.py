@@ -20,6 +20,7 @@ from .formats import (
     get_recipe,
     one_of,
 )
+from .variant import Variant
 
 SECOND_LEVEL_DIRECTIONS = ("amax", "decode", "encode")
 
@@ -33,6 +34,7 @@ def _check_fields(
     given: tuple[str, ...],
     scale_layout: str,
     nibble_order: str,
+    variant: Variant | None,
 ) -> str | None:
     """Checks the fields of a tensor that are no arrays and returns its recipe's name.
 
@@ -45,8 +47,10 @@ def _check_fields(
     one_of("nibble_order", nibble_order, NIBBLE_ORDERS)
     if not shape:
         raise ShapeError("a quantized tensor has at least one dimension, got shape ()")
-    if spec.has_second_level:
-        chosen = get_recipe(recipe or "te")
+    chosen = get_recipe(recipe or "te") if spec.has_second_level else None
+    if variant is not None:
+        variant.check(spec, chosen, bool(given))
+    if chosen is not None:
         _check_second_level(format, chosen, scale_rule, given)
         return recipe or "te"
     if recipe is not None or given:
@@ -86,6 +90,7 @@ def _decoding_plan(
     nibble_order: str,
     has_second_level: bool,
     rows_per_scale: int,
+    variant: Variant | None,
 ) -> Plan:
     spec = get_format(format)
     return Plan(
@@ -98,12 +103,15 @@ def _decoding_plan(
         nibble_order=nibble_order,
         has_second_level=has_second_level,
         rows_per_scale=rows_per_scale,
-    )
+        variant=variant,
+    ).decoding
 
 
 @lru_cache(maxsize=1024)
 def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the codes and block scales of a tensor of a logical shape."""
+    if plan.is_columnwise:
+        return plan.packed_shape, plan.scale_shape
     lead = shape[:-1]
     linear = plan.scale_layout == "linear"
     scales = (*lead, plan.blocks) if linear else plan.scale_shape
@@ -127,20 +135,24 @@ class QuantizedTensor(_Kept):
 
     Attributes:
         packed: uint8 codes: (..., ceil16(K)/2) for nvfp4, (..., ceil32(K)/2) for mxfp4,
-            (..., ceil32(K)) for mxfp8.
+            (..., ceil32(K)) for mxfp8. Columnwise, M being the leading dimensions multiplied:
+            (K, ceil16(M)/2), (K, ceil32(M)/2) and, not transposed, (ceil32(M), K).
         block_scale: uint8 scale bytes, raw E4M3 (nvfp4) or E8M0: (..., blocks) when linear, else
             (pad(rows), pad4(blocks)) in swizzled byte order, rows being the leading dimensions
-            multiplied.
+            multiplied. Columnwise: (K, blocks), and (blocks, K) for linear mxfp8, whose swizzled
+            scales are those of the transpose.
         format: `nvfp4`, `mxfp4`, `mxfp8` or `mxfp8_e5m2`.
         shape: logical shape (..., K).
         recipe: NVFP4 recipe, None for MX formats.
         scale_rule: MX scale rule, None for nvfp4.
-        amax: second level as float32 amax (recipe te), (1,) or one per leading index.
+        amax: second level as float32 amax (recipe te), (1,), one per leading index, or one per
+            column of a columnwise tensor.
         decode_scale: second level as amax/2688 (torchao, modelopt, comfy).
         encode_scale: second level as 2688/amax (nvfuser, compressed-tensors).
         scale_layout: `linear`, `swizzled_128x4` or `swizzled_8x4`.
         nibble_order: `low_first` or `high_first`.
         source_dtype: element type that was quantized.
+        variant: how the quantization differs from the plain rowwise one, None if it does not.
     """
 
     packed: Any
@@ -155,9 +167,12 @@ class QuantizedTensor(_Kept):
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
     source_dtype: str = field(default="float32")
+    variant: Variant | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        if self.variant is not None and self.variant.is_plain:
+            object.__setattr__(self, "variant", None)
         given = tuple(name for name in SECOND_LEVEL_DIRECTIONS if self._second(name) is not None)
         fields = (
             self.format,
@@ -167,6 +182,7 @@ class QuantizedTensor(_Kept):
             given,
             self.scale_layout,
             self.nibble_order,
+            self.variant,
         )
         try:
             recipe = _check_fields(*fields)
@@ -206,8 +222,11 @@ class QuantizedTensor(_Kept):
         rows = prod(self.shape[:-1])
         second = self.second_level
         count = prod(second[1].shape) if second is not None else 1
-        if count == 0 or rows % count:
-            raise ShapeError(f"{count} second-level scales do not divide {rows} rows")
+        columnwise = self.variant is not None and self.variant.axis == "column"
+        vectors = self.shape[-1] if columnwise else rows
+        if count == 0 or vectors % count:
+            what = "columns" if columnwise else "rows"
+            raise ShapeError(f"{count} second-level scales do not divide {vectors} {what}")
         return _decoding_plan(
             self.format,
             self.recipe,
@@ -217,7 +236,8 @@ class QuantizedTensor(_Kept):
             self.scale_layout,
             self.nibble_order,
             second is not None,
-            max(rows // count, 1),
+            max(vectors // count, 1),
+            self.variant,
         )
 
     @property
@@ -235,8 +255,9 @@ class QuantizedTensor(_Kept):
 
     def __repr__(self) -> str:
         rule = f"recipe={self.recipe!r}" if self.recipe else f"scale_rule={self.scale_rule!r}"
+        variant = f"{self.variant.describe()}, " if self.variant is not None else ""
         return (
-            f"QuantizedTensor({self.format}, shape={self.shape}, {rule}, "
+            f"QuantizedTensor({self.format}, shape={self.shape}, {rule}, {variant}"
             f"scale_layout={self.scale_layout!r}, nibble_order={self.nibble_order!r}, "
             f"{self.bits_per_element:.3g} bits per element)"
         )

@@ -42,6 +42,18 @@ def golden_file(name: str) -> Any:
     return np.load(GOLDEN / name, allow_pickle=False)
 
 
+#: The files that test_golden_variants.py checks, the others being test_golden.py's.
+GOLDEN_VARIANT_FILES = (
+    "te_ref_2d",
+    "te_ref_rht",
+    "te_ref_rowscaled",
+    "te_ref_4over6",
+    "te_model_variants",
+    "fouroversix",
+    "flashinfer_4over6",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class GoldenCase:
     """One case of the manifest."""
@@ -126,6 +138,11 @@ def golden_cases_fixture() -> tuple[GoldenCase, ...]:
     return golden_cases()
 
 
+@pytest.fixture(scope="session")
+def golden_variant_files() -> tuple[str, ...]:
+    return GOLDEN_VARIANT_FILES
+
+
 # ------------------------------------------------------------------------------------------------
 # Backends
 # ------------------------------------------------------------------------------------------------
@@ -145,6 +162,9 @@ class BackendUnderTest:
         """Arrays and quantized tensors go to the backend's device; anything else passes."""
         if isinstance(value, fp4kit.QuantizedTensor):
             return self._map_tensor(value, self.put)
+        if isinstance(value, tuple):
+            moved = map(self.put, value)
+            return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
         if not isinstance(value, np.ndarray) or not self.on_gpu:
             return value
         import cupy
@@ -157,6 +177,8 @@ class BackendUnderTest:
         """The inverse of `put`."""
         if isinstance(value, fp4kit.QuantizedTensor):
             return self._map_tensor(value, self.get)
+        if isinstance(value, fp4kit.Directions):
+            return fp4kit.Directions(*map(self.get, value))
         if not self.on_gpu or type(value).__module__.split(".")[0] != "cupy":
             return value
         import cupy
@@ -275,6 +297,84 @@ def check_tensors(actual: fp4kit.QuantizedTensor, expected: fp4kit.QuantizedTens
             check_bits(got, want, field.name)
         else:
             assert got == want, field.name
+
+
+def golden_entries(table: dict[tuple[str, str, str], str], case: Any) -> dict[str, str]:
+    """{array or *: reason} of the entries of a table that match a case."""
+    text = f"{case.entry['case']} {case.function} {json.dumps(case.params)} kind={case.kind}"
+    return {
+        array: reason
+        for (file, part, array), reason in table.items()
+        if file == case.file and part in text
+    }
+
+
+class GoldenCheck:
+    """Compares results with the arrays of a case and remembers which."""
+
+    def __init__(self, case: GoldenCase, excluded: dict[str, str], partial: dict[str, str]) -> None:
+        self.case = case
+        self.assert_bits = check_bits
+        self.compared: set[str] = set()
+        self.excluded = excluded
+        self.partial = partial
+
+    def __call__(self, name: str, actual: Any, where: Any = None) -> None:
+        """Compares `actual` with array `name`, on the entries of mask `where` if PARTIAL allows."""
+        expected = self.case.array(name)
+        actual = np.asarray(actual).reshape(expected.shape)
+        if where is not None:
+            where = np.asarray(where).reshape(expected.shape)
+            assert name in self.partial or where.all(), f"PARTIAL has no entry for {name}"
+        self.assert_bits(actual, expected, f"{self.case.name} {name}", where)
+        self.compared.add(name)
+
+    def dequantized(self, q: Any, backend: Any, prefix: str = "dequant_") -> None:
+        """Compares what `q` decodes to with every dequantized array of the case."""
+        for short, dtype in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
+            if prefix + short in self.case.exact:
+                self(prefix + short, backend.dequantize(q, dtype))
+
+
+@pytest.fixture(name="golden_check")
+def golden_check_fixture(request: pytest.FixtureRequest) -> Any:
+    """Runs a check of a case; the test's module has the tables EXCLUDED and PARTIAL."""
+
+    def run(case: GoldenCase, function: Any, backend: BackendUnderTest) -> None:
+        excluded, partial = (
+            golden_entries(table, case)
+            for table in (request.module.EXCLUDED, request.module.PARTIAL)
+        )
+        check = GoldenCheck(case, excluded, partial)
+        function(case, backend, check)
+        wanted = set(case.exact)
+        left_out = wanted if "*" in excluded else set(excluded)
+        assert check.compared <= wanted | set(case.entry["arrays"])
+        assert not check.compared & left_out
+        assert wanted - check.compared == left_out & wanted, "arrays neither compared nor excluded"
+
+    return run
+
+
+@pytest.fixture
+def golden_tables_are_fresh(request: pytest.FixtureRequest) -> Any:
+    """Fails if an entry of the module's tables matches nothing; gives (arrays, left out)."""
+
+    def check(files: Any) -> tuple[int, int]:
+        cases = [case for case in golden_cases() if case.file in files]
+        for table in (request.module.EXCLUDED, request.module.PARTIAL):
+            for file, part, array in table:
+                one = {(file, part, array): ""}
+                matching = [case for case in cases if golden_entries(one, case)]
+                assert matching, (file, part)
+                assert array == "*" or any(array in case.exact for case in matching), (file, array)
+        left_out = 0
+        for case in cases:
+            excluded = golden_entries(request.module.EXCLUDED, case)
+            left_out += len(case.exact) if "*" in excluded else len(excluded)
+        return sum(len(case.exact) for case in cases), left_out
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -820,9 +820,11 @@ def test_amax_in_a_form_that_is_refused(backend):
     for value in (np.array([3.0]), np.array([3]), np.array([3], np.float16)):
         with pytest.raises(DtypeError, match="a second-level scale is a float or a float32 array"):
             fp4kit.quantize(x, amax=backend.put(value), backend=backend.name)
-    for value in ("3", [3.0], True):
+    for value in ([3.0], True):
         with pytest.raises(DtypeError):
             fp4kit.quantize(x, amax=value, backend=backend.name)
+    with pytest.raises(OptionError, match="choose one of row_scaled, per_token"):
+        fp4kit.quantize(x, amax="3", backend=backend.name)
     with pytest.raises(ShapeError, match="3 second-level scales do not divide the 4 rows"):
         fp4kit.quantize(x, amax=backend.put(np.ones(3, F32)), backend=backend.name)
 

@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 
 from fp4kit.errors import BackendUnavailableError
 from fp4kit.formats import one_of
+from fp4kit.variant import Variant
 
 from .base import Backend, Request
 
@@ -73,9 +74,10 @@ def engine_for(
     format: str | None,
     recipe: str | None,
     backend: str | None,
+    variant: Variant | None = None,
 ) -> Backend:
     """:func:`select` by the fields of a request; backends never take an answer back."""
-    return select(Request(operation, device, dtype, format, recipe), backend)
+    return select(Request(operation, device, dtype, format, recipe, variant), backend)
 
 
 def backend_status() -> list[BackendStatus]:

@@ -8,18 +8,26 @@ bfloat16 bits. Allocation, contiguity, frameworks and validation are the caller'
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from fp4kit.formats import FormatSpec, Recipe
 from fp4kit.layout import padded_scale_shape
+from fp4kit.variant import Variant
+
+from .error_sums import ErrorSums as ErrorSums
+from .error_sums import PendingSums as PendingSums
 
 RawArray = Any
 """A C-contiguous NumPy or CuPy array; see the module's docstring."""
+
+
+Seed = tuple[int, int]
+"""(key of 64 bits, stream of 32 bits) of the random numbers; see :mod:`fp4kit.philox`."""
+
+NO_SEED: Seed = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Request:
     dtype: str
     format: str | None = None
     recipe: str | None = None
+    variant: Variant | None = None
 
     @property
     def device_kind(self) -> str:
@@ -44,6 +53,8 @@ class Request:
             words.append(f"as {self.format}")
         if self.recipe:
             words.append(f"with recipe {self.recipe}")
+        if self.variant is not None:
+            words.append(f"({self.variant.describe()})")
         return " ".join(words)
 
 
@@ -51,16 +62,20 @@ class Request:
 class Plan:
     """Everything that decides bytes, except the arrays.
 
+    `rows` and `cols` are those of the array, whatever the direction of the blocks; a vector is what
+    blocks divide: a row of it, or a column.
+
     Attributes:
         format: block format.
         recipe: NVFP4 order of operations, None for MX formats.
         scale_rule: MX rule, None for NVFP4.
         rows: product of the leading dimensions.
-        cols: logical length K of the quantized axis.
+        cols: length of the last dimension.
         scale_layout: order of the block scales.
         nibble_order: which nibble the even element takes.
         has_second_level: whether a second-level scale exists (in `recipe.direction`).
-        rows_per_scale: rows that share one second-level value.
+        rows_per_scale: vectors that share one second-level value.
+        variant: deviations from plain rowwise quantization, None if there are none.
     """
 
     format: FormatSpec
@@ -72,6 +87,7 @@ class Plan:
     nibble_order: str = "low_first"
     has_second_level: bool = True
     rows_per_scale: int = 1
+    variant: Variant | None = None
 
     # Plans are the keys of caches on the path of every call: what is derived is derived once.
 
@@ -87,63 +103,62 @@ class Plan:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @cached_property
+    def decoding(self) -> Plan:
+        """The plan that decodes what this one quantizes: without a variant if that is plain."""
+        if self.variant is None or not self.variant.decodes_plainly:
+            return self
+        return replace(self, variant=None)
+
+    @cached_property
+    def is_columnwise(self) -> bool:
+        """Whether blocks run along the columns of the array."""
+        return self.variant is not None and self.variant.axis == "column"
+
+    @cached_property
+    def transposes(self) -> bool:
+        """Whether the codes are those of the transpose: columnwise FP4."""
+        return self.is_columnwise and self.format.codes_per_byte == 2
+
+    @cached_property
+    def vectors(self) -> int:
+        """Number of vectors that blocks divide: rows, or columns."""
+        return self.cols if self.is_columnwise else self.rows
+
+    @cached_property
+    def length(self) -> int:
+        """Elements of such a vector."""
+        return self.rows if self.is_columnwise else self.cols
+
+    @cached_property
+    def scales(self) -> int:
+        """Number of second-level values."""
+        return max(self.vectors // self.rows_per_scale, 1)
+
+    @cached_property
     def blocks(self) -> int:
-        """Blocks per row."""
-        return self.format.num_blocks(self.cols)
+        """Blocks per vector."""
+        return self.format.num_blocks(self.length)
 
     @cached_property
     def packed_shape(self) -> tuple[int, int]:
         """Shape of the packed codes, rows flattened."""
-        return self.rows, self.format.packed_cols(self.cols)
+        if self.is_columnwise and not self.transposes:
+            return self.blocks * self.format.block_size, self.cols
+        return self.vectors, self.format.packed_cols(self.length)
 
     @cached_property
     def scale_shape(self) -> tuple[int, int]:
-        """Shape of the stored block scales, rows flattened, layout padding included."""
-        if self.rows == 0 or self.cols == 0:
-            return (0, self.blocks) if self.rows == 0 else (self.rows, 0)
-        return padded_scale_shape(self.rows, self.blocks, self.scale_layout)
+        """Shape of the stored block scales, rows flattened, layout padding included.
 
-
-@dataclass
-class ErrorSums:
-    """Sums over elements and blocks from which error statistics follow; they add up over slabs.
-
-    All sums are float64. `x` is the original, `y` the dequantized value. Counts of codes and
-    scales stay 0 when no codes are at hand.
-    """
-
-    elements: int = 0
-    sum_x2: float = 0.0
-    sum_y2: float = 0.0
-    sum_xy: float = 0.0
-    sum_d2: float = 0.0
-    max_abs_error: float = 0.0
-    saturated: int = 0
-    zero_codes: int = 0
-    blocks: int = 0
-    scale_underflow: int = 0
-    scale_subnormal: int = 0
-
-    def __iadd__(self, other: ErrorSums) -> ErrorSums:
-        for name in self.__dataclass_fields__:
-            if name != "max_abs_error":
-                setattr(self, name, getattr(self, name) + getattr(other, name))
-        # NaN wins in either place; max() would keep it or lose it by the order of its arguments.
-        if not self.max_abs_error >= other.max_abs_error:
-            known = not math.isnan(self.max_abs_error)
-            self.max_abs_error = other.max_abs_error if known else self.max_abs_error
-        return self
-
-
-@dataclass(frozen=True)
-class PendingSums:
-    """Error sums that a device may still be working on.
-
-    Attributes:
-        result: waits for them.
-    """
-
-    result: Callable[[], ErrorSums]
+        Scales that are not transposed (columnwise MXFP8) are stored as (blocks, cols) when linear;
+        swizzled, they are those of the transposed scale matrix, as matrix products take them.
+        """
+        shape = (self.vectors, self.blocks)
+        if self.vectors and self.length:
+            shape = padded_scale_shape(*shape, self.scale_layout)
+        if self.is_columnwise and not self.transposes and self.scale_layout == "linear":
+            return shape[1], shape[0]
+        return shape
 
 
 class Backend(ABC):
@@ -208,6 +223,7 @@ class Backend(ABC):
         second: RawArray | None,
         packed: RawArray,
         block_scale: RawArray,
+        seed: Seed = NO_SEED,
     ) -> None:
         """Fills `packed` (plan.packed_shape) and `block_scale` (plan.scale_shape), uint8 both.
 
@@ -215,10 +231,59 @@ class Backend(ABC):
             plan: what to do; neither `plan.rows` nor `plan.cols` is 0.
             x: (rows, cols).
             dtype: element type of `x`.
-            second: float32 (n,) in the recipe's direction, n * plan.rows_per_scale == rows.
-            packed: output codes, whole blocks; codes past `cols` are those of +0.0.
+            second: float32 (plan.scales,) in the recipe's direction; for per-token plans already
+                raised to the smallest amax they count with.
+            packed: output codes, whole blocks; codes past the end of a vector are those of +0.0.
             block_scale: output scales, layout padding written as 0.
+            seed: for stochastic rounding.
         """
+
+    def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
+        """The amaxes that a plan's second-level scales are made from, NaN ignored.
+
+        Returns:
+            float32 (plan.scales,): of each plan.rows_per_scale vectors, after the rotation and its
+            rounding if the plan has one; 0 for an empty array.
+        """
+        raise NotImplementedError(f"{self.name} refuses variants")
+
+    def plan_amax_both(
+        self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
+    ) -> tuple[RawArray, RawArray]:
+        """:meth:`plan_amax` of both plans of one array."""
+        return self.plan_amax(row_plan, x, dtype), self.plan_amax(column_plan, x, dtype)
+
+    def quantize_both(
+        self,
+        row_plan: Plan,
+        column_plan: Plan,
+        x: RawArray,
+        dtype: str,
+        row_second: RawArray | None,
+        column_second: RawArray | None,
+        row_packed: RawArray,
+        row_scale: RawArray,
+        column_packed: RawArray,
+        column_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> None:
+        """:meth:`quantize` under both plans of one array, with the same bytes."""
+        self.quantize(row_plan, x, dtype, row_second, row_packed, row_scale, seed)
+        self.quantize(column_plan, x, dtype, column_second, column_packed, column_scale, seed)
+
+    def rotate(
+        self,
+        x: RawArray,
+        dtype: str,
+        axis: str,
+        mask: int,
+        rounding: str,
+        inverse: bool,
+        out: RawArray,
+        out_dtype: str,
+    ) -> None:
+        """Fills `out` (rows, cols) with `rotation.rotate` of `x` along an axis."""
+        raise NotImplementedError(f"{self.name} refuses variants")
 
     @abstractmethod
     def dequantize(

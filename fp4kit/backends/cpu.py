@@ -15,8 +15,8 @@ import numpy as np
 from fp4kit import codecs, scaling
 from fp4kit.formats import SCALE_RULES
 
-from . import cpu_stats
-from .base import Backend, ErrorSums, Plan, RawArray, Request
+from . import cpu_stats, cpu_variants
+from .base import NO_SEED, ErrorSums, Plan, RawArray, Request, Seed
 from .cpu_load import code_words, kernels
 from .cpu_threads import run, thread_count
 
@@ -54,7 +54,7 @@ def padded_rows(data: np.ndarray, cols: int) -> np.ndarray:
     return result
 
 
-class CpuBackend(Backend):
+class CpuBackend(cpu_variants.VariantOperations):
     """numba kernels, parallel over all cores and vectorized by LLVM."""
 
     name = "cpu"
@@ -183,7 +183,12 @@ class CpuBackend(Backend):
         second: RawArray | None,
         packed: RawArray,
         block_scale: RawArray,
+        seed: Seed = NO_SEED,
     ) -> None:
+        if plan.variant is not None:
+            outputs = [(packed, block_scale)]
+            cpu_variants.quantize(self, [plan], x, dtype, [second], outputs, seed)
+            return
         block = plan.format.block_size
         words = words_of(padded_rows(x, plan.blocks * block), dtype)
         byte = self._linear_buffer(plan, block_scale)
@@ -203,7 +208,7 @@ class CpuBackend(Backend):
         block_scale: RawArray,
     ) -> ErrorSums:
         block = plan.format.block_size
-        if plan.blocks * block != plan.cols:
+        if plan.variant is not None or plan.blocks * block != plan.cols:
             return super().quantize_and_measure(plan, x, dtype, second, packed, block_scale)
         # Chunk by chunk, so that the elements are measured while they are still in the cache.
         words, codes = words_of(x, dtype), code_words(packed, plan)
@@ -229,11 +234,16 @@ class CpuBackend(Backend):
         return np.empty((plan.rows, plan.blocks), np.uint8)
 
     def _linear_scales(self, plan: Plan, block_scale: np.ndarray) -> np.ndarray:
+        """Flat scale bytes of a rowwise plan."""
+        return self._scales_of_vectors(plan, block_scale).reshape(-1)
+
+    def _scales_of_vectors(self, plan: Plan, block_scale: np.ndarray) -> np.ndarray:
+        """Scale bytes as (vectors, blocks)."""
         if plan.scale_layout == "linear":
-            return block_scale.reshape(-1)
-        byte = np.empty((plan.rows, plan.blocks), np.uint8)
+            return block_scale.T if plan.is_columnwise and not plan.transposes else block_scale
+        byte = np.empty((plan.vectors, plan.blocks), np.uint8)
         self.unswizzle(block_scale, plan.scale_layout, byte)
-        return byte.reshape(-1)
+        return byte
 
     def dequantize(
         self,
@@ -244,16 +254,18 @@ class CpuBackend(Backend):
         out: RawArray,
         dtype: str,
     ) -> None:
-        _, scales, encode, decode = kernels()
+        if plan.is_columnwise:
+            cpu_variants.dequantize(self, plan, packed, block_scale, second, out, dtype)
+            return
+        _, scales, _, decode = kernels()
         block = plan.format.block_size
         cols = plan.blocks * block
         whole = aligned(out, plan.rows, cols)
         words = words_of(whole, dtype)
         byte = self._linear_scales(plan, block_scale)
         codes = code_words(packed, plan)
-        recipe = plan.recipe
-        index = recipe.index if recipe else encode.NO_RECIPE
-        keep_sign = recipe.decodes_negative_zero if recipe else True
+        index = cpu_variants.decoding_index(plan)
+        keep_sign = plan.recipe.decodes_negative_zero if plan.recipe else True
         scale, table = self._second(plan, second), self._table(plan)
         blocks_per_scale = plan.rows_per_scale * plan.blocks
         low_first = plan.nibble_order == "low_first"
@@ -354,6 +366,10 @@ class CpuBackend(Backend):
         block_scale: RawArray,
         second: RawArray | None,
     ) -> ErrorSums:
+        plan = plan.decoding
+        if plan.is_columnwise:
+            byte = self._scales_of_vectors(plan, block_scale)
+            plan, x, packed, block_scale = cpu_variants.as_rows(plan, x, packed, byte)
         block = plan.format.block_size
         if plan.blocks * block != plan.cols:
             # Whatever codes stand in the padding must not count: treat them as zeros.

@@ -53,13 +53,18 @@ def jit(function: Callable[..., Any]) -> Any:
     return _jit(function, fastmath=False)
 
 
+def jit_inner(function: Callable[..., Any]) -> Any:
+    """Like :func:`jit`, for functions that only kernels call: spares them Python's wrappers."""
+    return _jit(function, fastmath=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
 def jit_sums(function: Callable[..., Any]) -> Any:
     """Like :func:`jit`, but sums may be reordered so that they vectorize: for statistics only."""
     return _jit(function, fastmath={"reassoc", "contract"})
 
 
-def _jit(function: Callable[..., Any], fastmath: bool | set[str]) -> Any:
-    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+def _jit(function: Callable[..., Any], fastmath: bool | set[str], **more: bool) -> Any:
+    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath, **more}
     folder = cache_dir()
     if folder is None:
         return numba.njit(function, **options)

@@ -34,6 +34,8 @@ TORCHAO = formats.TORCHAO.index
 MODELOPT = formats.MODELOPT.index
 COMPRESSED_TENSORS = formats.COMPRESSED_TENSORS.index
 COMFY = formats.COMFY.index
+#: Recipe te with a second level for scales up to 256, to the kernels that decode.
+TE_256 = len(formats.ALL_RECIPES)
 FLOOR, CEIL, EVEN, RCEIL = range(len(formats.SCALE_RULES))
 
 ONE = f32(1)
@@ -41,7 +43,7 @@ SIX = f32(E2M1.max)
 FLT_MAX = formats.FLT_MAX
 RANGE = formats.SECOND_LEVEL_RANGE
 RECIPROCAL_6 = formats.RECIPROCAL_6
-RECIPROCAL_RANGE = formats.RECIPROCAL_RANGE
+RANGE_256 = f32(scaling.second_level_range(256))
 E4M3_MAX = f32(E4M3.max)
 TORCHAO_SCALE_MIN = scaling.TORCHAO_SCALE_MIN
 MODELOPT_SCALE_MIN = scaling.MODELOPT_SCALE_MIN
@@ -94,14 +96,20 @@ def decode_e4m3(code):
 
 
 @jit
-def te_encode_scale(amax):
-    """`scaling.te_encode_scale` of one amax."""
-    scale = RANGE / amax
+def encode_scale(amax, largest):
+    """`scaling.te_encode_scale` of one amax; `largest` is 6 * e4m3_max."""
+    scale = largest / amax
     if not scale <= FLT_MAX:
         scale = FLT_MAX
     if amax == f32(0) or scale <= f32(0):
         scale = ONE
     return scale
+
+
+@jit
+def te_encode_scale(amax):
+    """`encode_scale` of plain recipe te."""
+    return encode_scale(amax, RANGE)
 
 
 @jit
@@ -196,15 +204,17 @@ def nvfp4_factors(recipe, has_second, second, out_dtype, byte, first_byte, count
             first[i] = decode_e4m3(u32(byte[first_byte + i]))
         return last
     scale = usable(second)
-    if recipe == TE:
-        encode = te_encode_scale(second)
-        clamped = RANGE / second > FLT_MAX and second != f32(0)
+    if recipe in (TE, TE_256):
+        largest = RANGE if recipe == TE else RANGE_256
+        encode = encode_scale(second, largest)
+        clamped = largest / second > FLT_MAX and second != f32(0)
+        reciprocal = ONE / largest
         for i in range(count):
             q = decode_e4m3(u32(byte[first_byte + i]))
             if clamped:
                 first[i] = q / encode
             else:
-                first[i] = q * second * RECIPROCAL_RANGE
+                first[i] = q * second * reciprocal
     elif recipe == NVFUSER:
         last = ONE / scale
         for i in range(count):

@@ -13,6 +13,7 @@ from fp4kit import codecs
 
 from .base import ErrorSums, Plan
 from .cpu_load import code_words, kernels
+from .cpu_variants import decoding_index
 
 
 class Part(NamedTuple):
@@ -42,9 +43,9 @@ def measurer(
         byte: linear scale bytes, flat.
         second: second-level scales, empty if there are none.
     """
-    _, _, encode, decode = kernels()
+    decode = kernels()[3]
     recipe, element, block = plan.recipe, plan.format.element, plan.format.block_size
-    index = recipe.index if recipe else encode.NO_RECIPE
+    index = decoding_index(plan)
     keep_sign = recipe.decodes_negative_zero if recipe else True
     codes, flat = code_words(packed, plan), packed.reshape(-1)
     block_bytes = block // plan.format.codes_per_byte

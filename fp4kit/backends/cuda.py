@@ -9,76 +9,20 @@ the host needs.
 
 from __future__ import annotations
 
-from functools import cache, cached_property
-from typing import Any
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
-from . import cuda_launch, cuda_module, cuda_ready
-from .base import Backend, ErrorSums, PendingSums, Plan, RawArray, Request
+from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
+from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
+from .cuda_variants import Directions
 
-MIN_CUPY = (14, 2)
-MIN_CAPABILITY = (7, 5)
-PIP_ADVICE = "pip install 'fp4kit[cuda13]' (drivers for CUDA 13) or 'fp4kit[cuda12]'"
 THREADS = (cuda_module.THREADS,)
-
-
-def _number(version: str) -> tuple[int, ...]:
-    """The leading integers of a version, `14.2.0rc1` giving (14, 2)."""
-    parts = []
-    for part in version.split("."):
-        if not part.isdigit():
-            break
-        parts.append(int(part))
-    return tuple(parts)
-
-
-def _reason() -> str | None:
-    """Why no CUDA device can be used here, with the fix."""
-    try:
-        import cupy
-    except ModuleNotFoundError as error:
-        if error.name != "cupy":
-            return f"CuPy cannot be imported ({error}); reinstall it: {PIP_ADVICE}"
-        return f"CuPy is not installed; {PIP_ADVICE}"
-    except Exception as error:  # a broken installation raises anything
-        return f"CuPy cannot be imported ({error}); reinstall it: {PIP_ADVICE}"
-    if _number(cupy.__version__)[:2] < MIN_CUPY:
-        wanted = ".".join(map(str, MIN_CUPY))
-        return f"CuPy {cupy.__version__} is too old, {wanted} is needed; {PIP_ADVICE}"
-    runtime = cupy.cuda.runtime
-    try:
-        if runtime.driverGetVersion() == 0:
-            return "no NVIDIA driver is installed (libcuda is missing)"
-        count = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:
-        return f"no CUDA device can be used: {error}"
-    if count == 0:
-        return "no CUDA device is visible (see CUDA_VISIBLE_DEVICES)"
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:  # the loader's error type depends on how the library is missing
-        return f"NVRTC, which compiles the kernels, cannot be loaded ({error}); {PIP_ADVICE}"
-    if all(_capability(number) < MIN_CAPABILITY for number in range(count)):
-        return _too_old(0)
-    return None
-
-
-@cache
-def _capability(device: int) -> tuple[int, int]:
-    import cupy
-
-    text = cupy.cuda.Device(device).compute_capability
-    return int(text[:-1]), int(text[-1])
-
-
-def _too_old(device: int) -> str:
-    major, minor = _capability(device)
-    wanted = ".".join(map(str, MIN_CAPABILITY))
-    return f"device {device} has compute capability {major}.{minor}, {wanted} or newer is needed"
 
 
 def _aligned(addresses: int) -> bool:
@@ -139,6 +83,17 @@ def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     )
 
 
+class _Result(NamedTuple):
+    """The arrays of one direction."""
+
+    second: RawArray | None
+    packed: RawArray
+    block_scale: RawArray
+
+    def addresses(self) -> tuple[int, int, int]:
+        return _address(self.second), self.packed.data.ptr, self.block_scale.data.ptr
+
+
 class CudaBackend(Backend):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
@@ -146,7 +101,7 @@ class CudaBackend(Backend):
 
     @cached_property
     def _unavailable(self) -> str | None:
-        return _reason()
+        return cuda_device.reason()
 
     def unavailable_reason(self) -> str | None:
         return self._unavailable
@@ -158,32 +113,21 @@ class CudaBackend(Backend):
                 "cupy.asarray(x)"
             )
         device = int(request.device.split(":")[1])
-        if _capability(device) < MIN_CAPABILITY:
-            return _too_old(device)
+        if cuda_device.capability(device) < cuda_device.MIN_CAPABILITY:
+            return cuda_device.too_old(device)
+        variant = request.variant
+        if request.operation == "error_stats" and variant is not None and variant.e4m3_max != 448:
+            return (
+                f"has no kernel that measures errors under e4m3_max={variant.e4m3_max}; dequantize "
+                "first, and compare the arrays"
+            )
         return None
 
     def devices(self) -> list[str]:
-        import cupy
-
-        numbers = range(cupy.cuda.runtime.getDeviceCount())
-        return [f"cuda:{number}" for number in numbers if _capability(number) >= MIN_CAPABILITY]
+        return cuda_device.usable_devices()
 
     def details(self) -> dict[str, str]:
-        import cupy
-
-        runtime = cupy.cuda.runtime
-        result = {
-            "cupy": cupy.__version__,
-            "cuda runtime": str(runtime.runtimeGetVersion()),
-            "cuda driver": str(runtime.driverGetVersion()),
-            "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
-        }
-        for number in range(runtime.getDeviceCount()):
-            name = runtime.getDeviceProperties(number)["name"].decode()
-            major, minor = _capability(number)
-            chosen = cuda_module.architecture_option(major, minor) or f"-arch=sm_{major}{minor}"
-            result[f"device {number}"] = f"{name}, compute capability {major}.{minor}, {chosen}"
-        return result
+        return cuda_device.details()
 
     # --------------------------------------------------------------------------------------------
     # The second level
@@ -244,7 +188,13 @@ class CudaBackend(Backend):
         second: RawArray | None,
         packed: RawArray,
         block_scale: RawArray,
+        seed: Seed = NO_SEED,
     ) -> None:
+        if plan.variant is not None:
+            both = (None, plan) if plan.is_columnwise else (plan, None)
+            result = _Result(second, packed, block_scale)
+            self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
+            return
         source, codes = x.data.ptr, packed.data.ptr
         aligned = _aligned(source | codes)
         ready = cuda_ready.quantize(_current_device(), plan, dtype, _count(second), aligned)
@@ -259,10 +209,83 @@ class CudaBackend(Backend):
         out: RawArray,
         dtype: str,
     ) -> None:
+        if plan.variant is not None:
+            launch = cuda_variants.dequantize_launch(plan, dtype)
+            arrays = (packed, block_scale, 0 if second is None else second, out)
+            _launch(launch.instance, launch.grid, (*arrays, *launch.scalars))
+            return
         codes, target = packed.data.ptr, out.data.ptr
         aligned = _aligned(codes | target)
         ready = cuda_ready.dequantize(_current_device(), plan, dtype, _count(second), aligned)
         ready.launch(codes, block_scale.data.ptr, _address(second), target)
+
+    def quantize_both(
+        self,
+        row_plan: Plan,
+        column_plan: Plan,
+        x: RawArray,
+        dtype: str,
+        row_second: RawArray | None,
+        column_second: RawArray | None,
+        row_packed: RawArray,
+        row_scale: RawArray,
+        column_packed: RawArray,
+        column_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> None:
+        row = _Result(row_second, row_packed, row_scale)
+        column = _Result(column_second, column_packed, column_scale)
+        self._quantize_tiles(Directions(row_plan, column_plan), x, dtype, row, column, seed)
+
+    def _quantize_tiles(
+        self,
+        directions: Directions,
+        x: RawArray,
+        dtype: str,
+        row: _Result,
+        column: _Result,
+        seed: Seed,
+    ) -> None:
+        """One launch for the directions that have a plan; the other's result is not looked at."""
+        vector = cuda_variants.can_vector(directions.any, dtype)
+        for plan, result in ((directions.row, row), (directions.column, column)):
+            if plan is not None:
+                vector = vector and _aligned(x.data.ptr | result.packed.data.ptr)
+                if cuda_variants.is_padded(plan):
+                    result.block_scale.data.memset_async(0, result.block_scale.nbytes)
+        grid, arguments = cuda_variants.quantize_arguments(
+            directions, x.data.ptr, row.addresses(), column.addresses(), seed
+        )
+        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector)
+        _launch(kernel, grid, arguments)
+
+    def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
+        if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):
+            return self.amax(x, dtype, plan.scales)
+        if plan.scales == 1 and plan.variant.hadamard is None:
+            return self.amax(x, dtype, 1)
+        result = _scratch(plan.scales, np.float32, clear=True)
+        if x.size:
+            launch = cuda_variants.amax_launch(plan, dtype)
+            _launch(launch.instance, launch.grid, (x, result, *launch.scalars))
+        return result
+
+    def rotate(
+        self,
+        x: RawArray,
+        dtype: str,
+        axis: str,
+        mask: int,
+        rounding: str,
+        inverse: bool,
+        out: RawArray,
+        out_dtype: str,
+    ) -> None:
+        rows, cols = x.shape
+        launch = cuda_variants.rotate_launch(
+            rows, cols, dtype, axis, mask, rounding, inverse, out_dtype
+        )
+        _launch(launch.instance, launch.grid, (x, out, *launch.scalars))
 
     def quantize_dequantize(
         self,
@@ -349,6 +372,15 @@ class CudaBackend(Backend):
     ) -> PendingSums:
         import cupy
 
+        plan = plan.decoding
+        if plan.is_columnwise:
+            # Counted as the rows of the transpose are; a copy is what that takes.
+            x = keep_if_captured(cupy.ascontiguousarray(x.T))
+            if not plan.transposes:
+                packed = keep_if_captured(cupy.ascontiguousarray(packed.T))
+                if plan.scale_layout == "linear":
+                    block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
+            plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=None)
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x.data.ptr)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)

@@ -70,7 +70,8 @@ class Instance:
     expression: str
 
 
-def _instance(kernel: str, file: str, *arguments: str | bool) -> Instance:
+def instance(kernel: str, file: str, *arguments: str | bool) -> Instance:
+    """An instance from template arguments: names of ours, and booleans."""
     words = [
         ("true" if value else "false") if isinstance(value, bool) else value for value in arguments
     ]
@@ -87,25 +88,25 @@ def _recipe_name(recipe: Recipe | None) -> str:
 @cache
 def amax_kernel(dtype: str) -> Instance:
     """Group maxima of an element type."""
-    return _instance("amax_kernel", "amax.cu", CXX_DTYPES[dtype])
+    return instance("amax_kernel", "amax.cu", CXX_DTYPES[dtype])
 
 
 @cache
 def count_nonfinite_kernel(dtype: str) -> Instance:
     """Census of NaN and infinity of an element type."""
-    return _instance("count_nonfinite_kernel", "amax.cu", CXX_DTYPES[dtype])
+    return instance("count_nonfinite_kernel", "amax.cu", CXX_DTYPES[dtype])
 
 
 @cache
 def second_level_kernel(dtype: str) -> Instance:
     """Amax of a tensor of an element type to a recipe's second level."""
-    return _instance("second_level_kernel", "second_level.cu", CXX_DTYPES[dtype])
+    return instance("second_level_kernel", "second_level.cu", CXX_DTYPES[dtype])
 
 
 @cache
 def convert_second_level_kernel() -> Instance:
     """One direction of the second level to another."""
-    return _instance("convert_second_level_kernel", "second_level.cu")
+    return instance("convert_second_level_kernel", "second_level.cu")
 
 
 @cache
@@ -114,7 +115,7 @@ def quantize_kernel(
 ) -> Instance:
     """Quantization of an element type under a recipe, with 16-byte accesses or single ones."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return _instance("quantize_kernel", "quantize.cu", *names, _recipe_name(recipe), second, vector)
+    return instance("quantize_kernel", "quantize.cu", *names, _recipe_name(recipe), second, vector)
 
 
 @cache
@@ -123,7 +124,7 @@ def quantize_flat_kernel(
 ) -> Instance:
     """Quantization of whole, aligned blocks with one second-level value: the fast path."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return _instance(
+    return instance(
         "quantize_flat_kernel",
         "quantize_flat.cu",
         *names,
@@ -139,7 +140,7 @@ def quantize_tiled_kernel(
 ) -> Instance:
     """The fast path into swizzled_128x4 scales, whole tiles across."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return _instance(
+    return instance(
         "quantize_tiled_kernel", "quantize_tiled.cu", *names, _recipe_name(recipe), second
     )
 
@@ -149,7 +150,7 @@ def dequantize_kernel(
     spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, access: str
 ) -> Instance:
     """Dequantization to an element type, with one of `DEQUANTIZE_ACCESSES`."""
-    return _instance(
+    return instance(
         "dequantize_kernel",
         "dequantize.cu",
         CXX_FORMATS[spec.name],
@@ -169,7 +170,7 @@ def quantize_dequantize_kernel(
     Flat: whole blocks with at most one second-level value.
     """
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return _instance(
+    return instance(
         "quantize_dequantize_kernel",
         "quantize_dequantize.cu",
         *names,
@@ -182,27 +183,25 @@ def quantize_dequantize_kernel(
 @cache
 def swizzle_kernel(layout: str, words: bool) -> Instance:
     """Linear to tiled scales, four bytes at a time or one."""
-    return _instance("swizzle_kernel", "swizzle.cu", CXX_LAYOUTS[layout], words)
+    return instance("swizzle_kernel", "swizzle.cu", CXX_LAYOUTS[layout], words)
 
 
 @cache
 def unswizzle_kernel(layout: str, words: bool) -> Instance:
     """Tiled to linear scales."""
-    return _instance("unswizzle_kernel", "swizzle.cu", CXX_LAYOUTS[layout], words)
+    return instance("unswizzle_kernel", "swizzle.cu", CXX_LAYOUTS[layout], words)
 
 
 @cache
 def error_sums_kernel(x_dtype: str, y_dtype: str) -> Instance:
     """Error sums over two arrays."""
-    return _instance(
-        "error_sums_kernel", "error_stats.cu", CXX_DTYPES[x_dtype], CXX_DTYPES[y_dtype]
-    )
+    return instance("error_sums_kernel", "error_stats.cu", CXX_DTYPES[x_dtype], CXX_DTYPES[y_dtype])
 
 
 @cache
 def quantized_error_sums_kernel(spec: FormatSpec, dtype: str) -> Instance:
     """Error sums over an array and its codes."""
-    return _instance(
+    return instance(
         "quantized_error_sums_kernel", "error_stats.cu", CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
     )
 

@@ -6,27 +6,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from fp4kit import codecs, layout, scaling
+from fp4kit import codecs, layout, rotation, scaling
 from fp4kit.formats import E4M3
 
-from .base import Backend, ErrorSums, Plan, RawArray, Request
-
-
-def blocks_of(values: np.ndarray, plan: Plan) -> np.ndarray:
-    """float32 (rows, cols) as (rows, blocks, block_size), rows padded with +0.0."""
-    padded = np.zeros((plan.rows, plan.blocks * plan.format.block_size), np.float32)
-    padded[:, : plan.cols] = values
-    return padded.reshape(plan.rows, plan.blocks, plan.format.block_size)
-
-
-def finite_or_infinite_max(magnitudes: np.ndarray) -> np.ndarray:
-    """Maximum along the last axis with NaN ignored (all NaN gives 0)."""
-    result: np.ndarray = np.where(np.isnan(magnitudes), np.float32(0), magnitudes).max(axis=-1)
-    return result
+from . import reference_variants as variants
+from .base import NO_SEED, Backend, ErrorSums, Plan, RawArray, Request, Seed
 
 
 def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
-    """Second-level scale as a float32 (rows, 1) column, to broadcast over blocks."""
+    """Second-level scale as a float32 (vectors, 1) column, to broadcast over blocks."""
     if second is None:
         return None
     return np.repeat(second, plan.rows_per_scale)[:, None]
@@ -55,7 +43,7 @@ class ReferenceBackend(Backend):
         magnitudes = np.abs(codecs.to_float32(x, dtype)).reshape(groups, -1)
         if magnitudes.size == 0:
             return np.zeros(groups, np.float32)
-        return finite_or_infinite_max(magnitudes)
+        return variants.largest(magnitudes)
 
     def scan(self, x: RawArray, dtype: str) -> tuple[RawArray, bool]:
         return self.amax(x, dtype, 1), bool(np.isfinite(codecs.to_float32(x, dtype)).all())
@@ -65,6 +53,26 @@ class ReferenceBackend(Backend):
         bad = np.flatnonzero(~np.isfinite(values))
         nans = int(np.isnan(values).sum())
         return nans, len(bad) - nans, int(bad[0]) if len(bad) else -1
+
+    def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
+        return variants.plan_amax(plan, codecs.to_float32(x, dtype))
+
+    def rotate(
+        self,
+        x: RawArray,
+        dtype: str,
+        axis: str,
+        mask: int,
+        rounding: str,
+        inverse: bool,
+        out: RawArray,
+        out_dtype: str,
+    ) -> None:
+        values = codecs.to_float32(x, dtype)
+        vectors = np.ascontiguousarray(values if axis == "row" else values.T)
+        with scaling.quiet():
+            result = rotation.rotate(vectors, mask, rounding, inverse=inverse)
+            out[...] = codecs.from_float32(result if axis == "row" else result.T, out_dtype)
 
     def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
         assert plan.recipe is not None
@@ -79,7 +87,7 @@ class ReferenceBackend(Backend):
         self, plan: Plan, values: np.ndarray, dtype: str, second: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Scale bytes and element factors, both (rows, blocks), of (rows, blocks, block_size)."""
-        amax = finite_or_infinite_max(np.abs(values))
+        amax = variants.largest(np.abs(values))
         if plan.recipe is None:
             assert plan.scale_rule is not None
             byte = scaling.mx_block_scale(amax, plan.format.element, plan.scale_rule)
@@ -96,9 +104,15 @@ class ReferenceBackend(Backend):
         second: RawArray | None,
         packed: RawArray,
         block_scale: RawArray,
+        seed: Seed = NO_SEED,
     ) -> None:
+        if plan.variant is not None:
+            result = variants.quantize_blocks(plan, x, dtype, second, seed)
+            byte = variants.store(plan, result, packed)
+            self.swizzle(byte, plan.scale_layout, block_scale)
+            return
         with scaling.quiet():
-            values = blocks_of(codecs.to_float32(x, dtype), plan)
+            values = variants.in_blocks(plan, codecs.to_float32(x, dtype))
             byte, factor = self._block_scales(plan, values, dtype, second)
             factor = factor[:, :, None]
             if plan.recipe is not None and plan.recipe.divides:
@@ -123,13 +137,10 @@ class ReferenceBackend(Backend):
         out: RawArray,
         dtype: str,
     ) -> None:
-        byte = np.empty((plan.rows, plan.blocks), np.uint8)
-        self.unswizzle(block_scale, plan.scale_layout, byte)
-        codes = packed
-        if plan.format.codes_per_byte == 2:
-            codes = codecs.unpack_nibbles(packed, plan.nibble_order)
+        byte = self._scale_bytes(plan, block_scale)
+        codes = variants.load(plan, packed, byte).codes
         value = codecs.decode(codes, plan.format.element)
-        value = value.reshape(plan.rows, plan.blocks, plan.format.block_size)
+        value = value.reshape(plan.vectors, plan.blocks, plan.format.block_size)
         with scaling.quiet():
             if plan.recipe is None:
                 factor = codecs.decode_e8m0(byte)
@@ -138,12 +149,24 @@ class ReferenceBackend(Backend):
                 if not plan.recipe.decodes_negative_zero:
                     value = np.where(value == 0, np.float32(0), value)
                 column = per_block(second, plan)
-                first, last = scaling.nvfp4_decode_factors(byte, plan.recipe, column, dtype)
+                e4m3_max = plan.variant.e4m3_max if plan.variant is not None else 448
+                first, last = scaling.nvfp4_decode_factors(
+                    byte, plan.recipe, column, dtype, e4m3_max
+                )
                 result = (value * first[:, :, None]) * last[:, :, None]
                 # A zero code stays zero, also under a factor that overflowed to infinity.
                 known = ~(np.isnan(first) | np.isnan(last))[:, :, None]
                 result = np.where(known & (value == 0), value, result)
-            out[...] = codecs.from_float32(result.reshape(plan.rows, -1)[:, : plan.cols], dtype)
+            vectors = result.reshape(plan.vectors, -1)[:, : plan.length]
+            out[...] = codecs.from_float32(vectors.T if plan.is_columnwise else vectors, dtype)
+
+    def _scale_bytes(self, plan: Plan, block_scale: np.ndarray) -> np.ndarray:
+        """Scale bytes in the order of the vectors, (vectors, blocks)."""
+        if plan.scale_layout == "linear":
+            return block_scale.T if plan.is_columnwise and not plan.transposes else block_scale
+        byte = np.empty((plan.vectors, plan.blocks), np.uint8)
+        self.unswizzle(block_scale, plan.scale_layout, byte)
+        return byte
 
     def quantize_dequantize(
         self,
@@ -154,6 +177,7 @@ class ReferenceBackend(Backend):
         out: RawArray,
         out_dtype: str,
     ) -> None:
+        assert plan.variant is None
         packed = np.empty(plan.packed_shape, np.uint8)
         block_scale = np.empty(plan.scale_shape, np.uint8)
         self.quantize(plan, x, dtype, second, packed, block_scale)
@@ -191,17 +215,17 @@ class ReferenceBackend(Backend):
         block_scale: RawArray,
         second: RawArray | None,
     ) -> ErrorSums:
+        plan = plan.decoding
         decoded = np.empty((plan.rows, plan.cols), np.float32)
         self.dequantize(plan, packed, block_scale, second, decoded, "float32")
         sums = self.error_sums(x, dtype, decoded, "float32")
         element = plan.format.element
-        codes = packed
-        if plan.format.codes_per_byte == 2:
-            codes = codecs.unpack_nibbles(packed, plan.nibble_order)
-        magnitude = codes[:, : plan.cols] & np.uint8((1 << (element.bits - 1)) - 1)
-        byte = np.empty((plan.rows, plan.blocks), np.uint8)
-        self.unswizzle(block_scale, plan.scale_layout, byte)
-        block_amax = finite_or_infinite_max(np.abs(blocks_of(codecs.to_float32(x, dtype), plan)))
+        byte = self._scale_bytes(plan, block_scale)
+        codes = variants.load(plan, packed, byte).codes
+        magnitude = codes[:, : plan.length] & np.uint8((1 << (element.bits - 1)) - 1)
+        values = codecs.to_float32(x, dtype)
+        vectors = values.T if plan.is_columnwise else values
+        block_amax = variants.largest(np.abs(variants.in_blocks(plan, vectors)))
         sums.saturated = int((magnitude == element.max_code).sum())
         sums.zero_codes = int((magnitude == 0).sum())
         sums.blocks = byte.size

@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Stochastic rounding on the CPU: :mod:`fp4kit.philox` as loops over the blocks of a tile."""
+
+# ruff: noqa: ANN001, ANN201 - numba infers the types
+
+from __future__ import annotations
+
+import numpy as np
+
+from fp4kit import philox
+
+from .cpu_jit import jit_inner
+from .cpu_scales import SIX, at_most
+from .cpu_tiles import index
+from .cpu_words import ABS, INF_BITS, bits_float, f32, float_bits, u32, u64
+
+FIRST, SECOND = (u64(number) for number in philox.MULTIPLIERS)
+FIRST_STEP, SECOND_STEP = (u32(number) for number in philox.KEY_STEPS)
+ROUNDS = philox.ROUNDS
+
+
+@jit_inner
+def random_words(groups, count, direction, stream, key, out):
+    """The four words of each group, out[w, b]; `groups` are uint64 numbers."""
+    for b in range(index(count)):
+        c0, c1 = u32(groups[b]), u32(groups[b] >> u64(32))
+        c2, c3 = u32(direction), u32(stream)
+        low, high = u32(key), u32(key >> u64(32))
+        for _ in range(ROUNDS):
+            first, second = FIRST * u64(c0), SECOND * u64(c2)
+            c0 = u32(u32(second >> u64(32)) ^ c1 ^ low)
+            c2 = u32(u32(first >> u64(32)) ^ c3 ^ high)
+            c1, c3 = u32(second), u32(first)
+            low = u32(low + FIRST_STEP)
+            high = u32(high + SECOND_STEP)
+        out[0, b], out[1, b], out[2, b], out[3, b] = c0, c1, c2, c3
+
+
+@jit_inner
+def encode_stochastically(value, word, turn):
+    """E2M1 code of a float32: up if the word, rotated right by `turn` bits, says so."""
+    bits = float_bits(value)
+    # numba widens shifts and sums of 32 bits to 64: back to 32 at once.
+    rotated = u32(word >> turn) | u32(word << ((u32(32) - turn) & u32(31)))
+    random = f32(np.int32(u32(rotated) >> u32(8))) * f32(2.0**-24)
+    y = at_most(bits_float(bits & ABS), SIX)
+    per_step = f32(2) if y < f32(2) else (f32(1) if y < f32(4) else f32(0.5))
+    first = u32(0) if y < f32(2) else (u32(2) if y < f32(4) else u32(4))
+    steps = y * per_step
+    whole = np.floor(steps)
+    code = first + u32(np.int32(whole)) + (u32(1) if random < steps - whole else u32(0))
+    code = code | ((bits >> u32(28)) & u32(8))
+    return u32(7) if (bits & ABS) > INF_BITS else code

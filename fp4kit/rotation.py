@@ -1,0 +1,120 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The random Hadamard transform of 16 points: the arithmetic in NumPy, and the public function.
+
+y = (x16 @ (diag(s) H)) / 4 with H[r][c] = (-1)^popcount(r & c): Transformer Engine's rotation
+(`NVFP4QuantizerRef._apply_rht`). The sum is a butterfly of fixed order, so that every backend
+gives the same bits where the published matrix product leaves the order open.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import arrays, codecs
+from .backends import engine_for
+from .buffers import in_rows, result_buffer, rows_of
+from .errors import ShapeError
+from .formats import DTYPES, one_of
+from .variant import AXES, GROUP, RHT_ROUNDINGS, check_groups, sign_mask
+
+Floats = NDArray[np.float32]
+
+
+def signs(mask: int) -> Floats:
+    """-1 for each set bit of a mask, else 1, as float32 (16,)."""
+    bits = (mask >> np.arange(GROUP)) & 1
+    return np.where(bits == 1, np.float32(-1), np.float32(1))
+
+
+def butterfly(groups: Floats) -> Floats:
+    """H / 4 times each group: four stages of sums and differences, distances 1, 2, 4 and 8."""
+    values = groups.copy()
+    for distance in (1, 2, 4, 8):
+        pairs = values.reshape(*groups.shape[:-1], -1, 2, distance)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        values = np.stack([first + second, first - second], axis=-2).reshape(groups.shape)
+    return values * np.float32(0.25)
+
+
+def rotate(values: Floats, mask: int, rounding: str, *, inverse: bool = False) -> Floats:
+    """Rotates groups of 16 along the last axis.
+
+    Args:
+        values: float32 (..., n), n a multiple of 16.
+        mask: 16 bits; bit i = 1 negates element i before (inverse: after) the butterfly.
+        rounding: `bf16` rounds the result to bfloat16, `none` does not.
+        inverse: undo instead.
+    """
+    groups = values.reshape(*values.shape[:-1], -1, GROUP)
+    result = butterfly(groups) * signs(mask) if inverse else butterfly(groups * signs(mask))
+    result = result.reshape(values.shape)
+    return codecs.round_to(result, "bfloat16") if rounding == "bf16" else result
+
+
+def hadamard_transform(
+    x: Any,
+    mask: bool | int = True,
+    *,
+    axis: str = "row",
+    rounding: str = "none",
+    inverse: bool = False,
+    dtype: str | None = None,
+    backend: str | None = None,
+    out: Any = None,
+) -> Any:
+    """Rotates groups of 16 elements by a Hadamard matrix with random signs.
+
+    Every group keeps its Euclidean length, and an outlier is spread over its group. This is the
+    rotation that `quantize(..., hadamard=)` applies (NVIDIA Transformer Engine, NVFP4 recipe).
+
+    Args:
+        x: float32, float16 or bfloat16 array (..., K).
+        mask: 16 sign bits, bit i = 1 negating element i; True is Transformer Engine's 0xD7E8,
+            0 (or False) the plain Hadamard matrix.
+        axis: `row` rotates along the last axis, `column` along the rows (all leading dimensions
+            flattened).
+        rounding: `bf16` rounds the float32 sums to bfloat16, `none` only to `dtype`.
+        inverse: apply the inverse rotation.
+        dtype: element type of the result; None is that of `x`.
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+        out: C-contiguous array of the shape of `x` and of `dtype` to write into.
+
+    Returns:
+        Array of the shape of `x` in its framework and on its device (or `out`).
+
+    Raises:
+        OptionError: for unknown options.
+        ShapeError: if the rotated axis is not a multiple of 16, or `out` does not fit.
+        DtypeError: for other element types.
+        BackendUnavailableError: if the backend cannot serve the array, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.eye(16, dtype=np.float32)[:1] * 4
+        >>> hadamard_transform(x, 0).ravel().tolist() == [1.0] * 16
+        True
+    """
+    raw = arrays.ingest(x)
+    one_of("axis", axis, AXES)
+    one_of("rounding", rounding, RHT_ROUNDINGS)
+    bits = sign_mask(mask)
+    out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
+    shape = raw.data.shape
+    if not shape:
+        raise ShapeError("a rotation needs an array of at least one dimension, got shape ()")
+    rows, cols = prod(shape[:-1]), shape[-1]
+    check_groups(cols if axis == "row" else rows, axis, shape)
+    engine = engine_for("hadamard_transform", raw.origin.device, raw.dtype, None, None, backend)
+    with arrays.device_scope(raw.origin):
+        result = result_buffer(out, shape, out_dtype, raw.origin)
+        if rows and cols:
+            engine.rotate(
+                rows_of(raw, rows, cols), raw.dtype, axis, bits, rounding, inverse,
+                in_rows(result, (rows, cols)), out_dtype,
+            )  # fmt: skip
+        return out if out is not None else arrays.emit(result, out_dtype, raw.origin)

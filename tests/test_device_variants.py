@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels' arithmetic of variants, built for the host, equals the reference bit for bit."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fp4kit import philox, rotation, scale_search, scaling
+from fp4kit.backends.cuda_module import kernel_directory, options
+from fp4kit.variant import DEFAULT_SIGN_MASK, ERRORS, Variant
+
+COMPILER = shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to build the headers with")
+GROUPS = 4000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    output = tmp_path_factory.mktemp("host") / "variants.so"
+    defines = [option for option in options(9, 0) if option.startswith("-D")]
+    source = Path(__file__).parent / "device_variants_host.cpp"
+    command = [
+        *(COMPILER, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+        *("-ffp-contract=off", "-shared", "-fPIC", "-x", "c++", f"-I{kernel_directory()}"),
+        *(*defines, str(source), "-o", str(output)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(output))
+
+
+def pointer(array):
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def groups_of_numbers():
+    """Groups of many magnitudes, with zeros, subnormals, ties and what is not finite."""
+    rng = np.random.default_rng(5)
+    values = rng.standard_normal((GROUPS, 16)).astype(np.float32)
+    values[::3] *= np.ldexp(np.float32(1), rng.integers(-140, 120, (len(values[::3]), 1)))
+    values[1::7] = np.round(values[1::7] * 4) / 4
+    values[5] = 0
+    values[6, 3] = np.inf
+    values[7, 4] = np.nan
+    values[8, ::2] = -0.0
+    return values
+
+
+def bits(array):
+    """Bit patterns with every NaN the same."""
+    return np.where(np.isnan(array), np.uint32(0x7FC00000), array.view(np.uint32))
+
+
+@pytest.mark.parametrize("rounding", ["none", "bf16"])
+@pytest.mark.parametrize("mask", [0, DEFAULT_SIGN_MASK, 0xFFFF, 1])
+def test_rotation(library, mask, rounding):
+    values = groups_of_numbers()
+    found = np.empty_like(values)
+    library.rotate(
+        ctypes.c_longlong(GROUPS),
+        pointer(values),
+        ctypes.c_uint32(mask),
+        ctypes.c_int(rounding == "bf16"),
+        pointer(found),
+    )
+    with scaling.quiet():
+        expected = rotation.rotate(values, mask, rounding)
+    np.testing.assert_array_equal(bits(found), bits(expected))
+
+
+@pytest.mark.parametrize(("key", "stream"), [(0, 0), (1, 0), (2**64 - 1, 2**32 - 1), (77, 5)])
+@pytest.mark.parametrize("direction", [0, 1])
+def test_random_numbers(library, key, stream, direction):
+    found = np.empty((GROUPS, 16), np.float32)
+    library.uniform(
+        ctypes.c_longlong(GROUPS),
+        ctypes.c_ulonglong(0),
+        ctypes.c_ulonglong(key),
+        ctypes.c_uint32(stream),
+        ctypes.c_uint32(direction),
+        pointer(found),
+    )
+    expected = philox.uniform(GROUPS, (key, stream), direction)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def test_stochastic_rounding(library):
+    rng = np.random.default_rng(6)
+    scaled = np.concatenate(
+        [
+            rng.uniform(-8, 8, 200_000).astype(np.float32),
+            np.arange(-7, 7.25, 0.25, np.float32),
+            np.array([0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-42, -1e-42], np.float32),
+        ]
+    )
+    random = rng.random(len(scaled), np.float32)
+    random = np.floor(random * 2**24).astype(np.float32) * np.float32(2.0**-24)
+    found = np.empty(len(scaled), np.uint8)
+    library.stochastic(
+        ctypes.c_longlong(len(scaled)), pointer(scaled), pointer(random), pointer(found)
+    )
+    np.testing.assert_array_equal(found, philox.round_stochastically(scaled, random))
+
+
+@pytest.mark.parametrize("e4m3_max", [448, 256])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("kind", ["four_over_six", "sweep"])
+def test_search(library, kind, error, e4m3_max):
+    values = groups_of_numbers()
+    variant = Variant(scale_search=kind, error=error, e4m3_max=e4m3_max)
+    rng = np.random.default_rng(7)
+    with scaling.quiet():
+        amax = np.nanmax(np.abs(np.where(np.isnan(values), 0, values)), axis=1)
+        # The tensor's amax is the block's, or up to 2^20 times that.
+        second = amax * np.ldexp(np.float32(1), rng.integers(0, 20, GROUPS)).astype(np.float32)
+        second = second.astype(np.float32)
+        expected = scale_search.search(
+            values[:, None, :], amax[:, None].astype(np.float32), second[:, None], variant
+        )
+    byte = np.empty(GROUPS, np.uint8)
+    factor = np.empty(GROUPS, np.float32)
+    library.search_scales(
+        ctypes.c_longlong(GROUPS),
+        pointer(values),
+        pointer(second),
+        ctypes.c_float(6 * e4m3_max),
+        ctypes.c_int(ERRORS.index(error)),
+        ctypes.c_int(1 if kind == "four_over_six" else 2),
+        pointer(byte),
+        pointer(factor),
+    )
+    np.testing.assert_array_equal(byte, expected.byte[:, 0])
+    np.testing.assert_array_equal(bits(factor), bits(expected.factor[:, 0]))
