@@ -181,6 +181,25 @@ def test_shards_that_are_something_else(source, content, match):
     refused(source, match)
 
 
+def test_shards_that_the_index_lacks(source):
+    """E2, E3: left by another download, or forgotten by what wrote the index."""
+    (source / "model-00004-of-00004.safetensors").write_bytes(
+        (source / SHARD.format(3)).read_bytes()
+    )
+    refused(source, "1 shards are not in model.safetensors.index.json: 'model-00004-of-00004")
+
+
+@pytest.mark.parametrize("files", [[1], [1, 2, 3], [2, "model.safetensors"]])
+def test_shards_without_an_index(source, files):
+    """E2: one of several is no model, whatever lies beside it."""
+    (source / INDEX).unlink()
+    for number in {1, 2, 3} - set(files):
+        (source / SHARD.format(number)).rename(source / "model.safetensors")
+    if "model.safetensors" not in files:
+        (source / "model.safetensors").unlink(missing_ok=True)
+    refused(source, "holds shards .* but no")
+
+
 def test_two_indexes(source):
     (source / "other.safetensors.index.json").write_text("{}")
     refused(source, "2 indexes")

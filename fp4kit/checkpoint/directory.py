@@ -9,6 +9,7 @@ would leave the directory, and tensors that stand in two shards.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,6 +30,8 @@ OTHER_WEIGHTS = frozenset(
 )
 #: Directories that belong to a tool and not to the model.
 TOOL_FOLDERS = frozenset((".git", ".cache", "__pycache__", STATE_DIR))
+#: A file that is one of several by its name.
+SHARD_NAME = re.compile(r"(.+)-\d+-of-0*(\d+)\.safetensors")
 SHOWN = 3
 
 
@@ -75,6 +78,16 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
+def _shard_files(folder: Path, base: str | None = None) -> list[str]:
+    """Files that are one of several by their names, perhaps only those of some base name."""
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        match = SHARD_NAME.fullmatch(path.name)
+        if match and int(match.group(2)) > 1 and base in (None, match.group(1)):
+            found.append(path.name)
+    return found
+
+
 def _find_shards(folder: Path) -> tuple[str, list[str], dict[str, str] | None, Path]:
     """(base name, shard file names in order, weight map or None, index file)."""
     indexes = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
@@ -91,12 +104,24 @@ def _find_shards(folder: Path) -> tuple[str, list[str], dict[str, str] | None, P
                 f"missing: {listed(missing)}; download them again"
             )
         base = indexes[0].name.removesuffix(INDEX_SUFFIX)
+        stray = [name for name in _shard_files(folder, base) if name not in names]
+        if stray:
+            raise FileFormatError(
+                f"{folder}: {len(stray)} shards are not in {indexes[0].name}: {listed(stray)}; an "
+                "engine would not load them. Remove them, or restore the index"
+            )
         return base, names, weight_map, indexes[0]
     files = sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
         raise FileFormatError(
             f"{folder}: holds no .safetensors file; give a model directory, or save the model with "
             "safetensors first"
+        )
+    shards = _shard_files(folder)
+    if shards:
+        raise FileFormatError(
+            f"{folder}: holds shards ({listed(shards)}) but no *{INDEX_SUFFIX}; restore the index, "
+            "and what shards it names"
         )
     if len(files) > 1 and "model.safetensors" in files:
         # What transformers loads where several forms of a model lie side by side.

@@ -133,7 +133,7 @@ def _scale_faults(source: Source, entry: QuantizedEntry) -> Iterator[str]:
         source.read(name, start, data.data)
         if signed:
             nans += int(np.count_nonzero((data & 0x7F) == 0x7F))
-            negative += int(np.count_nonzero(data > 0x80))
+            negative += int(np.count_nonzero((data > 0x80) & (data < 0xFF)))
         else:
             nans += int(np.count_nonzero(data == 0xFF))
     if nans:
