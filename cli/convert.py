@@ -51,7 +51,7 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Store a quantized checkpoint in another layout, without requantizing.
+    """Store a quantized checkpoint in another layout, codes verbatim.
 
     IN is a model directory (or a file for ComfyUI) from any tool. Codes and block scales keep
     their values; the second-level scale changes its direction. Converting back gives the same

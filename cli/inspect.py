@@ -29,7 +29,7 @@ from .text import example
 @source_argument()
 @json_option
 def command(source: Path, as_json: bool) -> None:
-    """List the tensors of a file or model directory and how they are stored.
+    """List the tensors of a file or checkpoint, and how it is stored.
 
     Reads headers only.
     """

@@ -22,9 +22,9 @@ from .text import describe_os_error, example, one_line
 COMMANDS = {
     "quantize": "Quantize the tensors of a file, or a whole checkpoint.",
     "dequantize": "Turn a quantized file or model directory back into plain numbers.",
-    "convert": "Store a quantized checkpoint in another layout, without requantizing.",
+    "convert": "Store a quantized checkpoint in another layout, codes verbatim.",
     "verify": "Check a quantized checkpoint from any tool.",
-    "inspect": "List the tensors of a file or model directory and how they are stored.",
+    "inspect": "List the tensors of a file or checkpoint, and how it is stored.",
     "compare": "Measure how far one file's tensors are from another's.",
     "bench": "Measure how fast every operation is on this machine.",
     "demo": "Write a small model-like file to try the other commands on.",

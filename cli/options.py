@@ -14,6 +14,7 @@ import click
 from fp4kit import BackendUnavailableError, backend_status
 from fp4kit.backends import get_backend
 from fp4kit.backends.cpu_threads import THREADS_VARIABLE
+from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
@@ -87,6 +88,11 @@ max_shard_size_option: Decorator = click.option(
     "--max-shard-size",
     metavar="SIZE",
     help="Model directories: largest size of a weight file, like 5GB or 512MiB.  [default: 5GB]",
+)
+experts_layout_option: Decorator = click.option(
+    "--experts-layout",
+    type=click.Choice(EXPERTS_LAYOUTS),
+    help="Model directories: how fused 3-D experts are stored, where that is not clear.",
 )
 resume_option: Decorator = click.option(
     "--resume",

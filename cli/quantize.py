@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.convert import plan_quantize_file, quantize_file
@@ -19,6 +18,7 @@ from fp4kit.io.report import FileReport, QuantizeOptions
 from . import checkpoint
 from .options import (
     device_option,
+    experts_layout_option,
     force_option,
     format_options,
     json_option,
@@ -84,11 +84,7 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
     help="Model directories: W4A4, with activation scales of 1.0, or from a JSON file that maps "
     "each module to the amax of its input.",
 )
-@click.option(
-    "--experts-layout",
-    type=click.Choice(EXPERTS_LAYOUTS),
-    help="Model directories: how fused 3-D experts are stored, where that is not clear.",
-)
+@experts_layout_option
 @max_shard_size_option
 @resume_option
 @click.option(

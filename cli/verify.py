@@ -11,7 +11,14 @@ import click
 from fp4kit.checkpoint.verify import structure_faults
 from fp4kit.checkpoint.verify_values import value_faults
 
-from .options import FILE, device_option, json_option, resolve_device, source_argument
+from .options import (
+    FILE,
+    device_option,
+    experts_layout_option,
+    json_option,
+    resolve_device,
+    source_argument,
+)
 from .output import print_json, say
 from .progress import progress_bar
 from .text import example, printable
@@ -30,9 +37,12 @@ from .text import example, printable
     type=FILE,
     help="The checkpoint that IN was made from: also compare the values.",
 )
+@experts_layout_option
 @device_option
 @json_option
-def command(source: Path, against: Path | None, device: str, as_json: bool) -> None:
+def command(
+    source: Path, against: Path | None, experts_layout: str | None, device: str, as_json: bool
+) -> None:
     """Check a quantized checkpoint from any tool.
 
     Exits with 1 and lists the faults if there are any. Looks for every tensor that an engine
@@ -43,7 +53,13 @@ def command(source: Path, against: Path | None, device: str, as_json: bool) -> N
     faults = structure_faults(source)
     if against is not None and not faults:
         with progress_bar(f"Comparing {source.name}") as progress:
-            faults = value_faults(source, against, device=resolved, progress=progress)
+            faults = value_faults(
+                source,
+                against,
+                experts_layout=experts_layout,
+                device=resolved,
+                progress=progress,
+            )
     if as_json:
         print_json({"source": str(source), "faults": faults})
     else:

@@ -250,6 +250,17 @@ def test_failures_have_no_success_line(checkpoints, source, tmp_path):
     assert "must lie outside" in fail("quantize", bad, "-o", bad / "q")
 
 
+def test_experts_whose_orientation_is_overridden(checkpoints, tmp_path):
+    """`verify` takes the word that `quantize` took."""
+    tensors, config = checkpoints.fused_moe("llama4_text", intermediate=48)  # but stored [out, in]
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    assert "--experts-layout out_in" in fail("quantize", source, "-o", tmp_path / "q")
+    succeed("quantize", source, "-o", tmp_path / "q", "--experts-layout", "out_in")
+    against = ["verify", tmp_path / "q", "--against", source]
+    assert "--experts-layout" in invoke(*against).stdout
+    succeed(*against, "--experts-layout", "out_in")
+
+
 def test_verify_lists_every_fault(checkpoints, source, tmp_path):
     succeed("quantize", source, "-o", tmp_path / "q")
     (path,) = (tmp_path / "q").glob("*.safetensors")

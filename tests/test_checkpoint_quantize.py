@@ -307,6 +307,30 @@ def test_config_keeps_everything_else(checkpoints, tmp_path):
     assert checkpoints.config_of(tmp_path / "comfy") == config
 
 
+@pytest.mark.parametrize(
+    ("layout", "taken"),
+    [
+        ("compressed-tensors", "weight_packed"),
+        ("compressed-tensors", "weight_scale"),
+        ("compressed-tensors", "input_global_scale"),
+        ("modelopt", "weight_scale_2"),
+        ("modelopt", "input_scale"),
+        ("comfy", "comfy_quant"),
+    ],
+)
+def test_names_that_would_collide(checkpoints, tmp_path, layout, taken):
+    """Two tensors under one name: refused before any work, with the way out."""
+    module = "model.layers.0.mlp.down_proj"
+    tensors = {
+        f"{module}.weight": checkpoints.normal((32, 64)),
+        f"{module}.{taken}": checkpoints.normal((3,), "F32"),
+    }
+    source = checkpoints.save(tmp_path / "in", tensors, {})
+    with pytest.raises(FileFormatError, match=f"both be written as '{module}.{taken}'; exclude"):
+        run(source, tmp_path / "out", layout, activations="uncalibrated")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_directory_without_config(checkpoints, tmp_path):
     tensors, _ = checkpoints.llama(1)
     source = checkpoints.save(tmp_path / "in", tensors, None)

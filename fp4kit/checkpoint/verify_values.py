@@ -140,7 +140,12 @@ def _measure(engine: Engine | None, step: Step, parts: list[Bytes]) -> None:
 
 
 def value_faults(
-    path: Path, against: Path, *, device: str = "cpu", progress: Progress | None = None
+    path: Path,
+    against: Path,
+    *,
+    experts_layout: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
 ) -> list[str]:
     """Every tensor of a quantized checkpoint that is not what its source makes it.
 
@@ -149,6 +154,8 @@ def value_faults(
     Args:
         path: the quantized checkpoint.
         against: what it was made from.
+        experts_layout: how fused experts of the source are stored, None to decide by model type
+            and sizes.
         device: `cpu` or a CUDA device.
         progress: called with (bytes done, bytes in all) of the source.
 
@@ -159,7 +166,7 @@ def value_faults(
         with Checkpoint(path) as result, Checkpoint(against) as original:
             opened = open_quantized(result)
             entries = {} if opened.quantized is None else opened.quantized.entries
-            source, _, _ = open_logical(original, CheckpointOptions())
+            source, _, _ = open_logical(original, CheckpointOptions(experts_layout=experts_layout))
             _split_like(source, opened.source, entries)
             return _compare(source, opened.source, entries, device, progress)
     except Fp4kitError as error:
