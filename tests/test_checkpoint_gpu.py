@@ -286,11 +286,10 @@ def test_a_full_disk_and_then_resume(fake_gpu, small, checkpoints, tmp_path, mon
     expected = tmp_path / "cpu"
     quantize_checkpoint(source, expected, options)
     target = tmp_path / "gpu"
-    write_at, written = AtomicFile.write_at, []
+    write_at = AtomicFile.write_at
 
     def full(self, offset, data):
-        written.append(len(data))
-        if sum(written) > 50_000:
+        if self.target.suffix == ".safetensors" and list(target.glob("*.safetensors")):
             raise OSError(28, "No space left on device")
         write_at(self, offset, data)
 
