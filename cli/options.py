@@ -4,12 +4,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
 import click
 
 from fp4kit import BackendUnavailableError, backend_status
+from fp4kit.backends import get_backend
+from fp4kit.backends.cpu_threads import THREADS_VARIABLE
+from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
@@ -42,12 +47,65 @@ def output_option(help: str, **settings: Any) -> Decorator:
     return click.option("-o", "--output", "target", metavar="OUT", type=FILE, help=help, **settings)
 
 
+class Device(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
+    """`auto`, `cpu`, `cuda` or the number of a GPU, `cuda:1`."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Checks the form; whether it can be used is for the library to say."""
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", str(value)):
+            self.fail(f"{value!r} is no device; choose auto, cpu, cuda, or cuda:N", param, ctx)
+        return str(value)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """How the help shows it."""
+        return "[auto|cpu|cuda|cuda:N]"
+
+
 device_option: Decorator = click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=Device(),
     default="auto",
     show_default=True,
-    help="Where to compute; the bytes are the same. auto: cuda if it can run here, else cpu.",
+    help="Where to compute; the bytes are the same. auto: cuda if it can run here, else cpu. For a "
+    "model directory, cuda is all GPUs of the machine.",
+)
+
+
+def _set_threads(_ctx: click.Context, _param: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        os.environ[THREADS_VARIABLE] = str(value)
+
+
+threads_option: Decorator = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    callback=_set_threads,
+    expose_value=False,
+    help=f"CPU threads to use.  [default: {THREADS_VARIABLE}, or all cores]",
+)
+max_shard_size_option: Decorator = click.option(
+    "--max-shard-size",
+    metavar="SIZE",
+    help="Model directories: largest size of a weight file, like 5GB or 512MiB.  [default: 5GB]",
+)
+experts_layout_option: Decorator = click.option(
+    "--experts-layout",
+    type=click.Choice(EXPERTS_LAYOUTS),
+    help="Model directories: how fused 3-D experts are stored, where that is not clear.",
+)
+resume_option: Decorator = click.option(
+    "--resume",
+    is_flag=True,
+    help="Model directories: finish what an interrupted run of the same command began.",
+)
+report_option: Decorator = click.option(
+    "--report",
+    "report_file",
+    metavar="FILE",
+    type=FILE,
+    help="Write the JSON that --json prints to a file as well.",
 )
 force_option: Decorator = click.option(
     "--force", is_flag=True, help="Overwrite the output if it exists."
@@ -132,7 +190,7 @@ def _default_rules() -> str:
 
 
 def resolve_device(device: str) -> str:
-    """`cpu` or `cuda` for `--device`.
+    """`cpu`, `cuda` or `cuda:N` for `--device`.
 
     Raises:
         BackendUnavailableError: if cuda was asked for by name and cannot run here.
@@ -141,7 +199,17 @@ def resolve_device(device: str) -> str:
         return device
     cuda = next(status for status in backend_status() if status.name == "cuda")
     if cuda.available:
-        return "cuda"
-    if device == "cuda":
-        raise BackendUnavailableError("serve --device cuda", {"cuda": cuda.reason or "no reason"})
-    return "cpu"
+        return "cuda" if device == "auto" else device
+    if device == "auto":
+        return "cpu"
+    raise BackendUnavailableError(f"serve --device {device}", {"cuda": cuda.reason or "no reason"})
+
+
+def resolve_devices(device: str) -> tuple[str, ...]:
+    """The devices that share the shards of a checkpoint: for `cuda` every GPU.
+
+    Raises:
+        BackendUnavailableError: as :func:`resolve_device`.
+    """
+    resolved = resolve_device(device)
+    return tuple(get_backend("cuda").devices()) if resolved == "cuda" else (resolved,)

@@ -16,12 +16,21 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Progress | None]:
-    """A progress callback that draws on stderr, or None where that is no terminal."""
+    """A progress callback that draws bytes, bytes per second and time left on stderr.
+
+    It is None where that is no terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bar
 
     with Bar(
@@ -29,6 +38,8 @@ def progress_bar(label: str) -> Iterator[Progress | None]:
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left", markup=False),
         console=Console(stderr=True),
         transient=True,
     ) as bar:

@@ -10,42 +10,59 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.convert import plan_quantize_file, quantize_file
 from fp4kit.io.report import FileReport, QuantizeOptions
 
+from . import checkpoint
 from .options import (
     device_option,
+    experts_layout_option,
     force_option,
     format_options,
     json_option,
+    max_shard_size_option,
     output_option,
+    report_option,
     resolve_device,
+    resume_option,
     source_argument,
+    threads_option,
 )
 from .output import say
 from .progress import progress_bar
-from .reports import say_written, show
+from .reports import say_written, show, write_report
 from .text import example
+
+#: Options that only mean something for a checkpoint layout, and those that only do without one.
+CHECKPOINT_ONLY = ("weights_only", "activations", "experts_layout", "max_shard_size", "resume")
+FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
+SEARCH = ("scale_search", "error", "e4m3_max")
 
 
 @click.command(
     epilog=example(
         "fp4kit quantize model.safetensors",
         "fp4kit quantize model.safetensors -o small.safetensors --format mxfp8",
-        "fp4kit quantize model.safetensors --exclude '*embed*' --exclude 're:lm_head' --dry-run",
+        "fp4kit quantize Llama-3-8B -o Llama-3-8B-NVFP4",
+        "fp4kit quantize Llama-3-8B -o out --layout modelopt --exclude '*down_proj*' --dry-run",
     )
 )
 @source_argument()
-@output_option("File to write, .safetensors.  [default: <stem of IN>-<format>.safetensors]")
+@output_option(
+    "File to write, .safetensors, or directory to create.  [default: IN with -<format> added]"
+)
 @format_options
 @device_option
+@threads_option
 @click.option(
     "--include",
     metavar="PATTERN",
     multiple=True,
     help="Quantize only tensors whose name matches: a glob, or re: and a regular expression that "
-    "matches from the start. Repeatable.",
+    "matches from the start. In a model directory: quantize them as well, although a default rule "
+    "leaves them alone. Repeatable.",
 )
 @click.option(
     "--exclude",
@@ -54,11 +71,30 @@ from .text import example
     help="Carry matching tensors through unchanged; wins over --include. Repeatable.",
 )
 @click.option(
+    "--layout",
+    type=click.Choice(list(ALL_LAYOUTS)),
+    help="Model directories: for which engines to store the result. comfy also takes a single "
+    "file.  [default: compressed-tensors]",
+)
+@click.option(
+    "--weights-only", is_flag=True, help="Model directories: no activation scales. The default."
+)
+@click.option(
+    "--activations",
+    metavar="uncalibrated|FILE",
+    help="Model directories: W4A4, with activation scales of 1.0, or from a JSON file that maps "
+    "each module to the amax of its input.",
+)
+@experts_layout_option
+@max_shard_size_option
+@resume_option
+@click.option(
     "--void-dtype",
     type=click.Choice(["bfloat16"]),
     help="What 2-byte void data in .npy and .npz files is: NumPy saves bfloat16 that way.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan from the headers; write nothing.")
+@report_option
 @force_option
 @json_option
 @click.pass_context
@@ -70,28 +106,46 @@ def command(
     device: str,
     dry_run: bool,
     as_json: bool,
+    report_file: Path | None,
     **given: Any,
 ) -> None:
-    """Quantize the tensors of a file.
+    """Quantize the tensors of a file, or a whole checkpoint.
 
-    IN is a .safetensors, .npy or .npz file of float32, float16 or bfloat16 tensors; OUT is a
-    self-describing .safetensors file. 1-D and integer tensors, and those whose last axis is not a
-    multiple of the block, are carried through unchanged and listed.
+    IN is a .safetensors, .npy or .npz file of float32, float16 or bfloat16 tensors, or a model
+    directory of the Hugging Face kind. A file becomes a self-describing .safetensors file: 1-D and
+    integer tensors, and those whose last axis is not a multiple of the block, are carried through
+    unchanged and listed. A directory becomes one that inference engines load.
     """
     _check_combination(ctx, given["format"])
+    if source.is_dir() or given["layout"] is not None:
+        _refuse(ctx, FILE_ONLY, "for plain files; the layout decides it here")
+        _refuse(ctx, SEARCH, "for plain files; checkpoints take the recipe's own scales")
+        checkpoint.quantize(
+            source,
+            target,
+            given,
+            device=device,
+            dry_run=dry_run,
+            as_json=as_json,
+            report_file=report_file,
+        )
+        return
+    _refuse(ctx, CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
     given["e4m3_max"] = int(given["e4m3_max"])
     _check_search(ctx, given)
     if target is None:
         target = source.with_name(f"{source.stem}-{given['format']}.safetensors")
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
     resolved = "cpu" if dry_run and device == "auto" else resolve_device(device)
-    options = QuantizeOptions(device=resolved, **given)
+    chosen = {name: given[name] for name in QuantizeOptions.__dataclass_fields__ if name in given}
+    options = QuantizeOptions(device=resolved, **chosen)
     if dry_run:
         report = plan_quantize_file(source, options)
     else:
         with progress_bar(f"Quantizing {source.name}") as progress:
             report = quantize_file(source, target, options, progress)
     show(report, as_json=as_json, with_stats=not dry_run, dry_run=dry_run)
+    write_report(report, report_file, dry_run=dry_run)
     _warn(report)
     if dry_run:
         if not as_json:
@@ -122,6 +176,13 @@ def _check_search(ctx: click.Context, given: dict[str, Any]) -> None:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             flag = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{flag} belongs to --scale-search; name one", ctx)
+
+
+def _refuse(ctx: click.Context, names: tuple[str, ...], why: str) -> None:
+    """Refuses options that would do nothing for this kind of input."""
+    for name in names:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} is {why}", ctx)
 
 
 def _warn(report: FileReport) -> None:

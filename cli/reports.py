@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from fp4kit.io.files import AtomicFile
 from fp4kit.io.report import FileReport, TensorReport
 
 from .output import print_json, say
@@ -35,6 +38,16 @@ def show(
         return
     print_changed(report, with_stats=with_stats)
     print_kept(report, rest)
+
+
+def write_report(report: FileReport, path: Path | None, **extra: Any) -> None:
+    """Writes the JSON form of a report to a file, atomically; nothing without a path."""
+    if path is None:
+        return
+    text = json.dumps(report_json(report, **extra), indent=2, allow_nan=False) + "\n"
+    with AtomicFile(path) as file:
+        file.write_at(0, text.encode())
+        file.commit()
 
 
 def say_written(report: FileReport, *, as_json: bool) -> None:

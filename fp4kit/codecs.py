@@ -100,10 +100,13 @@ def to_float32(data: np.ndarray, dtype: str) -> Floats:
 
 
 def from_float32(values: Floats, dtype: str) -> np.ndarray:
-    """Rounds float32 once to the raw form of `dtype` (bfloat16 as uint16 bits)."""
+    """Rounds float32 once to the raw form of `dtype` (bfloat16 as uint16 bits).
+
+    NaN becomes the positive quiet one: its sign and payload would depend on the processor.
+    """
     if dtype == "bfloat16":
         return float32_to_bfloat16_bits(values)
-    return values.astype(dtype)
+    return np.where(np.isnan(values), np.float32(np.nan), values).astype(dtype)
 
 
 def round_to(values: Floats, dtype: str) -> Floats:

@@ -280,6 +280,12 @@ def dequantize_grouped(
         OptionError: for an unknown dtype.
         ShapeError: if the arrays, or `out`, do not fit.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> group = quantize_grouped(np.full((3, 16), 6, np.float32), first_dims=[1, 0, 1])
+        >>> dequantize_grouped(group)[:, 0].tolist()
+        [6.0, 6.0, 0.0]
     """
     one_of("dtype", dtype, DTYPES)
     plan = group.plan

@@ -270,6 +270,13 @@ def dequantize_residual(
         ShapeError: if the arrays, or `out`, do not fit.
         DtypeError: if the arrays lie on different devices.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.full((1, 16), 5.1, np.float32)
+        >>> x[0, 0] = 6
+        >>> [round(float(dequantize_residual(quantize_residual(x, n))[0, 1]), 3) for n in (0, 16)]
+        [6.0, 5.111]
     """
     one_of("dtype", dtype, DTYPES)
     plan = q.plan

@@ -81,8 +81,9 @@ __device__ __forceinline__ u32 block_max(u32 value) {
 // nonfinite[0] becomes 1 if any value is NaN or infinite; a null pointer skips that.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    amax_kernel(const typename T::Bits* __restrict__ x, i64 group_size, i64 chunk_size,
-                i64 group_chunks, i64 chunks, u32* __restrict__ out, u32* __restrict__ nonfinite) {
+    amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ out,
+                u32* __restrict__ nonfinite, i64 group_size, i64 chunk_size, i64 group_chunks,
+                i64 chunks) {
   for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     const i64 group = chunk / group_chunks;
     const i64 start = (chunk - group * group_chunks) * chunk_size;

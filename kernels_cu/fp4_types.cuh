@@ -155,7 +155,6 @@ using Mxfp8 = BlockFormat<E4m3, FP4KIT_MXFP8_BLOCK_SIZE, true>;
 using Mxfp8E5m2 = BlockFormat<E5m2, FP4KIT_MXFP8_E5M2_BLOCK_SIZE, true>;
 
 constexpr float kE2m1Max = E2m1::kMax;
-constexpr float kE4m3Max = E4m3::kMax;
 constexpr float kSecondLevelRange = FP4KIT_SECOND_LEVEL_RANGE;
 // Folded by the compiler's front end in binary32, round to nearest: scaling.RECIPROCAL_*.
 constexpr float kReciprocalE2m1Max = 1.0f / kE2m1Max;

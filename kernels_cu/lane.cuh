@@ -69,6 +69,20 @@ FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int st
   return codes;
 }
 
+// A lane's FP8 codes. kCareful: some element may be NaN.
+template <class Format, class T, bool kCareful>
+FP4KIT_HD void encode_fp8_lane(const Words<T>& x, float factor, u32 (&codes)[Format::kLaneWords]) {
+  using Element = typename Format::Element;
+#pragma unroll
+  for (int i = 0; i < Format::kLaneWords; ++i) {
+    float y[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) y[k] = mul_rn(x.value(4 * i + k), factor);
+    codes[i] = encode_fp8_pair<Element, kCareful>(y[0], y[1]) |
+               (encode_fp8_pair<Element, kCareful>(y[2], y[3]) << 16);
+  }
+}
+
 // Whether every element of a block lies below 7 once scaled, as e2m1_magic needs it. An E4M3 scale
 // must have been neither saturated nor subnormal; of the MX rules only floor lets elements reach 8.
 template <class Format>
@@ -93,16 +107,12 @@ FP4KIT_HD void encode_lane(const Words<T>& x, const Words<T>& magnitude, u32 raw
       codes[0] = encode_e2m1_8<T, kRecipe, true>(x, magnitude, 0, factor);
       codes[1] = encode_e2m1_8<T, kRecipe, true>(x, magnitude, 8, factor);
     }
+  } else if (Format::Element::kHasInfinity && raw > T::kInf) {
+    // Without NaN among the elements there is none among the products: MX factors of numbers are
+    // positive and finite. Only E5M2 needs to know.
+    encode_fp8_lane<Format, T, true>(x, factor, codes);
   } else {
-    using Element = typename Format::Element;
-#pragma unroll
-    for (int i = 0; i < Format::kLaneWords; ++i) {
-      float y[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) y[k] = mul_rn(x.value(4 * i + k), factor);
-      codes[i] =
-          encode_fp8_pair<Element>(y[0], y[1]) | (encode_fp8_pair<Element>(y[2], y[3]) << 16);
-    }
+    encode_fp8_lane<Format, T, false>(x, factor, codes);
   }
 }
 

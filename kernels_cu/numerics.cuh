@@ -48,8 +48,6 @@ FP4KIT_HD float as_float(u32 bits) {
 
 FP4KIT_HD u32 magnitude_bits(float value) { return as_bits(value) & kMagnitudeMask; }
 FP4KIT_HD bool is_nan(float value) { return magnitude_bits(value) > kInfBits; }
-FP4KIT_HD bool is_inf(float value) { return magnitude_bits(value) == kInfBits; }
-FP4KIT_HD bool is_finite(float value) { return magnitude_bits(value) < kInfBits; }
 FP4KIT_HD bool is_zero(float value) { return magnitude_bits(value) == 0; }
 FP4KIT_HD u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
 FP4KIT_HD u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }
@@ -68,7 +66,6 @@ FP4KIT_HD u32 byte_perm(u32 low, u32 high, u32 selector) {
 #endif
 }
 
-// Maximum of both unsigned 16-bit halves.
 // A value the compiler must take as it is: it can neither recompute nor merge it.
 FP4KIT_HD u32 opaque(u32 value) {
 #ifdef __CUDA_ARCH__
@@ -77,6 +74,7 @@ FP4KIT_HD u32 opaque(u32 value) {
   return value;
 }
 
+// Maximum of both unsigned 16-bit halves.
 FP4KIT_HD u32 max_u16x2(u32 a, u32 b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   u32 result;
@@ -276,7 +274,8 @@ FP4KIT_HD u32 encode_fp8(float value) {
 }
 
 // Two codes in the low bytes, the first lowest; the hardware's conversion where there is one.
-template <class E>
+// Without kCareful neither value may be NaN.
+template <class E, bool kCareful>
 FP4KIT_HD u32 encode_fp8_pair(float first, float second) {
 #ifdef FP4KIT_HARDWARE_FP8
   u16 result;
@@ -285,10 +284,12 @@ FP4KIT_HD u32 encode_fp8_pair(float first, float second) {
     return result;
   } else {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(result) : "f"(second), "f"(first));
-    // The payload that the hardware gives an E5M2 NaN is not specified.
     u32 codes = result;
-    if (is_nan(first)) codes = (codes & 0xFF00u) | E::kNanCode;
-    if (is_nan(second)) codes = (codes & 0x00FFu) | (E::kNanCode << 8);
+    if constexpr (kCareful) {
+      // The payload that the hardware gives an E5M2 NaN is not specified.
+      if (is_nan(first)) codes = (codes & 0xFF00u) | E::kNanCode;
+      if (is_nan(second)) codes = (codes & 0x00FFu) | (E::kNanCode << 8);
+    }
     return codes;
   }
 #else
@@ -299,7 +300,7 @@ FP4KIT_HD u32 encode_fp8_pair(float first, float second) {
 // Scale bytes: one E4M3 code.
 FP4KIT_HD u32 encode_e4m3(float value) {
 #ifdef FP4KIT_HARDWARE_FP8
-  return encode_fp8_pair<E4m3>(value, 0.0f) & 0xFFu;
+  return encode_fp8_pair<E4m3, true>(value, 0.0f) & 0xFFu;
 #else
   return encode_fp8<E4m3>(value);
 #endif

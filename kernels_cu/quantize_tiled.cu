@@ -12,7 +12,9 @@
 //
 // Rows past the last one exist only as scales: they are written 0 here, so no padding is left over.
 //
-// Launch: 256 threads, at most FLAT_BLOCKS blocks per multiprocessor; a strip is what one warp
+// As in quantize_flat.cu, the next block is on its way while one is worked on.
+//
+// Launch: 256 threads, at most flat_blocks() blocks per multiprocessor; a strip is what one warp
 // takes at once, strips are ordered (tile row, line, tile column).
 #include "scale_table.cuh"
 #include "swizzle.cuh"
@@ -22,64 +24,70 @@ namespace fp4kit {
 constexpr int kLineBytes = 16;
 constexpr int kLineRows = 4;  // rows that share a line, 32 apart
 constexpr int kRowStep = kTileRows128 / kLineRows;
+constexpr int kLines = 2;  // lines that a warp takes
+constexpr int kSectorBytes = kLines * kLineBytes;
+constexpr u32 kStripsDown = kRowStep / kLines;  // strips of a tile
 
 template <class Format, class T, int kRecipe, bool kSecond>
-__global__ void __launch_bounds__(kThreads, FP4KIT_FLAT_BLOCKS)
+__global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_tiled_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,
                           u8* __restrict__ packed, u8* __restrict__ block_scale, i64 strips,
-                          i64 rows, i64 blocks, i64 magic, i64 shift, i64 high_first, i64 rule) {
-  constexpr int kUnroll = flat_unroll<T>();
+                          i64 rows, i64 blocks, i64 high_first, i64 rule) {
   constexpr int kWarps = kThreads / 32;
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   static_assert(Format::kLanes == 1, "a lane takes a block");
-  constexpr int kLines = 2;                       // lines that a warp takes
-  constexpr u32 kStripsDown = kRowStep / kLines;  // strips of a tile
   __shared__ ScaleTable table;
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 
-  const u32 warp = threadIdx.x / 32;
+  // Fewer than 2^31 of each, so that no sum with a stride exceeds 32 bits.
+  const u32 tensor_rows = static_cast<u32>(rows);
+  const u32 row_blocks = static_cast<u32>(blocks);
+  const u32 count = static_cast<u32>(strips);
+  const u32 across = row_blocks / kTileCols;
   const u32 place = threadIdx.x % 32;  // byte of the sector that this block fills
-  const u32 line = place / kLineBytes;
-  const u32 row_step = place % kLineBytes / kTileCols * kRowStep;
-  const u32 tile_col = place % kTileCols;
-  const u32 across = static_cast<u32>(blocks) / kTileCols;
-  const u32 stride = gridDim.x * (kWarps * kUnroll);
+  const u32 row_offset = place / kLineBytes + place % kLineBytes / kTileCols * kRowStep;
+  const u32 block_offset = row_offset * row_blocks + place % kTileCols;
+  const u32 stride = gridDim.x * kWarps;
+  const u32 stride_down = stride / across;
+  const u32 stride_across = stride % across;
 
-  // Strips are fewer than 2^31, and so is every sum with a stride.
-  for (u32 start = blockIdx.x * (kWarps * kUnroll); start < static_cast<u32>(strips);
-       start += stride) {
-    Words<T> elements[kUnroll];
-    u32 row[kUnroll];
-    u32 tile[kUnroll];
-    u32 down[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const u32 strip = start + u * kWarps + warp;
-      const u32 over = static_cast<u32>((static_cast<u64>(strip) * static_cast<u32>(magic)) >>
-                                        static_cast<u32>(shift));
-      tile[u] = strip - over * across;
-      down[u] = over;
-      row[u] = over / kStripsDown * kTileRows128 + over % kStripsDown * kLines + line + row_step;
-      const bool inside = strip < static_cast<u32>(strips) && row[u] < rows;
-      const i64 block = static_cast<i64>(row[u]) * blocks + (tile[u] * kTileCols + tile_col);
-      load_elements<true, T>(x + block * kLaneElements, inside ? kLaneElements : 0, elements[u]);
+  u32 strip = blockIdx.x * kWarps + threadIdx.x / 32;
+  u32 down = strip / across;  // its line pair, counted over all tile rows
+  u32 col = strip % across;   // its tile column
+  Words<T> ahead;
+  u32 block, sector;
+  bool inside;
+  const auto load = [&] {
+    const u32 tile_row = down / kStripsDown;
+    const u32 pair = down % kStripsDown;
+    const u32 row = tile_row * kTileRows128 + pair * kLines;
+    block = row * row_blocks + block_offset + col * kTileCols;
+    sector = (tile_row * across + col) * kStripsDown + pair;
+    inside = strip < count && row + row_offset < tensor_rows;
+    load_elements<true, T>(x + static_cast<u64>(block) * kLaneElements, inside ? kLaneElements : 0,
+                           ahead);
+  };
+  load();
+#pragma unroll 1
+  while (strip < count) {
+    const Words<T> elements = ahead;
+    const u32 my_block = block;
+    const u32 my_sector = sector;
+    const bool in_tensor = inside;
+    strip += stride;
+    down += stride_down;
+    col += stride_across;
+    if (col >= across) {
+      col -= across;
+      ++down;
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const u32 strip = start + u * kWarps + warp;
-      u32 codes[Format::kLaneWords];
-      const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
-          elements[u], table, level, static_cast<int>(rule), high_first != 0, codes);
-      if (strip >= static_cast<u32>(strips)) continue;
-      const bool inside = row[u] < rows;
-      if (inside) {
-        const i64 block = static_cast<i64>(row[u]) * blocks + (tile[u] * kTileCols + tile_col);
-        store_codes<true>(packed + block * kCodeBytes, codes);
-      }
-      const i64 at = (static_cast<i64>(down[u] / kStripsDown) * across + tile[u]) * kTileBytes128 +
-                     down[u] % kStripsDown * (kLines * kLineBytes) + place;
-      block_scale[at] = inside ? static_cast<u8>(byte) : 0;
-    }
+    load();
+    u32 codes[Format::kLaneWords];
+    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
+        elements, table, level, static_cast<int>(rule), high_first != 0, codes);
+    if (in_tensor) store_codes<true>(packed + static_cast<u64>(my_block) * kCodeBytes, codes);
+    block_scale[static_cast<u64>(my_sector) * kSectorBytes + place] =
+        in_tensor ? static_cast<u8>(byte) : 0;
   }
 }
 

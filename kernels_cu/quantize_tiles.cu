@@ -193,13 +193,19 @@ __device__ __forceinline__ void encode_block(const Words<R> (&x)[Format::kLanes]
   coded.byte = scale.byte;
 }
 
+// The lanes of a block as they are quantized; only those of the first `left` elements are rotated:
+// what fills a block up stays +0.0.
 template <bool kRotate, class R, class T, int kLanes>
-__device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 mask,
+__device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 mask, i64 left,
                                              Words<R> (&result)[kLanes]) {
 #pragma unroll
   for (int l = 0; l < kLanes; ++l) {
     if constexpr (kRotate) {
-      result[l] = rotate_lane<R>(x[l], mask);
+      if (kLanes == 1 || l * kLaneElements < left) {
+        result[l] = rotate_lane<R>(x[l], mask);
+      } else {
+        result[l] = Words<R>{};
+      }
     } else {
       result[l] = x[l];
     }
@@ -349,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<Format>())
         }
       }
       Words<RowR> rotated[kLanes];
-      maybe_rotate<kRotateRows>(elements, row_options.mask, rotated);
+      maybe_rotate<kRotateRows>(elements, row_options.mask, cols - col0 - b * kBlock, rotated);
       u32 raw[kLanes];
       float amax = lanes_amax<Format, RowR>(rotated, raw);
       if constexpr (V::kSquare) {
@@ -416,7 +422,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<Format>())
       }
       if (col >= cols || block >= col_out.blocks) continue;
       Words<ColR> rotated[kLanes];
-      maybe_rotate<kRotateCols>(elements, col_options.mask, rotated);
+      maybe_rotate<kRotateCols>(elements, col_options.mask, rows - block * kBlock, rotated);
       u32 raw[kLanes];
       const float amax = lanes_amax<Format, ColR>(rotated, raw);
       const Level level = col_seconds.level(V::kSquare ? 0 : col);

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -393,3 +394,49 @@ def assert_tensors() -> Any:
 def dtypes() -> dict[str, np.dtype]:
     """NumPy dtype of each element type the library takes."""
     return NUMPY_DTYPES
+
+
+# ------------------------------------------------------------------------------------------------
+# Helpers of several test modules, which cannot import each other
+# ------------------------------------------------------------------------------------------------
+
+
+def _load(name: str) -> Any:
+    path = Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def stored() -> Any:
+    """Stored tensors in memory."""
+    return _load("stored_tensors")
+
+
+@pytest.fixture(scope="session")
+def checkpoints() -> Any:
+    """Small model directories."""
+    return _load("checkpoints")
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting_for_the_disk(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of small model directories need not survive a power cut."""
+    if "checkpoints" in request.fixturenames:
+        monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of host memory behind `cuda` and `cuda:N`, as many as one likes."""
+    _load("fake_gpu").install(monkeypatch)
+
+
+@pytest.fixture
+def real_gpu() -> None:
+    """A GPU, or a skip with the reason."""
+    require_backend("cuda")

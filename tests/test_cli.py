@@ -472,9 +472,11 @@ def test_missing_files_and_directories(model, tmp_path):
     assert "none.safetensors" in fail("quantize", tmp_path / "none.safetensors")
     assert "none" in fail("quantize", model, "-o", tmp_path / "none" / "q.safetensors")
     fail("quantize", model, "-o", model / "q.safetensors")
-    fail("quantize", tmp_path)
-    fail("inspect", tmp_path)
-    assert list(tmp_path.iterdir()) == [model]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no .safetensors file" in fail("quantize", empty)
+    assert "no .safetensors file" in fail("inspect", empty)
+    assert {*tmp_path.iterdir()} == {model, empty}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write into read-only directories")

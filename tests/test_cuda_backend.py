@@ -10,9 +10,14 @@ import pytest
 
 import fp4kit
 from fp4kit import arrays, codecs
-from fp4kit.backends import cuda_module, get_backend
+from fp4kit.backends import cuda_launch, cuda_module, get_backend
 from fp4kit.backends.base import Request
-from fp4kit.errors import BackendUnavailableError, KernelCompileError, NonFiniteError
+from fp4kit.errors import (
+    BackendUnavailableError,
+    DtypeError,
+    KernelCompileError,
+    NonFiniteError,
+)
 from fp4kit.formats import ALL_FORMATS, DTYPES
 
 REASON = get_backend("cuda").unavailable_reason()
@@ -184,6 +189,58 @@ def test_graph_reads_the_given_amax_on_replay(cupy):
     np.testing.assert_array_equal(out.block_scale.get(), wanted.block_scale)
 
 
+def test_graph_capture_with_amax_as_a_float(cupy):
+    """The float becomes device memory that the graph reads on every replay: it must live on."""
+    first, second = normal((32, 64)), 2 * normal((32, 64), seed=1)
+    options = {"amax": 7.5, "nonfinite": "propagate"}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = cupy.asarray(first)
+        out = fp4kit.quantize(x, **options)
+        fused = fp4kit.quantize_dequantize(x, **options)
+        stream.begin_capture()
+        fp4kit.quantize(x, out=out, **options)
+        fp4kit.quantize_dequantize(x, out=fused, **options)
+        graph = stream.end_capture()
+        # Memory that the capture let go would be handed out, and filled, here.
+        noise = [cupy.full(1, 1e30, np.float32) for _ in range(64)]
+        for data in (second, first, second):
+            x.set(data, stream=stream)
+            graph.launch(stream)
+        stream.synchronize()
+        assert all(float(value[0]) == np.float32(1e30) for value in noise)
+    wanted = fp4kit.quantize(second, backend="reference", **options)
+    assert_same(out, wanted)
+    np.testing.assert_array_equal(fused.get(), fp4kit.dequantize(wanted, backend="reference"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_graph_capture_of_amax_into_an_array(cupy, dtype):
+    """Each replay starts anew: a smaller amax must not be hidden by the last one."""
+    hosts = [as_dtype(scale * normal((48, 1000)), dtype) for scale in (4, 1, 2)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, peak = to_device(cupy, hosts[0]), cupy.zeros(1, np.float32)
+        assert fp4kit.amax(x, out=peak) is peak
+        out = fp4kit.quantize(x[:, :992], amax=peak, nonfinite="propagate")
+        fp4kit.quantize(x[:, :992], amax=peak, nonfinite="propagate", out=out)
+        stream.begin_capture()
+        fp4kit.amax(x, out=peak)
+        fp4kit.quantize(x[:, :992], amax=peak, nonfinite="propagate", out=out)
+        graph = stream.end_capture()
+        for host in hosts:
+            x.view(np.uint8).set(host.view(np.uint8), stream=stream)
+            graph.launch(stream)
+            stream.synchronize()
+            largest = float(np.abs(floats(host, dtype)).max())
+            assert float(peak[0]) == largest
+            wanted = fp4kit.quantize(
+                np.ascontiguousarray(host[:, :992]), amax=largest, backend="reference"
+            )
+            np.testing.assert_array_equal(out.packed.get(), wanted.packed)
+            np.testing.assert_array_equal(out.block_scale.get(), wanted.block_scale)
+
+
 def test_the_current_stream_is_used(cupy):
     """On any other stream the call would read `x` before the slow work in front has filled it."""
     host = normal((256, 256))
@@ -206,19 +263,58 @@ def test_the_current_stream_is_used(cupy):
     np.testing.assert_array_equal(decoded.get(), values)
 
 
-def test_array_on_another_device(cupy):
+@pytest.fixture
+def second_device(cupy):
+    """The number of a device that is not the current one."""
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")
-    host = normal((32, 64))
-    with cupy.cuda.Device(1):
-        x = cupy.asarray(host)
     with cupy.cuda.Device(0):
-        got = fp4kit.quantize(x)
-        values = fp4kit.dequantize(got)
-        peak = fp4kit.amax(x)
-    for array in (got.packed, got.block_scale, got.amax, values, peak):
-        assert array.device.id == 1
-    assert_same(got, fp4kit.quantize(host, backend="reference"))
+        yield 1
+
+
+def test_array_on_another_device(cupy, second_device):
+    host = normal((32, 64))
+    with cupy.cuda.Device(second_device):
+        x = cupy.asarray(host)
+    options = {"scale_layout": "swizzled_128x4"}
+    got = fp4kit.quantize(x, **options)
+    values = fp4kit.dequantize(got)
+    linear = fp4kit.unswizzle(got.block_scale, (32, 4), "swizzled_128x4")
+    results = [got.packed, got.block_scale, got.amax, values, linear, fp4kit.amax(x)]
+    results += [fp4kit.quantize_dequantize(x), fp4kit.swizzle(linear)]
+    assert {array.device.id for array in results} == {second_device}
+    assert cupy.cuda.runtime.getDevice() == 0
+    wanted = fp4kit.quantize(host, backend="reference", **options)
+    assert_same(got, wanted)
+    decoded = fp4kit.dequantize(wanted, backend="reference")
+    for result in (values, results[-2]):
+        np.testing.assert_array_equal(result.get(), decoded)
+    np.testing.assert_array_equal(results[-1].get(), wanted.block_scale)
+    assert fp4kit.error_stats(x, got).mse == pytest.approx(fp4kit.error_stats(host, wanted).mse)
+
+
+def test_torch_tensor_on_another_device(cupy, second_device):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA")
+    host = normal((32, 64))
+    x = torch.from_numpy(host).to(f"cuda:{second_device}")
+    got = fp4kit.quantize(x)
+    values = fp4kit.dequantize(got)
+    assert {got.packed.device.index, got.block_scale.device.index, values.device.index} == {1}
+    wanted = fp4kit.quantize(host, backend="reference")
+    np.testing.assert_array_equal(got.packed.cpu().numpy(), wanted.packed)
+    np.testing.assert_array_equal(
+        values.cpu().numpy(), fp4kit.dequantize(wanted, backend="reference")
+    )
+
+
+def test_a_scale_on_another_device_is_refused(cupy, second_device):
+    amax = cupy.full(1, 6, np.float32)
+    with cupy.cuda.Device(second_device):
+        x = cupy.asarray(normal((32, 64)))
+    with pytest.raises(DtypeError, match="amax lies on cuda:0, the input on cuda:1"):
+        fp4kit.quantize(x, amax=amax)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -272,6 +368,29 @@ def test_group_amax(cupy):
     engine = get_backend("cuda")
     got = engine.amax(cupy.asarray(host), "float32", 12).get()
     np.testing.assert_array_equal(got, get_backend("reference").amax(host, "float32", 12))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_amax_at_the_ends_of_chunks(cupy, dtype, start, over):
+    """The largest value in the first and last place that blocks of threads read, aligned or not."""
+    chunk = cuda_launch.AMAX_CHUNK // cuda_launch.ITEM_SIZES[dtype]
+    size = 2 * chunk + over
+    for place in (0, chunk - 1, chunk, size - 1):
+        host = as_dtype(np.full(start + size, 0.5), dtype)
+        host[start + place] = -3
+        assert float(fp4kit.amax(to_device(cupy, host)[start:])[0]) == 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(130, 1088), (257, 64), (3, 4160), (128, 192)])
+def test_swizzled_scales_of_whole_tiles_across(cupy, dtype, shape):
+    """Rows that end within a tile or a warp's strips, and tensors narrower than a thread block."""
+    host = as_dtype(normal(shape), dtype)
+    wanted = fp4kit.quantize(host, scale_layout="swizzled_128x4", backend="reference")
+    got = fp4kit.quantize(to_device(cupy, host), scale_layout="swizzled_128x4")
+    assert_same(got, wanted)
 
 
 # ------------------------------------------------------------------------------------------------

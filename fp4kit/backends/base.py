@@ -39,6 +39,10 @@ class Backend(Operations, ABC):
     def details(self) -> dict[str, str]:
         """Versions and devices, for humans."""
 
+    def devices(self) -> list[str]:
+        """The devices of this machine that it can compute on; it must be available."""
+        return ["cpu"]
+
     @abstractmethod
     def amax(self, x: RawArray, dtype: str, groups: int) -> RawArray:
         """Largest magnitude, NaN ignored.

@@ -144,6 +144,13 @@ def narrow_bfloat(value):
     return u32(0x7FC0) if (float_bits(value) & ABS) > INF_BITS else rounded
 
 
+@jit
+def canonical(value):
+    """A float32 with every NaN the positive quiet one: what the processor makes has a sign."""
+    bits = float_bits(value)
+    return bits_float(u32(0x7FC00000) if (bits & ABS) > INF_BITS else bits)
+
+
 def low(word):
     """The even element of a word, as float32."""
 
@@ -173,7 +180,7 @@ def join_finite(even, odd, word):
 
 
 def join(even, odd, word):
-    """Rounds two float32 to the element type of `word` and puts them into such a word."""
+    """Rounds two float32 to the element type of `word`, NaN canonical, into one such word."""
 
 
 @overload(low, inline="always")
@@ -231,8 +238,12 @@ def _join(even, odd, word):
     if word == types.uint32:
         return lambda even, odd, word: narrow_bfloat(even) | (narrow_bfloat(odd) << u32(16))
     if word == types.int32:
-        return lambda even, odd, word: np.int32(narrow_half(even) | (narrow_half(odd) << u32(16)))
-    return lambda even, odd, word: u64(float_bits(even)) | (u64(float_bits(odd)) << u64(32))
+        return lambda even, odd, word: np.int32(
+            narrow_half(canonical(even)) | (narrow_half(canonical(odd)) << u32(16))
+        )
+    return lambda even, odd, word: (
+        u64(float_bits(canonical(even))) | (u64(float_bits(canonical(odd))) << u64(32))
+    )
 
 
 @overload(join_finite, inline="always")
@@ -244,3 +255,10 @@ def _join_finite(even, odd, word):
     if word == types.int32:
         return lambda even, odd, word: np.int32(narrow_half(even) | (narrow_half(odd) << u32(16)))
     return lambda even, odd, word: u64(float_bits(even)) | (u64(float_bits(odd)) << u64(32))
+
+
+@jit
+def round_range(pairs, begin, end, out):
+    """Rounds pairs begin..end of float32 (u64 words) to the element type of the words of `out`."""
+    for i in range(begin, end):
+        out[i] = join(low(pairs[i]), high(pairs[i]), out[i])

@@ -10,7 +10,7 @@ the host needs.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,76 +18,16 @@ import numpy as np
 from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
-from . import cuda_launch, cuda_module, cuda_ready, cuda_variants
+from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
 from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 from .cuda_variants import Directions
 
-MIN_CUPY = (14, 2)
-MIN_CAPABILITY = (7, 5)
-PIP_ADVICE = "pip install 'fp4kit[cuda13]' (drivers for CUDA 13) or 'fp4kit[cuda12]'"
 THREADS = (cuda_module.THREADS,)
 
 
-def _number(version: str) -> tuple[int, ...]:
-    """The leading integers of a version, `14.2.0rc1` giving (14, 2)."""
-    parts = []
-    for part in version.split("."):
-        if not part.isdigit():
-            break
-        parts.append(int(part))
-    return tuple(parts)
-
-
-def _reason() -> str | None:
-    """Why no CUDA device can be used here, with the fix."""
-    try:
-        import cupy
-    except ModuleNotFoundError as error:
-        if error.name != "cupy":
-            return f"CuPy cannot be imported ({error}); reinstall it: {PIP_ADVICE}"
-        return f"CuPy is not installed; {PIP_ADVICE}"
-    except Exception as error:  # a broken installation raises anything
-        return f"CuPy cannot be imported ({error}); reinstall it: {PIP_ADVICE}"
-    if _number(cupy.__version__)[:2] < MIN_CUPY:
-        wanted = ".".join(map(str, MIN_CUPY))
-        return f"CuPy {cupy.__version__} is too old, {wanted} is needed; {PIP_ADVICE}"
-    runtime = cupy.cuda.runtime
-    try:
-        if runtime.driverGetVersion() == 0:
-            return "no NVIDIA driver is installed (libcuda is missing)"
-        count = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:
-        return f"no CUDA device can be used: {error}"
-    if count == 0:
-        return "no CUDA device is visible (see CUDA_VISIBLE_DEVICES)"
-    try:
-        cupy.cuda.nvrtc.getVersion()
-    except Exception as error:  # the loader's error type depends on how the library is missing
-        return f"NVRTC, which compiles the kernels, cannot be loaded ({error}); {PIP_ADVICE}"
-    if all(_capability(number) < MIN_CAPABILITY for number in range(count)):
-        return _too_old(0)
-    return None
-
-
-@cache
-def _capability(device: int) -> tuple[int, int]:
-    import cupy
-
-    text = cupy.cuda.Device(device).compute_capability
-    return int(text[:-1]), int(text[-1])
-
-
-def _too_old(device: int) -> str:
-    major, minor = _capability(device)
-    wanted = ".".join(map(str, MIN_CAPABILITY))
-    return f"device {device} has compute capability {major}.{minor}, {wanted} or newer is needed"
-
-
-def _aligned(*arrays: RawArray) -> bool:
-    bits = 0
-    for array in arrays:
-        bits |= array.data.ptr
-    return bits % cuda_launch.VECTOR == 0
+def _aligned(addresses: int) -> bool:
+    """Whether vectors may be moved at all of some addresses, joined by `|`."""
+    return addresses % cuda_launch.VECTOR == 0
 
 
 def _current_device() -> int:
@@ -161,7 +101,7 @@ class CudaBackend(Backend):
 
     @cached_property
     def _unavailable(self) -> str | None:
-        return _reason()
+        return cuda_device.reason()
 
     def unavailable_reason(self) -> str | None:
         return self._unavailable
@@ -173,8 +113,8 @@ class CudaBackend(Backend):
                 "cupy.asarray(x)"
             )
         device = int(request.device.split(":")[1])
-        if _capability(device) < MIN_CAPABILITY:
-            return _too_old(device)
+        if cuda_device.capability(device) < cuda_device.MIN_CAPABILITY:
+            return cuda_device.too_old(device)
         variant = request.variant
         if request.operation == "error_stats" and variant is not None and variant.e4m3_max != 448:
             return (
@@ -183,22 +123,11 @@ class CudaBackend(Backend):
             )
         return None
 
-    def details(self) -> dict[str, str]:
-        import cupy
+    def devices(self) -> list[str]:
+        return cuda_device.usable_devices()
 
-        runtime = cupy.cuda.runtime
-        result = {
-            "cupy": cupy.__version__,
-            "cuda runtime": str(runtime.runtimeGetVersion()),
-            "cuda driver": str(runtime.driverGetVersion()),
-            "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
-        }
-        for number in range(runtime.getDeviceCount()):
-            name = runtime.getDeviceProperties(number)["name"].decode()
-            major, minor = _capability(number)
-            chosen = cuda_module.architecture_option(major, minor) or f"-arch=sm_{major}{minor}"
-            result[f"device {number}"] = f"{name}, compute capability {major}.{minor}, {chosen}"
-        return result
+    def details(self) -> dict[str, str]:
+        return cuda_device.details()
 
     # --------------------------------------------------------------------------------------------
     # The second level
@@ -266,10 +195,10 @@ class CudaBackend(Backend):
             result = _Result(second, packed, block_scale)
             self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
             return
-        ready = cuda_ready.quantize(
-            _current_device(), plan, dtype, _count(second), _aligned(x, packed)
-        )
-        ready.launch(x.data.ptr, _address(second), packed.data.ptr, block_scale.data.ptr)
+        source, codes = x.data.ptr, packed.data.ptr
+        aligned = _aligned(source | codes)
+        ready = cuda_ready.quantize(_current_device(), plan, dtype, _count(second), aligned)
+        ready.launch(source, _address(second), codes, block_scale.data.ptr)
 
     def dequantize(
         self,
@@ -285,10 +214,10 @@ class CudaBackend(Backend):
             arrays = (packed, block_scale, 0 if second is None else second, out)
             _launch(launch.instance, launch.grid, (*arrays, *launch.scalars))
             return
-        ready = cuda_ready.dequantize(
-            _current_device(), plan, dtype, _count(second), _aligned(packed, out)
-        )
-        ready.launch(packed.data.ptr, block_scale.data.ptr, _address(second), out.data.ptr)
+        codes, target = packed.data.ptr, out.data.ptr
+        aligned = _aligned(codes | target)
+        ready = cuda_ready.dequantize(_current_device(), plan, dtype, _count(second), aligned)
+        ready.launch(codes, block_scale.data.ptr, _address(second), target)
 
     def quantize_both(
         self,
@@ -321,7 +250,7 @@ class CudaBackend(Backend):
         vector = cuda_variants.can_vector(directions.any, dtype)
         for plan, result in ((directions.row, row), (directions.column, column)):
             if plan is not None:
-                vector = vector and _aligned(x, result.packed)
+                vector = vector and _aligned(x.data.ptr | result.packed.data.ptr)
                 if cuda_variants.is_padded(plan):
                     result.block_scale.data.memset_async(0, result.block_scale.nbytes)
         grid, arguments = cuda_variants.quantize_arguments(
@@ -368,7 +297,7 @@ class CudaBackend(Backend):
         out_dtype: str,
     ) -> None:
         fused = dtype == out_dtype and cuda_launch.rows_are_vectors(plan.cols, dtype)
-        if fused and _aligned(x, out):
+        if fused and _aligned(x.data.ptr | out.data.ptr):
             ready = cuda_ready.fused(_current_device(), plan, dtype, _count(second))
             ready.launch(x.data.ptr, _address(second), out.data.ptr)
             return
@@ -387,7 +316,7 @@ class CudaBackend(Backend):
             out.data.copy_from_device_async(scales.data, scales.nbytes)
             return
         rows, cols = scales.shape
-        words = cols % 4 == 0 and scales.data.ptr % 4 == 0 and _aligned(out)
+        words = cols % 4 == 0 and scales.data.ptr % 4 == 0 and _aligned(out.data.ptr)
         grid, tiles = cuda_launch.swizzle_geometry(rows, cols, layout)
         _launch(cuda_module.swizzle_kernel(layout, words), grid, (scales, out, rows, cols, *tiles))
 
@@ -396,7 +325,7 @@ class CudaBackend(Backend):
             out.data.copy_from_device_async(swizzled.data, swizzled.nbytes)
             return
         rows, cols = out.shape
-        words = cols % 4 == 0 and out.data.ptr % 4 == 0 and _aligned(swizzled)
+        words = cols % 4 == 0 and out.data.ptr % 4 == 0 and _aligned(swizzled.data.ptr)
         grid, tiles = cuda_launch.swizzle_geometry(rows, cols, layout)
         _launch(
             cuda_module.unswizzle_kernel(layout, words), grid, (swizzled, out, rows, cols, *tiles)
@@ -410,7 +339,7 @@ class CudaBackend(Backend):
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         # A ragged end would cross the array's: those few sizes take the single accesses.
         vectors = [
-            int(cuda_launch.rows_are_vectors(array.size, name) and _aligned(array))
+            int(cuda_launch.rows_are_vectors(array.size, name) and _aligned(array.data.ptr))
             for array, name in ((x, x_dtype), (y, y_dtype))
         ]
         _launch(
@@ -453,7 +382,7 @@ class CudaBackend(Backend):
                     block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
             plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=None)
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
-        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x)
+        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x.data.ptr)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)
         pointer = 0 if second is None else second
         arguments = (x, packed, block_scale, pointer, *launch.scalars, partials)

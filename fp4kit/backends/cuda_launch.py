@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.layout import TILE
@@ -18,7 +19,6 @@ from .cuda_module import (
     DEQUANTIZE_UNROLL,
     DEQUANTIZE_UNROLL_HEAVY,
     FLAT_BLOCKS,
-    FLAT_UNROLL,
     FUSED_BLOCKS,
     FUSED_UNROLL,
     LANE,
@@ -38,10 +38,8 @@ WARP = 32
 #: Bytes of a vector access.
 VECTOR = 16
 MAX_GRID = 2**31 - 1
-#: Bytes that a block of `amax_kernel` reads: few enough blocks for large arrays, enough for small.
-AMAX_CHUNK = 65536
-AMAX_SMALL_CHUNK = 32768
-AMAX_SMALL = 32 << 20
+#: Bytes that a block of `amax_kernel` reads: one round of its loads in flight.
+AMAX_CHUNK = 32768
 #: Blocks of the error kernels: fixed, so that sums do not depend on the device.
 ERROR_BLOCKS = 1024
 #: Columns of a row of partial sums, as error_stats.cu numbers them; the last is a maximum.
@@ -116,25 +114,30 @@ def quantize_launch(
         tile_cols = TILE[plan.scale_layout][1]
         # Blocks of 32 would fill half sectors only, and were slower than the flat kernel.
         tiled = plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE
-        if tiled and plan.blocks % tile_cols == 0:
+        # Padding can make a few rows many: its strips are counted in 32 bits as well.
+        fits = prod(plan.scale_shape) // WARP < 2**31
+        if tiled and fits and plan.blocks % tile_cols == 0:
             return _quantize_tiled_launch(plan, dtype, multiprocessors)
         return _quantize_flat_launch(plan, dtype, lanes, multiprocessors)
     return _quantize_any_launch(plan, dtype, scales, vector)
 
 
+def _filling_grid(lanes: int, dtype: str, multiprocessors: int) -> tuple[int, ...]:
+    """A thread for each lane, as far as they all run at once."""
+    return (min(-(-lanes // THREADS), multiprocessors * FLAT_BLOCKS[ITEM_SIZES[dtype]]),)
+
+
 def _quantize_flat_launch(plan: Plan, dtype: str, lanes: int, multiprocessors: int) -> Launch:
     stored_rows, stored_cols = plan.scale_shape
-    tiles = -(-lanes // (THREADS * FLAT_UNROLL[ITEM_SIZES[dtype]]))
     blocks = plan.rows * plan.blocks
     magic, shift = fast_division(plan.blocks, blocks)
     return Launch(
         quantize_flat_kernel(
             plan.format, dtype, plan.recipe, plan.has_second_level, plan.scale_layout
         ),
-        (min(tiles, multiprocessors * FLAT_BLOCKS),),
+        _filling_grid(lanes, dtype, multiprocessors),
         (
             lanes,
-            tiles,
             plan.rows,
             plan.blocks,
             stored_rows,
@@ -152,12 +155,10 @@ def _quantize_tiled_launch(plan: Plan, dtype: str, multiprocessors: int) -> Laun
     stored_rows, stored_cols = plan.scale_shape
     # A strip is 32 stored scales, padded rows included.
     strips = stored_rows * stored_cols // WARP
-    tiles = -(-strips // (THREADS // WARP * FLAT_UNROLL[ITEM_SIZES[dtype]]))
-    magic, shift = fast_division(stored_cols // TILE[plan.scale_layout][1], strips + THREADS)
     return Launch(
         quantize_tiled_kernel(plan.format, dtype, plan.recipe, plan.has_second_level),
-        (min(tiles, multiprocessors * FLAT_BLOCKS),),
-        (strips, plan.rows, plan.blocks, magic, shift, _high_first(plan), _rule(plan)),
+        _filling_grid(strips * WARP, dtype, multiprocessors),
+        (strips, plan.rows, plan.blocks, _high_first(plan), _rule(plan)),
     )
 
 
@@ -296,8 +297,7 @@ def amax_geometry(
 ) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
     """Grid and (group size, chunk size, chunks of a group, chunks) of `amax_kernel`."""
     group_size = size // groups
-    large = size * item_size >= AMAX_SMALL
-    chunk_size = (AMAX_CHUNK if large else AMAX_SMALL_CHUNK) // item_size
+    chunk_size = AMAX_CHUNK // item_size
     group_chunks = -(-group_size // chunk_size)
     chunks = groups * group_chunks
     return (min(chunks, MAX_GRID),), (group_size, chunk_size, group_chunks, chunks)

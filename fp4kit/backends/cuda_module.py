@@ -42,10 +42,9 @@ LANE = 16
 THREADS = 256
 #: 16-element lanes that a thread of `quantize_kernel` has in flight, by bytes of an element.
 QUANTIZE_UNROLL = {2: 2, 4: 1}
-#: The same of `quantize_flat_kernel`, and its thread blocks per multiprocessor.
-FLAT_UNROLL = {2: 2, 4: 1}
-FLAT_BLOCKS = 4
-#: The same of the flat `quantize_dequantize_kernel`.
+#: Thread blocks per multiprocessor of `quantize_flat_kernel` and `quantize_tiled_kernel`, likewise.
+FLAT_BLOCKS = {2: 5, 4: 4}
+#: Lanes in flight of the flat `quantize_dequantize_kernel`, and its blocks per multiprocessor.
 FUSED_UNROLL = {2: 2, 4: 1}
 FUSED_BLOCKS = 4
 #: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
@@ -300,8 +299,7 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         f"-DFP4KIT_SOURCE_HASH=0x{source_hash(directory)}",
         f"-DFP4KIT_THREADS={THREADS}",
         *(f"-DFP4KIT_QUANTIZE_UNROLL_{size}={n}" for size, n in QUANTIZE_UNROLL.items()),
-        *(f"-DFP4KIT_FLAT_UNROLL_{size}={n}" for size, n in FLAT_UNROLL.items()),
-        f"-DFP4KIT_FLAT_BLOCKS={FLAT_BLOCKS}",
+        *(f"-DFP4KIT_FLAT_BLOCKS_{size}={n}" for size, n in FLAT_BLOCKS.items()),
         *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
         f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",

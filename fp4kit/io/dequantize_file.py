@@ -33,6 +33,7 @@ from .slabs import (
     Progress,
     Slab,
     Tally,
+    Write,
     WriteBehind,
     byte_ranges,
     read_ahead,
@@ -193,8 +194,9 @@ def dequantize_file(
         reports = [_report(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
         tally = Tally(progress, sum(report.bytes_before for report in reports))
         with make_writer() as writer:
-            decode = _decode_on_gpu if engine.on_gpu else _decode_on_host
-            decode(engine, opened, tensors, dtype, writer, tally)
+            # The members of an archive are streams: what is written to them must come in order.
+            ordered = isinstance(writer, NpzWriter)
+            decode_tensors(engine, opened, tensors, dtype, writer.write, tally, ordered=ordered)
             writer.finish()
         return FileReport(
             source=str(source),
@@ -203,6 +205,33 @@ def dequantize_file(
             options={"dtype": dtype, "device": device, "force": force},
             seconds=time.perf_counter() - started,
         )
+
+
+def decode_tensors(
+    engine: Engine,
+    source: Source,
+    tensors: Sequence[Logical],
+    dtype: str,
+    write: Write,
+    tally: Tally,
+    *,
+    ordered: bool = False,
+) -> None:
+    """Decodes quantized tensors of a source, and copies the others.
+
+    Args:
+        engine: where to compute.
+        source: what holds them.
+        tensors: what to write, under their logical names.
+        dtype: element type of what is decoded.
+        write: writes bytes of an output tensor, from one thread at a time.
+        tally: told about progress, in bytes of the source.
+        ordered: writes must come in order.
+    """
+    if engine.on_gpu:
+        _decode_on_gpu(engine, source, tensors, dtype, write, tally, ordered=ordered)
+    else:
+        _decode_on_host(engine, source, tensors, dtype, write, tally)
 
 
 def _decode(
@@ -225,7 +254,7 @@ def _decode_on_host(
     source: Source,
     tensors: Sequence[Logical],
     dtype: str,
-    writer: Writer,
+    write: Write,
     tally: Tally,
 ) -> None:
     """Streams every tensor through the CPU."""
@@ -236,10 +265,10 @@ def _decode_on_host(
             if isinstance(tensor, QuantizedEntry):
                 out = _decode(engine, step, tensor, parts, dtype, behind)
                 at = step.first * tensor.plan.cols * itemsize
-                behind.submit(partial(writer.write, tensor.name, at, out))
+                behind.submit(partial(write, tensor.name, at, out))
             else:
                 behind.wait()
-                writer.write(tensor.name, step.first, parts[0])
+                write(tensor.name, step.first, parts[0])
             tally.add(sum(len(part) for part in parts))
         behind.wait()
 
@@ -249,22 +278,23 @@ def _decode_on_gpu(
     source: Source,
     tensors: Sequence[Logical],
     dtype: str,
-    writer: Writer,
+    write: Write,
     tally: Tally,
+    *,
+    ordered: bool,
 ) -> None:
     """Streams every tensor through a GPU."""
     itemsize = 4 if dtype == "float32" else 2
     limit = min(gpu_pipeline.GPU_SLAB_BYTES, slabs.SLAB_BYTES)
-    # The members of an archive are streams: whatever is written to them must come in order.
-    writers = 1 if isinstance(writer, NpzWriter) else gpu_pipeline.MAX_WRITERS
+    writers = 1 if ordered else gpu_pipeline.MAX_WRITERS
     with gpu_pipeline.GpuPipeline(engine, [source], writers=writers) as pipeline:
         work = list(_slabs(source, tensors, itemsize, limit))
         for step, staged in pipeline.staged(work):
             tensor = step.tensor
             if isinstance(tensor, QuantizedEntry):
-                _launch(engine, pipeline, pipeline.upload(step, staged), tensor, dtype, writer)
+                _launch(engine, pipeline, pipeline.upload(step, staged), tensor, dtype, write)
             else:
-                pipeline.store_host(staged, partial(writer.write, tensor.name, step.first))
+                pipeline.store_host(staged, partial(write, tensor.name, step.first))
             tally.add(staged.count)
         pipeline.finish()
 
@@ -275,7 +305,7 @@ def _launch(
     slab: gpu_pipeline.Resident[Step],
     entry: QuantizedEntry,
     dtype: str,
-    writer: Writer,
+    write: Write,
 ) -> None:
     """Launches the decoding of a slab on the device, and has the result written."""
     first = slab.key.first
@@ -294,5 +324,5 @@ def _launch(
             rows_view(out, dtype, plan.rows, plan.cols),
             dtype,
         )
-        pipeline.store(buffer, counts, lambda host: writer.write(entry.name, first * row, host[0]))
+        pipeline.store(buffer, counts, lambda host: write(entry.name, first * row, host[0]))
     pipeline.free(slab)

@@ -12,8 +12,9 @@ decode them. Files without the entry but with compressed-tensors' names are unde
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,26 @@ from numpy.typing import NDArray
 
 from fp4kit.backends.base import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError
-from fp4kit.formats import ALL_FORMATS, DTYPES, one_of
+from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
 from fp4kit.planning import plan_quantize
 from fp4kit.scaling import convert_second_level, quiet, te_encode_scale
 from fp4kit.variant import Variant
 
-from .naming import ELEMENT_DTYPES, SCALE_DTYPES, PartNames
+from .naming import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
 from .safetensors import TensorSpec, strict_json
 from .source import Source
 
 METADATA_KEY = "fp4kit"
 #: The second one has tensors with a `scale_search`; it is written only where there are some.
 VERSION, SEARCH_VERSION = 1, 2
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A small tensor whose bytes are known before any work: an activation scale, a marker."""
+
+    spec: TensorSpec
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class QuantizedEntry:
         plan: how it is encoded.
         second: second-level scale, float32 (1,) in the recipe's direction, None without one or
             while it is not known yet.
+        storage: what its parts are called and how they are laid out.
+        constants: tensors that stand beside it for the engine that reads it.
     """
 
     name: str
@@ -53,17 +64,21 @@ class QuantizedEntry:
     dtype: str
     plan: Plan
     second: NDArray[np.float32] | None = None
+    storage: Storage = PLAIN
+    constants: tuple[Constant, ...] = ()
 
     @property
     def names(self) -> PartNames:
         """Names of its parts in the file."""
-        return PartNames.of(self.name, self.plan.format)
+        return self.storage.part_names(self.name, self.plan.format)
 
     @property
     def parts(self) -> list[TensorSpec]:
         """The tensors it is stored as: codes, block scales, and perhaps the second level."""
         spec, plan, lead = self.plan.format, self.plan, self.shape[:-1]
         linear = plan.scale_layout == "linear"
+        if self.storage.row_multiple > 1:
+            lead = (self.storage.code_rows(plan.rows),)
         parts = [
             TensorSpec(
                 self.names.packed,
@@ -76,24 +91,31 @@ class QuantizedEntry:
                 (*lead, plan.blocks) if linear else plan.scale_shape,
             ),
         ]
-        if self.names.global_scale is not None:
-            parts.append(TensorSpec(self.names.global_scale, "F32", (1,)))
+        if self.names.second is not None:
+            parts.append(TensorSpec(self.names.second, "F32", self.storage.second_shape))
         return parts
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all its parts."""
-        return sum(part.nbytes for part in self.parts)
+    def stored(self) -> list[TensorSpec]:
+        """Every tensor of the file that belongs to it: its parts and its constants."""
+        return self.parts + [constant.spec for constant in self.constants]
 
-    def encode_scale(self) -> NDArray[np.float32]:
-        """What its `_global_scale` tensor holds: the second level as 2688/amax, finite, not 0."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(spec.nbytes for spec in self.stored)
+
+    def stored_second(self) -> NDArray[np.float32]:
+        """What its second-level tensor holds: finite, never 0, in the storage's direction."""
         assert self.plan.recipe is not None
         assert self.second is not None
         with quiet():
             if self.plan.variant is not None:
                 # 1536/amax for scales up to 256: right for readers that only know this tensor.
                 return te_encode_scale(self.second, self.plan.variant.e4m3_max)
-            return convert_second_level(self.second, self.plan.recipe.direction, "encode")
+            return convert_second_level(
+                self.second, self.plan.recipe.direction, self.storage.direction
+            )
 
     def facts(self) -> dict[str, Any]:
         """The entry in the file's metadata, as plain data."""
@@ -185,32 +207,60 @@ def _from_metadata(source: Source, text: str) -> list[QuantizedEntry]:
     return entries
 
 
-def _from_names(source: Source) -> list[QuantizedEntry]:
-    """Quantized tensors recognized by compressed-tensors' names, element types and shapes."""
+def entries_by_names(
+    source: Source,
+    storage: Storage = PLAIN,
+    recipe: str = "compressed-tensors",
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[QuantizedEntry]:
+    """Quantized tensors recognized by names, element types and shapes; no data is read.
+
+    Args:
+        source: file or checkpoint.
+        storage: how their parts are named and laid out.
+        recipe: order of operations by which NVFP4 is decoded.
+        shapes: logical shapes of tensors whose rows are padded in the file.
+    """
     entries = []
     for scale in source.tensors.values():
         name = scale.name.removesuffix("_scale")
         if name == scale.name:
             continue
         for spec in ALL_FORMATS.values():
-            names = PartNames.of(name, spec)
-            packed = source.tensors.get(names.packed)
-            if (
-                packed is None
-                or packed.spec.dtype != ELEMENT_DTYPES[spec.element.name]
-                or scale.spec.dtype != SCALE_DTYPES[spec.scale_type]
-                or not packed.spec.shape
-            ):
-                continue
-            cols = packed.spec.shape[-1] * spec.codes_per_byte
-            shape = (*packed.spec.shape[:-1], cols)
-            if 0 in shape or scale.spec.shape != (*shape[:-1], cols // spec.block_size):
-                continue
-            recipe = "compressed-tensors" if spec.has_second_level else None
-            plan = plan_quantize(shape, spec.name, recipe=recipe)
-            entries.append(QuantizedEntry(name, shape, "bfloat16", plan))
-            break
+            entry = _by_names(source, storage, name, spec, recipe, (shapes or {}).get(name))
+            if entry is not None and scale.spec == entry.parts[1]:
+                entries.append(entry)
+                break
     return entries
+
+
+def _by_names(
+    source: Source,
+    storage: Storage,
+    name: str,
+    spec: FormatSpec,
+    recipe: str,
+    shape: tuple[int, ...] | None,
+) -> QuantizedEntry | None:
+    """What tensor `name` would be in a format, if its codes are there and fit."""
+    packed = source.tensors.get(storage.part_names(name, spec).packed)
+    if packed is None or packed.spec.dtype != ELEMENT_DTYPES[spec.element.name]:
+        return None
+    if not packed.spec.shape or 0 in packed.spec.shape:
+        return None
+    stored = (*packed.spec.shape[:-1], packed.spec.shape[-1] * spec.codes_per_byte)
+    shape = shape or stored
+    if shape[-1] % spec.block_size:
+        return None
+    plan = plan_quantize(
+        shape,
+        spec.name,
+        recipe=recipe if spec.has_second_level else None,
+        scale_layout=storage.scale_layout or "linear",
+        nibble_order=storage.nibble_order or "low_first",
+    )
+    entry = QuantizedEntry(name, shape, "bfloat16", plan, storage=storage)
+    return entry if packed.spec == entry.parts[0] else None
 
 
 def _check_parts(source: Source, entry: QuantizedEntry) -> None:
@@ -221,27 +271,45 @@ def _check_parts(source: Source, entry: QuantizedEntry) -> None:
         if found is None:
             lost = "; without it every value is off by a factor" if part.dtype == "F32" else ""
             raise FileFormatError(f"{where}: its part {part.name!r} is missing{lost}")
-        if found.spec != part:
+        spec = found.spec
+        if part.name == entry.names.second and spec.dtype == part.dtype and spec.nbytes == 4:
+            continue  # tools disagree on [] and [1]
+        if spec != part:
             raise FileFormatError(
-                f"{where}: {part.name!r} is {found.spec.dtype} {list(found.spec.shape)}, expected "
+                f"{where}: {part.name!r} is {spec.dtype} {list(spec.shape)}, expected "
                 f"{part.dtype} {list(part.shape)}"
             )
 
 
-def _with_second_level(source: Source, entry: QuantizedEntry, described: bool) -> QuantizedEntry:
-    """Reads the stored second level: it decides, or must agree with what the metadata says."""
-    if entry.names.global_scale is None:
-        return entry
+def _stored_second(source: Source, entry: QuantizedEntry) -> NDArray[np.float32] | None:
+    """The second level that stands in the file, None for formats without one."""
+    if entry.names.second is None:
+        return None
     stored = np.empty(1, np.float32)
-    source.read(entry.names.global_scale, 0, stored.view(np.uint8).data)
-    if not described:
-        return QuantizedEntry(entry.name, entry.shape, entry.dtype, entry.plan, stored)
-    if stored.view(np.uint32)[0] != entry.encode_scale().view(np.uint32)[0]:
+    source.read(entry.names.second, 0, stored.view(np.uint8).data)
+    return stored
+
+
+def _check_second(source: Source, entry: QuantizedEntry) -> None:
+    """Refuses a file whose second level is not what its description says."""
+    stored = _stored_second(source, entry)
+    if stored is None:
+        return
+    if stored.view(np.uint32)[0] != entry.stored_second().view(np.uint32)[0]:
         raise FileFormatError(
-            f"{source.path}: tensor {entry.name!r}: {entry.names.global_scale!r} and the metadata "
+            f"{source.path}: tensor {entry.name!r}: {entry.names.second!r} and the metadata "
             f"{METADATA_KEY!r} disagree: one of them was changed after quantizing"
         )
-    return entry
+
+
+def complete(source: Source, entry: QuantizedEntry) -> QuantizedEntry:
+    """An entry recognized by names, with its parts checked and its second level read.
+
+    Raises:
+        FileFormatError: if a part is missing or does not fit.
+    """
+    _check_parts(source, entry)
+    return with_changes(entry, second=_stored_second(source, entry))
 
 
 def find_quantized(source: Source) -> list[QuantizedEntry]:
@@ -251,12 +319,13 @@ def find_quantized(source: Source) -> list[QuantizedEntry]:
         FileFormatError: if the description is damaged, or a part is missing or does not fit.
     """
     text = source.metadata.get(METADATA_KEY)
-    entries = _from_names(source) if text is None else _from_metadata(source, text)
-    found = []
+    if text is None:
+        return [complete(source, entry) for entry in entries_by_names(source)]
+    entries = _from_metadata(source, text)
     for entry in entries:
         _check_parts(source, entry)
-        found.append(_with_second_level(source, entry, text is not None))
-    return found
+        _check_second(source, entry)
+    return entries
 
 
 def orphan_codes(source: Source, entries: Iterable[QuantizedEntry]) -> list[str]:

@@ -29,7 +29,7 @@ from fp4kit.backends.cpu_threads import thread_count
 from . import slabs
 from .gpu_memory import Cuda, Slots, slot_size
 from .slabs import Bytes, Engine, Slab
-from .source import SafetensorsSource, Source
+from .source import Source
 
 #: A slab: long enough that its launches take less host time than its transfer.
 GPU_SLAB_BYTES = 32 << 20
@@ -96,8 +96,7 @@ class GpuPipeline:
         """
         self._cuda = Cuda(engine.origin)
         threads = thread_count()
-        parallel = all(isinstance(source, SafetensorsSource) for source in sources)
-        self._piece = PIECE_BYTES if parallel else 1 << 62
+        parallel = all(source.concurrent for source in sources)
         readers = max(min(MAX_READERS, threads // 2), 2) if parallel else 1
         self._readers = ThreadPoolExecutor(readers, "fp4kit-read")
         self._writers = ThreadPoolExecutor(min(writers, MAX_WRITERS), "fp4kit-write")
@@ -168,8 +167,9 @@ class GpuPipeline:
         for part in slab.parts:
             count = part.stop - part.start
             staged.spans.append((at, count))
-            for begin in range(0, count, self._piece):
-                end = min(begin + self._piece, count)
+            piece = PIECE_BYTES if part.source.divisible(part.name) else max(count, 1)
+            for begin in range(0, count, piece):
+                end = min(begin + piece, count)
                 view = buffer[at + begin : at + end].data
                 read = self._readers.submit(part.source.read, part.name, part.start + begin, view)
                 staged.reads.append(read)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +25,9 @@ from . import gpu_pipeline, slabs
 from .description import QuantizedEntry
 from .gpu_memory import slot_size
 from .gpu_pipeline import GpuPipeline, Resident
-from .slabs import Bytes, Engine, Part, Slab, Tally
+from .slabs import Bytes, Engine, Slab, Tally
 from .source import Source
-
-if TYPE_CHECKING:
-    from .quantize_file import TensorPlan
+from .work import Piece, SecondLevel, TensorPlan, pieces_of, units
 
 #: Slabs whose error sums may be under way; each holds 72 KiB.
 PENDING = 16
@@ -40,61 +38,55 @@ WriteBytes = Callable[[str, int, Bytes], None]
 
 @dataclass(frozen=True)
 class Step:
-    """One slab of work: rows (or bytes, for copies) `first` to `last` of one tensor.
+    """One slab of work.
 
     Attributes:
-        work: the tensor.
-        first: first row.
-        last: row after the last.
+        piece: rows (or bytes, for copies) of one tensor.
         scan: whether it enters the amax.
         encode: whether it is quantized.
-        end: whether it is the last one of its pass.
+        end: whether it is the last one of its unit's pass.
     """
 
-    work: TensorPlan
-    first: int
-    last: int
+    piece: Piece
     scan: bool = False
     encode: bool = False
     end: bool = False
 
 
 def _steps(works: Iterable[TensorPlan], resident_bytes: int) -> Iterator[Step]:
-    """Every slab of work in order; a tensor that cannot stay on the device has two passes."""
+    """Every slab of work in order; a unit that cannot stay on the device has two passes."""
     limit = min(gpu_pipeline.GPU_SLAB_BYTES, slabs.SLAB_BYTES)
-    for work in works:
-        entry = work.entry
-        if work.action == "skip":
-            continue
+    for unit in units(work for work in works if work.action != "skip"):
+        pieces = [piece for work in unit for piece in pieces_of(work, limit)]
+        entry = unit[0].entry
         if entry is None:
-            for first, last in slabs.byte_ranges(work.tensor, limit):
-                yield Step(work, first, last)
+            yield from (Step(piece) for piece in pieces)
             continue
-        row, step = work.tensor.row_bytes, slabs.row_step(entry.plan)
-        ranges = list(slabs.row_ranges(entry.plan.rows, row, step, limit))
-        largest = slot_size((ranges[0][1] - ranges[0][0]) * row)
+        largest = max(slot_size((p.last - p.first) * p.work.tensor.row_bytes) for p in pieces)
         scan = entry.plan.has_second_level
-        apart = scan and len(ranges) > 1 and len(ranges) * largest > resident_bytes
+        apart = scan and len(pieces) > 1 and len(pieces) * largest > resident_bytes
         if apart:
-            for first, last in ranges:
-                yield Step(work, first, last, scan=True, end=last == entry.plan.rows)
-        for first, last in ranges:
-            end = last == entry.plan.rows
-            yield Step(work, first, last, scan=scan and not apart, encode=True, end=end)
+            for piece in pieces:
+                yield Step(piece, scan=True, end=piece is pieces[-1])
+        for piece in pieces:
+            end = piece is pieces[-1]
+            yield Step(piece, scan=scan and not apart, encode=True, end=end)
 
 
 @dataclass
 class _Progress:
-    """What is on the device of the tensor at hand.
+    """What is on the device of the unit at hand.
 
     Attributes:
         maxima: amax of each slab so far.
         held: slabs that wait for the second level.
+        entry: the unit's first tensor, whose element type its second level is computed in.
         second: the second level, once its kernel is launched.
     """
 
     maxima: list[Any] = field(default_factory=list)
     held: list[Resident[Step]] = field(default_factory=list)
+    entry: QuantizedEntry | None = None
     second: Any = None
 
 
@@ -109,15 +101,17 @@ class _Quantizer:
         self._write_codes = write_codes
         self._write_bytes = writes
         self._pending: deque[tuple[TensorPlan, PendingSums]] = deque()
-        self._seconds: list[tuple[TensorPlan, Any]] = []
+        self._seconds: list[tuple[SecondLevel, Any]] = []
         self._now = _Progress()
 
     def run(self, source: Source, works: list[TensorPlan], tally: Tally) -> TensorPlan | None:
         """Quantizes and writes everything; returns the first tensor that is not all finite."""
-        work = [_slab(source, step) for step in _steps(works, self._pipeline.resident_bytes)]
+        steps = _steps(works, self._pipeline.resident_bytes)
+        work = [Slab(step, (step.piece.part(source),)) for step in steps]
         for step, staged in self._pipeline.staged(work):
-            if step.work.entry is None:
-                write = partial(self._write_bytes, step.work.tensor.name, step.first)
+            piece = step.piece
+            if piece.work.entry is None:
+                write = partial(self._write_bytes, piece.work.tensor.name, piece.first)
                 self._pipeline.store_host(staged, write)
             else:
                 self._launch(self._pipeline.upload(step, staged))
@@ -131,17 +125,17 @@ class _Quantizer:
         if bad is None:
             self._pipeline.finish()
             with self._pipeline.computing():
-                for tensor, second in self._seconds:
-                    tensor.second = np.array([float(second[0])], np.float32)
+                for second, value in self._seconds:
+                    second.value = np.array([float(value[0])], np.float32)
         return bad
 
     def _launch(self, slab: Resident[Step]) -> None:
         step, now = slab.key, self._now
-        entry = step.work.entry
-        assert entry is not None
+        entry = step.piece.entry
+        now.entry = first = now.entry or entry
         with self._pipeline.computing():
             if step.scan:
-                plan = slabs.slab_plan(entry.plan, step.last - step.first)
+                plan = slabs.slab_plan(entry.plan, step.piece.last - step.piece.first)
                 now.maxima.append(self._engine.backend.amax(_rows(slab, plan), entry.dtype, 1))
             if step.encode:
                 now.held.append(slab)
@@ -152,9 +146,9 @@ class _Quantizer:
                 if len(now.maxima) > 1:
                     every = self._pipeline.gather(now.maxima).reshape(1, -1)
                     amax = self._engine.backend.amax(every, "float32", 1)
-                now.second = self._engine.backend.second_level(amax, entry.plan, entry.dtype)
+                now.second = self._engine.backend.second_level(amax, first.plan, first.dtype)
                 now.maxima = []
-                self._seconds.append((step.work, now.second))
+                self._seconds.append((step.piece.work.second, now.second))
             if now.second is not None or not entry.plan.has_second_level:
                 for held in now.held:
                     self._encode(held, now.second)
@@ -164,18 +158,18 @@ class _Quantizer:
 
     def _encode(self, slab: Resident[Step], second: Any) -> None:
         """Launches quantizing and measuring of a slab, and has the result written."""
-        step, entry, backend = slab.key, slab.key.work.entry, self._engine.backend
-        assert entry is not None
-        plan = slabs.slab_plan(entry.plan, step.last - step.first)
+        piece, backend = slab.key.piece, self._engine.backend
+        entry = piece.entry
+        plan = slabs.slab_plan(entry.plan, piece.last - piece.first)
         x = _rows(slab, plan)
         counts = [math.prod(plan.packed_shape), math.prod(plan.scale_shape)]
         buffer, (packed, scale) = self._pipeline.result(counts)
         codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
         backend.quantize(plan, x, entry.dtype, second, codes, scales)
         sums = backend.quantized_error_sums_async(plan, x, entry.dtype, codes, scales, second)
-        self._pending.append((step.work, sums))
+        self._pending.append((piece.work, sums))
         self._pipeline.store(
-            buffer, counts, lambda host: self._write_codes(entry, step.first, host[0], host[1])
+            buffer, counts, lambda host: self._write_codes(entry, piece.first, host[0], host[1])
         )
         self._pipeline.free(slab)
 
@@ -191,17 +185,11 @@ class _Quantizer:
 
 
 def _needs_amax(step: Step) -> bool:
-    return step.work.entry is not None and step.work.entry.plan.has_second_level
-
-
-def _slab(source: Source, step: Step) -> Slab[Step]:
-    unit = step.work.tensor.row_bytes if step.work.entry is not None else 1
-    part = Part(source, step.work.tensor.name, step.first * unit, step.last * unit)
-    return Slab(step, (part,))
+    return step.piece.work.entry is not None and step.piece.entry.plan.has_second_level
 
 
 def _rows(slab: Resident[Step], plan: Plan) -> Any:
-    return slabs.rows_view(slab.parts[0], slab.key.work.tensor.dtype, plan.rows, plan.cols)
+    return slabs.rows_view(slab.parts[0], slab.key.piece.entry.dtype, plan.rows, plan.cols)
 
 
 def quantize_tensors(

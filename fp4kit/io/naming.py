@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names: what a quantized tensor's parts are called, and which tensors a pattern means.
+"""How one quantized tensor is stored in a file: names, element types and shapes of its parts.
 
-A 4-bit tensor `X` becomes `X_packed` and `X_scale`, and for nvfp4 `X_global_scale`: so `a.weight`
-becomes `a.weight_packed`, `a.weight_scale`, `a.weight_global_scale`, as compressed-tensors has it.
-FP8 elements are whole bytes and keep the name `X`.
+Codes, block scales and the second level of a tensor `X` are tensors of their own. What they are
+called and how they are laid out is the :class:`Storage`; :data:`PLAIN` is that of fp4kit's own
+files (`X_packed`, `X_scale`, `X_global_scale`), and each checkpoint layout has one.
 """
 
 from __future__ import annotations
@@ -30,26 +30,58 @@ class PartNames:
     Attributes:
         packed: codes.
         scale: block scales.
-        global_scale: second-level scale in encode direction (2688/amax), None without one.
+        second: second-level scale, None without one; its direction is that of the storage.
     """
 
     packed: str
     scale: str
-    global_scale: str | None
-
-    @classmethod
-    def of(cls, name: str, spec: FormatSpec) -> PartNames:
-        """The names that tensor `name` gets in a format."""
-        return cls(
-            packed=name if spec.codes_per_byte == 1 else f"{name}_packed",
-            scale=f"{name}_scale",
-            global_scale=f"{name}_global_scale" if spec.has_second_level else None,
-        )
+    second: str | None
 
     def all(self) -> tuple[str, ...]:
         """Every name that exists."""
-        names = (self.packed, self.scale, self.global_scale)
+        names = (self.packed, self.scale, self.second)
         return tuple(name for name in names if name is not None)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How the parts of a quantized tensor `X` are named, ordered and shaped.
+
+    Attributes:
+        name: what it is called.
+        packed_suffix: what the name of 4-bit codes adds to `X`; codes of whole bytes are `X`.
+        second_suffix: what the name of the second level adds to `X`.
+        second_shape: shape of the second level.
+        direction: direction of the second level: `encode` (2688/amax) or `decode` (amax/2688).
+        scale_layout: order of the block scales, None for whatever was asked for.
+        nibble_order: nibble that the even element takes, None for whatever was asked for.
+        row_multiple: codes have rows up to a multiple of this; those added are 0.
+    """
+
+    name: str
+    packed_suffix: str = "_packed"
+    second_suffix: str = "_global_scale"
+    second_shape: tuple[int, ...] = (1,)
+    direction: str = "encode"
+    scale_layout: str | None = None
+    nibble_order: str | None = None
+    row_multiple: int = 1
+
+    def part_names(self, name: str, spec: FormatSpec) -> PartNames:
+        """The names that the parts of tensor `name` have in a format."""
+        return PartNames(
+            packed=name if spec.codes_per_byte == 1 else f"{name}{self.packed_suffix}",
+            scale=f"{name}_scale",
+            second=f"{name}{self.second_suffix}" if spec.has_second_level else None,
+        )
+
+    def code_rows(self, rows: int) -> int:
+        """Rows of codes that are stored for a tensor of `rows` rows."""
+        return -(-rows // self.row_multiple) * self.row_multiple
+
+
+#: fp4kit's own files; the names are those of compressed-tensors.
+PLAIN = Storage("plain")
 
 
 class Patterns:

@@ -7,6 +7,7 @@ Peak memory is two input buffers and one set of outputs, whatever the size of th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ SLAB_BYTES = 64 << 20
 Bytes = NDArray[np.uint8]
 Key = TypeVar("Key")
 Progress = Callable[[int, int], None]
+#: Writes bytes of an output tensor: its name, the offset in it, the bytes.
+Write = Callable[[str, int, Bytes], None]
 
 
 def row_ranges(
@@ -57,8 +60,9 @@ def row_ranges(
 def byte_ranges(tensor: SourceTensor, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """Cuts the bytes of a tensor that is only copied, at rows where it has some."""
     nbytes = tensor.spec.nbytes
-    # Without whole-byte rows any cut will do that keeps elements whole.
-    unit = (tensor.row_bytes if len(tensor.spec.shape) > 1 else 0) or 64
+    # Without whole-byte rows of a bounded size any cut will do that keeps elements whole.
+    row = tensor.row_bytes if len(tensor.spec.shape) > 1 else 0
+    unit = row if 0 < row <= (limit or SLAB_BYTES) else 64
     for first, last in row_ranges(-(-nbytes // unit), unit, limit=limit):
         yield first * unit, min(last * unit, nbytes)
 
@@ -193,7 +197,7 @@ class Engine:
         Raises:
             BackendUnavailableError: with the reason, before any work.
         """
-        number = "cuda:0" if device == "cuda" else "cpu"
+        number = "cuda:0" if device == "cuda" else device
         kinds: set[tuple[str | None, str | None, Variant | None]] = {
             (plan.format.name, plan.recipe.name if plan.recipe else None, plan.variant)
             for plan in plans
@@ -204,7 +208,7 @@ class Engine:
             for kind in kinds or {(None, None, None)}:
                 for asked in operations:
                     self.backend: Backend = select(Request(asked, number, dtype, *kind), None)
-        framework = "cupy" if device == "cuda" else "numpy"
+        framework = "numpy" if device == "cpu" else "cupy"
         self.origin = arrays.Origin(framework, number)
         self.xp = arrays.array_module(self.origin)
         self.on_gpu = self.origin.device_kind == "cuda"
@@ -315,15 +319,34 @@ def rows_of(shape: tuple[int, ...]) -> int:
 
 
 class Tally:
-    """Counts bytes for a progress callback."""
+    """Counts bytes for a progress callback; several threads may."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
         self._total = total
         self._done = 0.0
+        self._lock = threading.Lock()
 
     def add(self, count: float) -> None:
         """Reports more bytes as done."""
-        self._done += count
-        if self._progress is not None:
-            self._progress(min(round(self._done), self._total), self._total)
+        with self._lock:
+            self._done += count
+            if self._progress is not None:
+                self._progress(min(round(self._done), self._total), self._total)
+
+    def scaled(self, factor: float) -> Tally:
+        """One that counts in other units: `add(1)` of it is `add(factor)` of this one."""
+        return _Scaled(self, factor)
+
+
+class _Scaled(Tally):
+    """Part of the work of another tally, counted in other units."""
+
+    def __init__(self, whole: Tally, factor: float) -> None:
+        super().__init__(None, 0)
+        self._whole = whole
+        self._factor = factor
+
+    def add(self, count: float) -> None:
+        """Reports more bytes as done."""
+        self._whole.add(count * self._factor)

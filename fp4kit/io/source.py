@@ -73,15 +73,21 @@ class Source(ABC):
         path: the file.
         metadata: the safetensors metadata, empty for other containers.
         tensors: every tensor, in file order.
+        concurrent: whether any number of threads may read at once.
     """
 
     path: Path
     metadata: dict[str, str]
     tensors: dict[str, SourceTensor]
+    concurrent = False
 
     @abstractmethod
     def read(self, name: str, offset: int, out: memoryview) -> None:
         """Fills `out` with C-order little-endian bytes of a tensor, from `offset` on."""
+
+    def divisible(self, name: str) -> bool:
+        """Whether a tensor read in many small pieces costs no more than in few large ones."""
+        return self.concurrent
 
     @abstractmethod
     def close(self) -> None:
@@ -96,6 +102,8 @@ class Source(ABC):
 
 class SafetensorsSource(Source):
     """A safetensors file."""
+
+    concurrent = True
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
@@ -263,6 +271,11 @@ def open_source(path: Path, void_dtype: str | None = None) -> Source:
     """
     if void_dtype not in (None, "bfloat16"):
         raise OptionError(f"void_dtype={void_dtype!r} is not known; choose bfloat16")
+    if path.is_dir():
+        raise OptionError(
+            f"{path}: is a directory; give one of its files (quantize, dequantize, convert, verify "
+            "and inspect take whole model directories)"
+        )
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise OptionError(f"{path}: unknown kind of file; inputs end in {', '.join(SUFFIXES)}")

@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands do with model directories; imported by them only, not a command itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp4kit.checkpoint.convert import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    plan_convert_checkpoint,
+    plan_quantize_checkpoint,
+    quantize_checkpoint,
+)
+from fp4kit.checkpoint.directory import listed
+from fp4kit.checkpoint.options import (
+    DEFAULT_SHARD_SIZE,
+    CheckpointOptions,
+    ConvertOptions,
+    DequantizeOptions,
+    parse_size,
+)
+from fp4kit.checkpoint.reading import file_layout
+from fp4kit.checkpoint.report import CheckpointReport
+
+from .options import resolve_devices
+from .output import say
+from .progress import progress_bar
+from .reports import say_written, show, write_report
+from .text import size
+
+
+def in_layout(source: Path) -> bool:
+    """Whether a file is stored as ComfyUI or ModelOpt have it, and not as fp4kit does by itself."""
+    if source.suffix.lower() != ".safetensors" or not source.is_file():
+        return False
+    return file_layout(source) is not None
+
+
+def quantize(
+    source: Path,
+    target: Path | None,
+    given: dict[str, Any],
+    *,
+    device: str,
+    dry_run: bool,
+    as_json: bool,
+    report_file: Path | None,
+) -> None:
+    """`fp4kit quantize` of a checkpoint.
+
+    Args:
+        source: model directory, or a file for layout comfy.
+        target: what to write; None for the source's name with the format added.
+        given: the command's other options by name.
+        device: as given.
+        dry_run: only plan.
+        as_json: print JSON instead of tables.
+        report_file: also write the JSON there.
+    """
+    if given["weights_only"] and given["activations"] is not None:
+        raise click.UsageError("--weights-only and --activations exclude each other")
+    if target is None:
+        suffix = "" if source.is_dir() else ".safetensors"
+        name = source.resolve().name if source.is_dir() else source.stem
+        target = source.resolve().with_name(f"{name}-{given['format']}{suffix}")
+    options = CheckpointOptions(
+        format=given["format"],
+        layout=given["layout"] or "compressed-tensors",
+        recipe=given["recipe"],
+        scale_rule=given["scale_rule"],
+        include=given["include"],
+        exclude=given["exclude"],
+        activations=given["activations"],
+        experts_layout=given["experts_layout"],
+        max_shard_size=parse_size(given["max_shard_size"] or DEFAULT_SHARD_SIZE),
+    )
+    if dry_run:
+        report = plan_quantize_checkpoint(source, options)
+    else:
+        devices = resolve_devices(device)
+        with progress_bar(f"Quantizing {source.name}") as progress:
+            report = quantize_checkpoint(
+                source,
+                target,
+                options,
+                devices=devices,
+                resume=given["resume"],
+                force=given["force"],
+                progress=progress,
+            )
+    finish(report, target, as_json=as_json, dry_run=dry_run, report_file=report_file)
+
+
+def dequantize(
+    source: Path,
+    target: Path,
+    dtype: str,
+    *,
+    device: str,
+    max_shard_size: str | None,
+    resume: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """`fp4kit dequantize` of a checkpoint; the arguments are those of the command."""
+    options = DequantizeOptions(dtype, parse_size(max_shard_size or DEFAULT_SHARD_SIZE))
+    devices = resolve_devices(device)
+    with progress_bar(f"Dequantizing {source.name}") as progress:
+        report = dequantize_checkpoint(
+            source,
+            target,
+            options,
+            devices=devices,
+            resume=resume,
+            force=force,
+            progress=progress,
+        )
+    finish(report, target, as_json=as_json, dry_run=False, report_file=None, with_stats=False)
+
+
+def convert(
+    source: Path,
+    target: Path,
+    layout: str,
+    *,
+    max_shard_size: str | None,
+    resume: bool,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """`fp4kit convert`; the arguments are those of the command."""
+    options = ConvertOptions(layout, parse_size(max_shard_size or DEFAULT_SHARD_SIZE))
+    if dry_run:
+        report = plan_convert_checkpoint(source, options)
+    else:
+        with progress_bar(f"Converting {source.name}") as progress:
+            report = convert_checkpoint(
+                source, target, options, resume=resume, force=force, progress=progress
+            )
+    finish(report, target, as_json=as_json, dry_run=dry_run, report_file=None, with_stats=False)
+
+
+def finish(
+    report: CheckpointReport,
+    target: Path,
+    *,
+    as_json: bool,
+    dry_run: bool,
+    report_file: Path | None,
+    with_stats: bool = True,
+) -> None:
+    """Prints a report, what the user should know, and the last line."""
+    show(
+        report,
+        as_json=as_json,
+        with_stats=with_stats and not dry_run,
+        dry_run=dry_run,
+        **report.extra(),
+    )
+    write_report(report, report_file, dry_run=dry_run, **report.extra())
+    for warning in report.warnings:
+        say(f"Warning: {warning}")
+    for name in report.left_out:
+        say(f"Not copied: {name} (weights in another form)")
+    reasons: dict[str, list[str]] = {}
+    for name, why in report.dropped.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        say(f"Dropped: {listed(names)} ({why})")
+    if as_json:
+        return
+    if dry_run:
+        shards = len(report.shards)
+        say(
+            f"Dry run: nothing was written; would write {target}: {shards} weight "
+            f"file{'s' if shards > 1 else ''} and {len(report.copied)} others, "
+            f"{size(report.disk_needed)} on disk"
+        )
+    else:
+        say_written(report, as_json=as_json)

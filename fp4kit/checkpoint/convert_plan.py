@@ -1,0 +1,208 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Planning how a quantized checkpoint changes its layout, codes and block scales staying verbatim.
+
+The second level changes its direction, by one division in binary32. A division and another do not
+always give the first number back; where they do not, the header of the result keeps the old bits,
+so that converting back gives the same file.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.formats import get_recipe
+from fp4kit.io.description import Constant, QuantizedEntry
+from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec, strict_json
+from fp4kit.io.source import SourceTensor
+from fp4kit.io.work import TensorPlan
+from fp4kit.scaling import convert_second_level, quiet
+
+from .codes import Codes
+from .directory import Checkpoint
+from .layouts import Layout, Summary, get_layout, module_of
+from .options import ConvertOptions
+from .plan import CheckpointPlan, Unit, check_names, in_stored_order, pack
+from .quantize_plan import embedding_modules, ignored_modules
+from .reading import Quantized
+from .sources import entry_codes, open_quantized
+
+#: Header metadata: bits of second-level scales before a conversion that does not invert itself.
+SECOND_LEVEL_KEY = "fp4kit_second_level"
+
+Scale = NDArray[np.float32]
+OPPOSITE = {"encode": "decode", "decode": "encode"}
+
+
+def _bits(value: Scale) -> int:
+    return int(value.view(np.uint32)[0])
+
+
+class _Directions:
+    """Second levels from one layout's direction to another's, and back to the same bits."""
+
+    def __init__(self, checkpoint: Checkpoint, old: Layout, new: Layout) -> None:
+        self._old, self._new = old.storage.direction, new.storage.direction
+        text = checkpoint.metadata.get(SECOND_LEVEL_KEY)
+        try:
+            self._before = {} if text is None else dict(strict_json(text))
+            if not all(type(bits) is int and 0 <= bits < 2**32 for bits in self._before.values()):
+                raise ValueError("not all of its values are 32-bit patterns")
+        except (ValueError, TypeError) as error:
+            raise FileFormatError(
+                f"{checkpoint.path}: metadata {SECOND_LEVEL_KEY!r}: damaged: {error}"
+            ) from None
+        #: Bits that the header of the result has to keep.
+        self.kept: dict[str, int] = {}
+
+    def turned(self, key: str, value: Scale) -> Scale:
+        """A scale in the new direction.
+
+        Args:
+            key: name of the weight or module that it belongs to.
+            value: float32 (1,) in the old direction.
+        """
+        with quiet():
+            before = self._recorded(key, value)
+            if self._old == self._new:
+                if before is not None:
+                    self.kept[key] = _bits(before)
+                return value
+            if before is not None:
+                return before
+            result = convert_second_level(value, self._old, self._new)
+            if _bits(convert_second_level(result, self._new, self._old)) != _bits(value):
+                self.kept[key] = _bits(value)
+        return result
+
+    def _recorded(self, key: str, value: Scale) -> Scale | None:
+        """The scale that this one was made from, if the header knows it and it still fits."""
+        if key not in self._before:
+            return None
+        before = np.array([self._before[key]], np.uint32).view(np.float32)
+        turned = convert_second_level(before, OPPOSITE[self._old], self._old)
+        return before if _bits(turned) == _bits(value) else None
+
+
+def _entry(
+    layout: Layout, entry: QuantizedEntry, dtype: str, directions: _Directions
+) -> QuantizedEntry:
+    """A weight in the new layout, under the recipe that its readers decode by."""
+    spec = entry.plan.format
+    recipe = get_recipe(layout.recipe).name if spec.has_second_level else None
+    made = layout.entry(entry.name, entry.shape, dtype, spec.name, recipe, entry.plan.scale_rule)
+    second = None
+    if entry.second is not None:
+        second = directions.turned(entry.name, entry.second)
+    return QuantizedEntry(
+        made.name, made.shape, dtype, made.plan, second, made.storage, made.constants
+    )
+
+
+def _with_activation(
+    layout: Layout, entry: QuantizedEntry, quantized: Quantized, directions: _Directions
+) -> QuantizedEntry:
+    module = module_of(entry.name)
+    value = quantized.activations.get(module)
+    if value is None or entry.second is None:
+        return entry
+    name = f"{module}{layout.activation_suffix}"
+    # Its own name differs between layouts.
+    scale = directions.turned(module, value).astype("<f4").tobytes()
+    constant = Constant(TensorSpec(name, "F32", layout.activation_shape), scale)
+    return QuantizedEntry(
+        entry.name,
+        entry.shape,
+        entry.dtype,
+        entry.plan,
+        entry.second,
+        entry.storage,
+        (*entry.constants, constant),
+    )
+
+
+def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) -> Quantized:
+    if quantized is None or not quantized.entries:
+        raise FileFormatError(
+            f"{checkpoint.path}: holds no weight in a layout that can be converted; use `fp4kit "
+            "quantize` for FP8, gpt-oss and plain checkpoints"
+        )
+    if quantized.layout is layout:
+        raise OptionError(f"{checkpoint.path}: is in layout {layout.name} already")
+    formats = {entry.plan.format.name for entry in quantized.entries.values()}
+    foreign = formats - set(layout.formats)
+    if foreign:
+        raise OptionError(
+            f"{checkpoint.path}: holds {' and '.join(sorted(foreign))}; layout {layout.name} takes "
+            f"{' or '.join(layout.formats)} only"
+        )
+    if not checkpoint.is_directory and not layout.single_file:
+        raise OptionError(
+            f"{checkpoint.path}: layout {layout.name} needs a model directory with its config.json"
+        )
+    return quantized
+
+
+def _activations(quantized: Quantized) -> str | None:
+    """What the JSON files say about activations."""
+    if not quantized.activations:
+        return None
+    ones = all(float(value[0]) == 1.0 for value in quantized.activations.values())
+    return "uncalibrated" if ones else "calibrated"
+
+
+def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointPlan:
+    """Decides about every tensor of a quantized checkpoint.
+
+    Raises:
+        OptionError: for an unknown layout, the one that it has, or one that lacks its format.
+        FileFormatError: if nothing is quantized, or in a way that is not known.
+    """
+    layout = get_layout(options.layout)
+    opened = open_quantized(checkpoint)
+    quantized = _check(checkpoint, opened.quantized, layout)
+    source = opened.source
+    directions = _Directions(checkpoint, quantized.layout, layout)
+    codes = entry_codes(opened)
+    units: dict[str, Unit] = {}
+    works: dict[str, TensorPlan] = {}
+    for name, tensor in source.tensors.items():
+        works[name] = TensorPlan(tensor, "keep", tensor.note or "not quantized")
+        units[name] = Unit([works[name]])
+    for name, entry in quantized.entries.items():
+        made = _entry(layout, entry, entry.dtype, directions)
+        made = _with_activation(layout, made, quantized, directions)
+        logical = SourceTensor(
+            TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.nbytes
+        )
+        works[name] = TensorPlan(logical, "transfer", entry=made, origin=entry)
+        weight_codes: Codes = codes[name]
+        units[name] = Unit([works[name]], codes=[weight_codes])
+    check_names(checkpoint.path, works.values())
+    limit = options.max_shard_size if checkpoint.is_directory else 1 << 62
+    formats = [entry.plan.format.name for entry in quantized.entries.values()]
+    plan = CheckpointPlan(
+        source=source,
+        options=options,
+        layout=layout,
+        shards=pack(in_stored_order(source, units), checkpoint.base, limit),
+        summary=Summary(
+            formats[0],
+            ignored_modules(works, checkpoint.config),
+            _activations(quantized),
+            embedding_modules(works),
+        ),
+        dropped=opened.dropped,
+    )
+    if directions.kept:
+        plan.header[SECOND_LEVEL_KEY] = json.dumps(directions.kept, separators=(",", ":"))
+    if quantized.facts is not None and quantized.facts.kv_cache:
+        plan.warnings.append(
+            f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "
+            "say so"
+        )
+    return plan

@@ -1,0 +1,250 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""How the experts of one layer are fused into 3-D tensors: decided by model type, names and shapes.
+
+`gate_up_proj` holds gate and up of every expert, `down_proj` the rest. Both may be stored as linear
+layers are (`[E, 2I, H]` and `[E, H, I]`: out_in) or transposed (`[E, H, 2I]` and `[E, I, H]`:
+in_out), and gate and up either one after the other or alternating (interleaved). The two shapes
+together always tell the orientation; whether the halves alternate only the model type tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fp4kit.errors import OptionError
+from fp4kit.formats import one_of
+
+OPTION = "--experts-layout"
+EXPERTS_LAYOUTS = ("out_in", "in_out", "interleaved")
+
+# Model types whose files hold fused experts, seen in what save_pretrained of transformers 5.24
+# writes and in its modeling code (use_experts_implementation). Most other types are fused in
+# memory only and written expert by expert.
+OUT_IN = frozenset((
+    "diffusion_gemma", "diffusion_gemma_text", "dots3_note", "dots3_note_text", "gemma4",
+    "gemma4_text", "granitemoe_swa", "hy_v4", "hy_v4_vl", "hy_v4_vl_text", "lara_mini",
+    "minimax", "minimax_m2", "minimax_m3_vl", "minimax_m3_vl_text", "mistral4", "muse_spark",
+    "muse_spark_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text",
+    "unlimited_ocr", "unlimited_ocr_text", "zaya",
+))  # fmt: skip
+IN_OUT = frozenset(["aria", "aria_text", "llama4", "llama4_text", "openai_privacy_filter"])
+#: The published files are in_out, but transformers 5 saves the same model as out_in.
+EITHER = frozenset(["qwen3_vl_moe", "qwen3_vl_moe_text"])
+#: Alternating, and in_out where they are floats (MXFP4 blocks run along the input: out_in).
+INTERLEAVED = frozenset(("gpt_oss",))
+
+HIDDEN_KEYS = ("hidden_size",)
+INTERMEDIATE_KEYS = ("moe_intermediate_size", "intermediate_size", "expert_intermediate_size")
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+#: Names of fused weights; aria calls them fc1 and fc2.
+_NAME = re.compile(
+    r"(?P<prefix>.+)\.(?:(?P<gate_up>gate_up_proj(?:\.weight)?|(?<=experts\.)fc1\.weight)"
+    r"|(?P<down>down_proj(?:\.weight)?|(?<=experts\.)fc2\.weight))"
+)
+_BIAS = re.compile(r"(?P<prefix>.+)\.(?P<role>gate_up_proj|down_proj)(?:_bias|\.bias)")
+
+
+@dataclass(frozen=True)
+class ExpertsLayout:
+    """How fused experts lie in their tensors.
+
+    Attributes:
+        transposed: [E, in, out] instead of [E, out, in].
+        interleaved: gate and up alternate (gate first) instead of following one another.
+    """
+
+    transposed: bool
+    interleaved: bool
+
+    @property
+    def note(self) -> str:
+        """In words."""
+        order = "in x out, transposed" if self.transposed else "out x in"
+        return f"{order}, gate and up alternating" if self.interleaved else order
+
+    def part(self, half: int, intermediate: int) -> tuple[int, int]:
+        """First index and step of gate (0) or up (1) along the fused axis of 2 x intermediate."""
+        return (half, 2) if self.interleaved else (half * intermediate, 1)
+
+
+def fused_weight(name: str) -> tuple[str, str] | None:
+    """(prefix, `gate_up_proj` or `down_proj`) if that is what the name of a weight ends in."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    return match["prefix"], "gate_up_proj" if match["gate_up"] else "down_proj"
+
+
+def fused_bias(name: str) -> tuple[str, str] | None:
+    """The same for a bias: `gate_up_proj_bias` or `gate_up_proj.bias`."""
+    match = _BIAS.fullmatch(name)
+    return None if match is None else (match["prefix"], match["role"])
+
+
+def expert_name(prefix: str, expert: int, projection: str, kind: str = "weight") -> str:
+    """Name of one expert's tensor as a module of its own: `...experts.3.gate_proj.weight`."""
+    return f"{prefix}.{expert}.{projection}.{kind}"
+
+
+def _objects(config: object) -> Iterator[dict[str, Any]]:
+    """A configuration and every one nested in it."""
+    if isinstance(config, dict):
+        yield config
+        for value in config.values():
+            yield from _objects(value)
+
+
+def model_types(config: dict[str, Any]) -> set[str]:
+    """Every model_type that a configuration names, those of nested ones too."""
+    found = (item.get("model_type") for item in _objects(config))
+    return {value for value in found if isinstance(value, str)}
+
+
+def _sizes(config: dict[str, Any], keys: tuple[str, ...]) -> set[int]:
+    """Every value that a configuration has under one of some keys, nested ones too."""
+    values = (item.get(key) for item in _objects(config) for key in keys)
+    return {value for value in values if type(value) is int}
+
+
+def _known(config: dict[str, Any]) -> tuple[bool | None, bool | None]:
+    """(transposed, interleaved) as the model type says; None for what it leaves open."""
+    types = model_types(config)
+    facts = [
+        (kinds, answer)
+        for kinds, answer in (
+            (INTERLEAVED, (True, True)),
+            (IN_OUT, (True, False)),
+            (OUT_IN, (False, False)),
+            (EITHER, (None, False)),
+        )
+        if types & kinds
+    ]
+    return facts[0][1] if len(facts) == 1 else (None, None)
+
+
+def transposes_floats(config: dict[str, Any]) -> bool:
+    """Whether the model type is known to keep float experts as [E, in, out]."""
+    return _known(config)[0] is True
+
+
+def _dimensions(
+    transposed: bool, gate_up: tuple[int, ...] | None, down: tuple[int, ...] | None
+) -> tuple[int, int] | None:
+    """(hidden, intermediate) under an orientation, None if the shapes contradict it."""
+    found = set()
+    if gate_up is not None:
+        hidden, twice = gate_up[1:] if transposed else gate_up[:0:-1]
+        if twice % 2:
+            return None
+        found.add((hidden, twice // 2))
+    if down is not None:
+        found.add((down[2], down[1]) if transposed else (down[1], down[2]))
+    return found.pop() if len(found) == 1 else None
+
+
+def interleaving(config: dict[str, Any], experts_layout: str | None, about: str) -> bool:
+    """Whether gate and up alternate in MXFP4 blocks, which are always out_in.
+
+    Args:
+        config: content of config.json.
+        experts_layout: the user's word, one of EXPERTS_LAYOUTS, or None.
+        about: beginning of a message.
+
+    Raises:
+        OptionError: if neither the model type nor the user says it, or the user contradicts.
+    """
+    if experts_layout == "in_out":
+        raise OptionError(
+            f"{about} holds MXFP4 blocks, which run along the input and cannot be in_out; pass "
+            f"{OPTION} out_in or interleaved"
+        )
+    if experts_layout is not None:
+        return one_of("experts_layout", experts_layout, EXPERTS_LAYOUTS) == "interleaved"
+    interleaved = _known(config)[1]
+    if interleaved is None:
+        raise OptionError(
+            f"{about} fuses gate and up, but model type {_shown(config)} is not known to this "
+            f"version, so that their order is not either; pass {OPTION} interleaved (gpt-oss) or "
+            "out_in (gate, then up)"
+        )
+    return interleaved
+
+
+def _shown(config: dict[str, Any]) -> str:
+    return ", ".join(sorted(model_types(config))) or "(none in config.json)"
+
+
+def decide(
+    config: dict[str, Any],
+    experts_layout: str | None,
+    gate_up: tuple[int, ...] | None,
+    down: tuple[int, ...] | None,
+    has_bias: bool,
+    about: str,
+) -> ExpertsLayout:
+    """The layout of one layer's fused experts of float type.
+
+    Args:
+        config: content of config.json.
+        experts_layout: the user's word, one of EXPERTS_LAYOUTS, or None. It overrides the model
+            type and the sizes in config.json, not what the shapes exclude.
+        gate_up: shape of `gate_up_proj`, None without one.
+        down: shape of `down_proj`, None without one.
+        has_bias: the experts have biases, as only interleaved ones are known to.
+        about: beginning of a message.
+
+    Raises:
+        OptionError: if the facts are contradictory, or leave more than one layout.
+    """
+    found = f"gate_up_proj {_text(gate_up)} and down_proj {_text(down)}"
+    advice = f"pass {OPTION} {'|'.join(EXPERTS_LAYOUTS)}"
+    sizes = {key[0]: _sizes(config, key) for key in (HIDDEN_KEYS, INTERMEDIATE_KEYS, EXPERT_KEYS)}
+    said = ", ".join(f"{key} {sorted(value)}" for key, value in sizes.items() if value)
+    if experts_layout is not None:
+        one_of("experts_layout", experts_layout, EXPERTS_LAYOUTS)
+        interleaved: bool | None = experts_layout == "interleaved"
+        transposed = None if interleaved else experts_layout == "in_out"
+        sizes, reason = {}, f"{OPTION} {experts_layout}"
+    else:
+        transposed, interleaved = _known(config)
+        reason = f"model type {_shown(config)}"
+    fits = []
+    for candidate in (False, True):
+        dims = _dimensions(candidate, gate_up, down)
+        if dims is not None and all(
+            not allowed or value in allowed
+            for value, allowed in zip(dims, list(sizes.values())[:2], strict=False)
+        ):
+            fits.append(candidate)
+    counts = {shape[0] for shape in (gate_up, down) if shape is not None}
+    experts = sizes.get(EXPERT_KEYS[0])
+    if len(counts) != 1 or (experts and not counts & experts):
+        raise OptionError(
+            f"{about} {found} do not agree on the number of experts"
+            f"{f' with config.json ({said})' if said else ''}"
+        )
+    if not fits or (transposed is not None and transposed not in fits):
+        raise OptionError(
+            f"{about} {found} are no fused experts as {reason} stores them"
+            f"{f', with {said} in config.json' if sizes and said else ''}; if you know how gate "
+            f"and up are stored, {advice}"
+        )
+    if transposed is None and len(fits) > 1:
+        raise OptionError(
+            f"{about} {found} could be out x in or in x out, and {reason} does not tell; {advice}"
+        )
+    if interleaved is None and has_bias:
+        raise OptionError(
+            f"{about} {found} have biases and {reason} is not known, so that gate and up may "
+            f"alternate as in gpt-oss or not; {advice}"
+        )
+    return ExpertsLayout(fits[0] if transposed is None else transposed, bool(interleaved))
+
+
+def _text(shape: tuple[int, ...] | None) -> str:
+    return "(absent)" if shape is None else str(list(shape))

@@ -1,0 +1,239 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 weights, decoded to float32: value of the code times scale, rounded once to binary32.
+
+A weight `X` has its scale in `X_scale_inv` (DeepSeek and transformers; it multiplies despite the
+name) or `X_scale` (compressed-tensors, ModelOpt). What it spans follows from the two shapes: the
+tensor, each expert, each row, or blocks of rows and columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit import arrays, codecs
+from fp4kit.backends import cpu_float8
+from fp4kit.errors import FileFormatError
+from fp4kit.formats import ELEMENT_TYPES, MXFP8
+from fp4kit.io.safetensors import DTYPES
+from fp4kit.io.slabs import rows_of
+from fp4kit.io.source import Source, SourceTensor
+
+from .views import Bytes, RowView, View, described, fetch, where
+
+ELEMENTS = {"F8_E4M3": ELEMENT_TYPES["e4m3"], "F8_E5M2": ELEMENT_TYPES["e5m2"]}
+#: Element types with other biases, which no table here covers.
+FOREIGN = ("F8_E4M3FNUZ", "F8_E5M2FNUZ")
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
+FLOAT_SCALES = ("F32", "BF16", "F16")
+EXPONENT_SCALES = ("U8", "F8_E8M0")
+DEFAULT_BLOCK = (128, 128)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the scales of a weight (matrices, O, I) are spread over it.
+
+    Attributes:
+        rows: rows of a matrix that share a scale.
+        cols: columns that share a scale.
+        row_count: rows of scales per matrix.
+        col_count: scales in a row of them.
+        matrix_rows: rows of a matrix.
+        note: what it is called.
+    """
+
+    rows: int
+    cols: int
+    row_count: int
+    col_count: int
+    matrix_rows: int
+    note: str
+
+
+def _blocks(
+    shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int], note: str
+) -> Grid | None:
+    """The grid of `block`, if that is what the scale's shape is."""
+    rows, cols = shape[-2:]
+    count = -(-rows // block[0]), -(-cols // block[1])
+    if scale != (*shape[:-2], *count):
+        return None
+    return Grid(*block, *count, rows, note)
+
+
+def grid_of(
+    shape: tuple[int, ...], scale: tuple[int, ...], exponents: bool, block: tuple[int, int]
+) -> Grid | None:
+    """How scales of one shape are spread over a weight of another, None if they do not fit.
+
+    Where two readings fit, they mean the same values.
+
+    Args:
+        shape: of the weight (.., O, I).
+        scale: of the scale.
+        exponents: the scale holds E8M0 bytes.
+        block: rows and columns of a block.
+    """
+    if prod(scale) == 1 and len(scale) <= max(len(shape), 1):
+        rows = rows_of(shape)
+        return Grid(max(rows, 1), max(prod(shape[-1:]), 1), 1, 1, max(rows, 1), "scale per tensor")
+    if len(shape) < 2:
+        return None
+    rows, cols = shape[-2:]
+    if exponents:
+        found = _blocks(shape, scale, (1, MXFP8.block_size), "MXFP8 blocks of 32")
+        if found is not None:
+            return found
+    else:
+        if scale in (shape[:-1], (*shape[:-1], 1)):
+            return Grid(1, max(cols, 1), rows, 1, rows, "scale per channel")
+        if len(shape) > 2 and scale in (shape[:-2], (*shape[:-2], 1, 1)):
+            return Grid(max(rows, 1), max(cols, 1), 1, 1, rows, "scale per expert")
+    return _blocks(shape, scale, block, f"FP8 blocks of {block[0]} x {block[1]}")
+
+
+class Fp8View(RowView):
+    """An FP8 weight times its scales, as float32."""
+
+    def __init__(
+        self, source: Source, weight: SourceTensor, scale: SourceTensor, grid: Grid
+    ) -> None:
+        self._source = source
+        self._scale = scale
+        self._grid = grid
+        self._table = ELEMENTS[weight.spec.dtype].values
+        self.consumed = (weight.name, scale.name)
+        self.tensor = described(
+            weight.name,
+            "F32",
+            weight.spec.shape,
+            weight.stored + scale.stored,
+            f"{DTYPES[weight.spec.dtype].name}, {grid.note}, decoded",
+        )
+
+    def _scales(self, first: int, last: int) -> NDArray[np.float32]:
+        """Rows of scales, as float32.
+
+        Raises:
+            FileFormatError: if one is NaN or infinite.
+        """
+        dtype, shape = self._scale.spec.dtype, (last - first, self._grid.col_count)
+        width = DTYPES[dtype].bits // 8
+        if dtype in FLOAT_SCALES:
+            raw = np.empty(shape, arrays.RAW_DTYPES[DTYPES[dtype].name])
+            fetch(self._source, self._scale.name, first * shape[1] * width, raw)
+            values = codecs.to_float32(raw, DTYPES[dtype].name)
+        else:
+            exponents = np.empty(shape, np.uint8)
+            fetch(self._source, self._scale.name, first * shape[1], exponents)
+            values = codecs.decode_e8m0(exponents)
+        if not np.isfinite(values).all():
+            raise FileFormatError(
+                f"{where(self._source, self._scale.name)} holds a NaN or infinite scale; the "
+                "weight cannot be decoded"
+            )
+        return values
+
+    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
+        grid = self._grid
+        matrix, row = np.divmod(np.arange(first, last), grid.matrix_rows)
+        scale_row = matrix * grid.row_count + row // grid.rows
+        begin = int(scale_row[0])
+        scales = self._scales(begin, int(scale_row[-1]) + 1)
+        codes = np.empty((last - first, out.shape[1] // 4), np.uint8)
+        fetch(self._source, self.tensor.name, first * codes.shape[1], codes)
+        result = out.view(np.float32)
+        cpu_float8.decode(codes, self._table, scales, scale_row - begin, grid.cols, result)
+
+
+def configured_block(source: Source, config: dict[str, Any]) -> tuple[int, int]:
+    """The block that config.json names, or 128 x 128.
+
+    Raises:
+        FileFormatError: if what it names is none.
+    """
+    quantization = config.get("quantization_config")
+    block: object = None
+    if isinstance(quantization, dict):
+        block = quantization.get("weight_block_size")
+        groups = quantization.get("config_groups")
+        for group in groups.values() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            if block is None and isinstance(weights, dict):
+                block = weights.get("block_structure")
+    if block is None:
+        return DEFAULT_BLOCK
+    if isinstance(block, list) and len(block) == 2:
+        rows, cols = block
+        if type(rows) is int and type(cols) is int and rows > 0 and cols > 0:
+            return rows, cols
+    raise FileFormatError(
+        f"{source.path}: config.json: the FP8 block {block!r} is not [rows, columns]"
+    )
+
+
+def _is_block_scale(source: Source, name: str) -> bool:
+    """Whether an F8 tensor is the block scale of 4-bit codes and not a weight."""
+    base = name.removesuffix("_scale")
+    if base == name:
+        return False
+    owners = (source.tensors.get(owner) for owner in (base, f"{base}_packed"))
+    return any(owner is not None and owner.spec.dtype == "U8" for owner in owners)
+
+
+def _view(source: Source, weight: SourceTensor, block: tuple[int, int]) -> Fp8View:
+    name, shape = weight.name, weight.spec.shape
+    names = [name + suffix for suffix in SCALE_SUFFIXES]
+    found = [source.tensors[scale] for scale in names if scale in source.tensors]
+    if len(found) != 1:
+        fault = (
+            "has no scale: neither {} nor {} is there. Complete the checkpoint (perhaps a shard is "
+            "missing)"
+            if not found
+            else "has two scales, {} and {}; remove the wrong one"
+        ).format(*map(repr, names))
+        raise FileFormatError(f"{where(source, name)} is {weight.spec.dtype} and {fault}")
+    scale = found[0]
+    dtype = scale.spec.dtype
+    if dtype not in FLOAT_SCALES + EXPONENT_SCALES:
+        raise FileFormatError(
+            f"{where(source, scale.name)} is {dtype}; the scale of an FP8 weight must be one of "
+            f"{', '.join(FLOAT_SCALES + EXPONENT_SCALES)}"
+        )
+    grid = grid_of(shape, scale.spec.shape, dtype in EXPONENT_SCALES, block)
+    if grid is None:
+        raise FileFormatError(
+            f"{where(source, scale.name)} has shape {list(scale.spec.shape)}, which fits a weight "
+            f"of shape {list(shape)} neither per tensor, per channel nor in blocks of {block[0]} x "
+            f"{block[1]}; check weight_block_size in config.json"
+        )
+    return Fp8View(source, weight, scale, grid)
+
+
+def find_views(source: Source, config: dict[str, Any]) -> list[View]:
+    """Views of every FP8 weight, from headers and config.json alone.
+
+    Args:
+        source: the stored tensors of all shards.
+        config: content of config.json.
+
+    Raises:
+        FileFormatError: if a weight has no scale, or one that does not fit.
+    """
+    block = configured_block(source, config)
+    views: list[View] = []
+    for name, tensor in source.tensors.items():
+        if tensor.spec.dtype in FOREIGN:
+            raise FileFormatError(
+                f"{where(source, name)} is {tensor.spec.dtype}, which cannot be decoded; convert "
+                "it to F8_E4M3 or F8_E5M2 first"
+            )
+        if tensor.spec.dtype in ELEMENTS and not _is_block_scale(source, name):
+            views.append(_view(source, tensor, block))
+    return views

@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Listing the logical tensors of a checkpoint and how they are stored."""
+
+from __future__ import annotations
+
+import time
+from math import prod
+from pathlib import Path
+
+from fp4kit.io.report import FileReport, TensorReport
+
+from .directory import Checkpoint
+from .reading import find_quantized_weights
+
+
+def inspect_checkpoint(path: Path) -> FileReport:
+    """Lists every tensor of a checkpoint; the parts of a quantized weight are one entry.
+
+    Args:
+        path: model directory, or file in a layout.
+
+    Returns:
+        As :func:`fp4kit.io.compare.inspect_file`; `options` holds the layout and the metadata.
+
+    Raises:
+        FileFormatError: if the checkpoint is malformed.
+    """
+    started = time.perf_counter()
+    with Checkpoint(path) as checkpoint:
+        quantized = find_quantized_weights(checkpoint)
+        entries = {} if quantized is None else quantized.entries
+        owners = {spec.name: entry for entry in entries.values() for spec in entry.parts}
+        tensors: dict[str, TensorReport] = {}
+        for name, tensor in checkpoint.tensors.items():
+            entry = owners.get(name)
+            if entry is None:
+                shape, dtype, nbytes = tensor.spec.shape, tensor.dtype, tensor.stored
+                tensors[name] = TensorReport(
+                    name, shape, dtype, "keep", tensor.note, None, nbytes, nbytes
+                )
+            elif entry.name not in tensors:
+                packed = entry.plan.format.codes_per_byte == 2
+                tensors[entry.name] = TensorReport(
+                    name=entry.name,
+                    shape=entry.shape,
+                    # What it was quantized from is not recorded in these layouts.
+                    dtype="4-bit codes" if packed else "8-bit codes",
+                    action="quantized",
+                    reason="",
+                    format=entry.plan.format.name,
+                    bytes_before=entry.nbytes,
+                    bytes_after=entry.nbytes,
+                    facts=entry.facts(),
+                )
+        return FileReport(
+            source=str(path),
+            target=None,
+            tensors=list(tensors.values()),
+            options={
+                "metadata": checkpoint.metadata,
+                "layout": None if quantized is None else quantized.layout.name,
+                "parameters": sum(prod(tensor.shape) for tensor in tensors.values()),
+            },
+            seconds=time.perf_counter() - started,
+        )

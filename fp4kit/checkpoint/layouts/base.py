@@ -1,0 +1,139 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint layout is: names and orders of the parts, and the JSON that engines read.
+
+The quantized form inside is the same for all; a layout says how it is stored. Adding one is one
+module beside this one and one row of the table in :mod:`fp4kit.checkpoint.layouts`.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fp4kit.io.description import Constant, QuantizedEntry, entries_by_names
+from fp4kit.io.naming import Storage
+from fp4kit.io.safetensors import TensorSpec
+from fp4kit.io.source import Source
+from fp4kit.planning import plan_quantize
+from fp4kit.scaling import convert_second_level, quiet
+
+WEIGHT = ".weight"
+
+
+def module_of(name: str) -> str:
+    """The module that a weight belongs to."""
+    return name.removesuffix(WEIGHT)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the JSON files say about a converted checkpoint.
+
+    Attributes:
+        format: block format of the quantized weights.
+        ignore: modules of linear weights that were not quantized.
+        activations: None for weights only, `uncalibrated` or `calibrated`.
+        embeddings: modules of embeddings, which some layouts list as well.
+    """
+
+    format: str
+    ignore: tuple[str, ...]
+    activations: str | None = None
+    embeddings: tuple[str, ...] = ()
+
+
+class Layout(ABC):
+    """One way to store a quantized checkpoint.
+
+    Attributes:
+        name: what it is called.
+        formats: block formats that its readers know.
+        storage: how the parts of a weight are named and laid out.
+        recipe: order of operations by which its readers decode NVFP4.
+        activation_suffix: what the name of a module's activation scale adds to it.
+        activation_shape: shape of that scale; its direction is that of the weights' second level.
+        single_file: whether a file without a directory is complete.
+        decoded_dtype: the only element type that transformers decodes it to, None if that follows
+            the model or it does not read it.
+    """
+
+    name: str
+    formats: tuple[str, ...]
+    storage: Storage
+    recipe: str
+    activation_suffix: str
+    activation_shape: tuple[int, ...]
+    single_file: bool = False
+    decoded_dtype: str | None = None
+
+    @abstractmethod
+    def quantization_config(self, summary: Summary) -> dict[str, Any] | None:
+        """The `quantization_config` of config.json, None if there is none."""
+
+    def hf_quant_config(self, summary: Summary) -> dict[str, Any] | None:
+        """The content of hf_quant_config.json, None if there is no such file."""
+        return None
+
+    def header(self, entries: Sequence[QuantizedEntry]) -> dict[str, str]:
+        """What the header metadata of a shard with these weights says beside the source's."""
+        return {}
+
+    def markers(self, name: str) -> tuple[Constant, ...]:
+        """Tensors that mark a weight as quantized."""
+        return ()
+
+    def entry(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        format: str,
+        recipe: str | None,
+        scale_rule: str | None,
+        activation_amax: float | None = None,
+    ) -> QuantizedEntry:
+        """The quantized form of a weight in this layout.
+
+        Args:
+            name: name of the weight.
+            shape: its logical shape (O, I).
+            dtype: element type it is quantized from.
+            format: block format.
+            recipe: NVFP4 order of operations.
+            scale_rule: MX rule.
+            activation_amax: largest magnitude of the module's input, None for weights only.
+        """
+        plan = plan_quantize(
+            shape,
+            format,
+            recipe=recipe,
+            scale_rule=scale_rule,
+            scale_layout=self.storage.scale_layout or "linear",
+            nibble_order=self.storage.nibble_order or "low_first",
+        )
+        constants = self.markers(name)
+        if activation_amax is not None and plan.has_second_level:
+            constants += (self._activation(name, activation_amax),)
+        return QuantizedEntry(name, shape, dtype, plan, storage=self.storage, constants=constants)
+
+    def _activation(self, name: str, amax: float) -> Constant:
+        with quiet():
+            scale = convert_second_level(
+                np.array([amax], np.float32), "amax", self.storage.direction
+            )
+        spec = TensorSpec(
+            f"{module_of(name)}{self.activation_suffix}", "F32", self.activation_shape
+        )
+        return Constant(spec, struct.pack("<f", float(scale[0])))
+
+    def find(
+        self, source: Source, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> list[QuantizedEntry]:
+        """The quantized weights of a checkpoint in this layout, from its headers alone."""
+        return entries_by_names(source, self.storage, self.recipe, shapes)

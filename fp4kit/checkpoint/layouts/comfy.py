@@ -1,0 +1,109 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of comfy-kitchen: read by ComfyUI, mostly as single files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fp4kit.errors import FileFormatError
+from fp4kit.io.description import Constant, QuantizedEntry
+from fp4kit.io.naming import Storage
+from fp4kit.io.safetensors import TensorSpec, strict_json
+
+from .base import Layout, Summary, module_of
+
+METHOD = "comfy"
+MARKER = ".comfy_quant"
+#: Header metadata: which layers are quantized, and how. ComfyUI needs it or the markers.
+LAYERS_KEY = "_quantization_metadata"
+#: Header metadata of ours: logical shapes of weights whose rows are padded in the file.
+SHAPES_KEY = "fp4kit_shapes"
+FORMAT = {"format": "nvfp4"}
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _records(headers: Iterable[Mapping[str, str]], key: str) -> Iterator[Any]:
+    """What the headers of the shards say under a key; each speaks of its own weights."""
+    for text in dict.fromkeys(header[key] for header in headers if key in header):
+        yield strict_json(text)
+
+
+def recorded_layers(headers: Iterable[Mapping[str, str]], where: object) -> dict[str, str]:
+    """Modules that the headers of a checkpoint's files call quantized, with their formats.
+
+    Raises:
+        FileFormatError: if a record is damaged.
+    """
+    layers: dict[str, str] = {}
+    try:
+        for record in _records(headers, LAYERS_KEY):
+            layers |= {name: str(facts["format"]) for name, facts in record["layers"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{where}: metadata {LAYERS_KEY!r}: damaged: {error!s}") from None
+    return layers
+
+
+def padded_shapes(
+    headers: Iterable[Mapping[str, str]], where: object
+) -> dict[str, tuple[int, ...]]:
+    """Logical shapes that the headers of a checkpoint's files record.
+
+    Raises:
+        FileFormatError: if a record is damaged.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        for record in _records(headers, SHAPES_KEY):
+            shapes |= {name: tuple(shape) for name, shape in record.items()}
+        if not all(type(size) is int and size > 0 for shape in shapes.values() for size in shape):
+            raise ValueError("a size is no positive integer")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{where}: metadata {SHAPES_KEY!r}: damaged: {error!s}") from None
+    return shapes
+
+
+class Comfy(Layout):
+    """`X.weight` U8, high nibble first, swizzled `X.weight_scale`, `X.weight_scale_2` (decode)."""
+
+    name = METHOD
+    formats = ("nvfp4",)
+    storage = Storage(
+        METHOD,
+        packed_suffix="",
+        second_suffix="_scale_2",
+        second_shape=(),
+        direction="decode",
+        scale_layout="swizzled_128x4",
+        nibble_order="high_first",
+        row_multiple=16,
+    )
+    recipe = METHOD
+    activation_suffix = ".input_scale"
+    activation_shape = ()
+    single_file = True
+
+    def quantization_config(self, summary: Summary) -> dict[str, Any] | None:
+        """None: ComfyUI reads no config.json."""
+        return None
+
+    def header(self, entries: Sequence[QuantizedEntry]) -> dict[str, str]:
+        """The header metadata that ComfyUI looks for, and shapes that padding hides."""
+        layers = {module_of(entry.name): FORMAT for entry in entries}
+        metadata = {LAYERS_KEY: _compact({"format_version": "1.0", "layers": layers})}
+        shapes = {
+            entry.name: list(entry.shape)
+            for entry in entries
+            if self.storage.code_rows(entry.plan.rows) != entry.plan.rows
+        }
+        return metadata | ({SHAPES_KEY: _compact(shapes)} if shapes else {})
+
+    def markers(self, name: str) -> tuple[Constant, ...]:
+        """The tensor of JSON bytes beside each weight."""
+        data = json.dumps(FORMAT).encode()
+        return (Constant(TensorSpec(f"{module_of(name)}{MARKER}", "U8", (len(data),)), data),)

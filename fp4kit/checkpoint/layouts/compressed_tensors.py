@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of compressed-tensors: read by vLLM, SGLang and transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp4kit.io.naming import Storage
+
+from .base import Layout, Summary
+
+METHOD = "compressed-tensors"
+#: Block format to the reader's name of it, and back.
+FORMATS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
+#: Version of the reader whose schema is written.
+VERSION = "0.20.0"
+
+
+def _arguments(format: str, dynamic: bool | str) -> dict[str, Any]:
+    """The quantization arguments of weights or activations."""
+    two_level = format == "nvfp4"
+    return {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group" if two_level else "group",
+        "group_size": 16 if two_level else 32,
+        "symmetric": True,
+        "dynamic": dynamic,
+        "scale_dtype": "torch.float8_e4m3fn" if two_level else "torch.uint8",
+    }
+
+
+class CompressedTensors(Layout):
+    """`X.weight_packed`, `X.weight_scale`, `X.weight_global_scale` (encode direction)."""
+
+    name = METHOD
+    formats = tuple(FORMATS)
+    storage = Storage(METHOD)
+    recipe = METHOD
+    activation_suffix = ".input_global_scale"
+    activation_shape = (1,)
+    decoded_dtype = "bfloat16"
+
+    def quantization_config(self, summary: Summary) -> dict[str, Any]:
+        """The `quantization_config` of config.json; the reader refuses unknown keys."""
+        activations = None
+        if summary.activations is not None:
+            # The second level of an input is stored, its block scales are made on the fly.
+            dynamic = "local" if summary.format == "nvfp4" else True
+            activations = _arguments(summary.format, dynamic)
+        return {
+            "quant_method": METHOD,
+            "format": FORMATS[summary.format],
+            # Without it transformers leaves the weights as it initialized them.
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": _arguments(summary.format, False),
+                    "input_activations": activations,
+                    "output_activations": None,
+                    "format": FORMATS[summary.format],
+                }
+            },
+            "ignore": list(summary.ignore),
+            "kv_cache_scheme": None,
+            "global_compression_ratio": None,
+            "version": VERSION,
+        }

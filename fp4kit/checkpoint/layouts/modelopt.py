@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of NVIDIA's ModelOpt: read by TensorRT-LLM, vLLM and SGLang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp4kit.io.naming import Storage
+
+from .base import Layout, Summary
+
+METHOD = "modelopt"
+#: Engines choose their reader by the producer's name; the version is that of the form we write.
+PRODUCER = {"name": METHOD, "version": "0.47.0"}
+WEIGHTS_ONLY = "W4A16_NVFP4"
+WITH_ACTIVATIONS = "NVFP4"
+GROUP_SIZE = 16
+
+
+def _algorithm(summary: Summary) -> str:
+    return WEIGHTS_ONLY if summary.activations is None else WITH_ACTIVATIONS
+
+
+def _excluded(summary: Summary) -> list[str]:
+    """Modules that are not quantized; ModelOpt names embeddings as well."""
+    return sorted({*summary.ignore, *summary.embeddings})
+
+
+class ModelOpt(Layout):
+    """`X.weight` U8, `X.weight_scale`, `X.weight_scale_2` (decode direction)."""
+
+    name = METHOD
+    formats = ("nvfp4",)
+    storage = Storage(
+        METHOD,
+        packed_suffix="",
+        second_suffix="_scale_2",
+        second_shape=(),
+        direction="decode",
+    )
+    recipe = METHOD
+    activation_suffix = ".input_scale"
+    activation_shape = ()
+
+    def quantization_config(self, summary: Summary) -> dict[str, Any]:
+        """The `quantization_config` of config.json."""
+        arguments = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": GROUP_SIZE}
+        group: dict[str, Any] = {}
+        if summary.activations is not None:
+            group["input_activations"] = dict(arguments)
+        group |= {"weights": dict(arguments), "targets": ["Linear"]}
+        return {
+            "config_groups": {"group_0": group},
+            "ignore": _excluded(summary),
+            "quant_algo": _algorithm(summary),
+            "producer": dict(PRODUCER),
+            "quant_method": METHOD,
+        }
+
+    def hf_quant_config(self, summary: Summary) -> dict[str, Any]:
+        """The content of hf_quant_config.json."""
+        return {
+            "producer": dict(PRODUCER),
+            "quantization": {
+                "quant_algo": _algorithm(summary),
+                "kv_cache_quant_algo": None,
+                "group_size": GROUP_SIZE,
+                "exclude_modules": _excluded(summary),
+            },
+        }

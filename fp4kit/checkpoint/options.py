@@ -1,0 +1,103 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint operation is asked for: plain data, shared with the CLI."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp4kit.errors import OptionError
+
+#: Shards of this size suit the hub and every engine.
+DEFAULT_SHARD_SIZE = "5GB"
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+UNCALIBRATED = "uncalibrated"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all operations are asked for."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files whose content decides bytes as well."""
+        return ()
+
+
+@dataclass(frozen=True)
+class CheckpointOptions(Options):
+    """How a checkpoint is quantized.
+
+    Attributes:
+        format: `nvfp4` or `mxfp4`.
+        layout: `compressed-tensors`, `modelopt` or `comfy`.
+        recipe: NVFP4 recipe.
+        scale_rule: MX scale rule, None for the format's default.
+        include: name patterns quantized although a default rule leaves them alone.
+        exclude: name patterns left alone; wins over `include`.
+        activations: None for weights only (W4A16), `uncalibrated`, or the path of a JSON file with
+            the activation amax of each module (W4A4).
+        experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
+        max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
+    """
+
+    format: str = "nvfp4"
+    layout: str = "compressed-tensors"
+    recipe: str = "te"
+    scale_rule: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    activations: str | None = None
+    experts_layout: str | None = None
+    max_shard_size: int = 5 * 10**9
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files whose content decides bytes as well: that of activation amaxes."""
+        given = self.activations not in (None, UNCALIBRATED)
+        return (Path(str(self.activations)),) if given else ()
+
+
+@dataclass(frozen=True)
+class DequantizeOptions(Options):
+    """How a checkpoint is dequantized.
+
+    Attributes:
+        dtype: element type of the weights that were quantized.
+        max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
+    """
+
+    dtype: str = "bfloat16"
+    max_shard_size: int = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class ConvertOptions(Options):
+    """How a quantized checkpoint changes its layout.
+
+    Attributes:
+        layout: the new one.
+        max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
+    """
+
+    layout: str
+    max_shard_size: int = 5 * 10**9
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `5GB` or `512MiB`.
+
+    Raises:
+        OptionError: if it is none, or less than 1 MB.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
+        raise OptionError(f"max_shard_size={text!r} is no size; give one like 5GB or 512MiB")
+    nbytes = int(float(match.group(1)) * unit)
+    if nbytes < 10**6:
+        raise OptionError(f"max_shard_size={text!r} is too small; give at least 1MB")
+    return nbytes

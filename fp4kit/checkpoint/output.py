@@ -1,0 +1,205 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Carrying a plan out: a directory of finished files, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.io.files import AtomicFile, OutputError, check_output, output_suffix
+from fp4kit.io.slabs import Progress, Tally
+
+from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, Checkpoint
+from .plan import CheckpointPlan
+from .report import CheckpointReport, make_report
+from .shards import make_engine, write_shard, write_shards
+from .state import State, fingerprint, write_json
+from .verify import structure_faults
+
+#: Keys of config.json that describe an older quantization.
+OLD_KEYS = ("quantization_config", "compression_config")
+COPY_BYTES = 16 << 20
+
+
+def others_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of the files that are copied."""
+    copied, _ = checkpoint.other_files()
+    return sum((checkpoint.path / name).stat().st_size for name in copied)
+
+
+def check_target(source: Path, target: Path, state: State, *, resume: bool, force: bool) -> None:
+    """Refuses an output directory that would destroy something, before any work.
+
+    Raises:
+        OptionError: if it is the source or lies in it (or the other way round), or is not empty.
+        OutputError: if it cannot be created.
+    """
+    given, wanted = Path(os.path.realpath(source)), Path(os.path.realpath(target))
+    if wanted == given or given in wanted.parents or wanted in given.parents:
+        raise OptionError(
+            f"{target}: the output must lie outside the input {source}; choose another directory"
+        )
+    if target.exists() and not target.is_dir():
+        raise OptionError(f"{target}: is a file; choose a directory for the output")
+    if not wanted.parent.is_dir():
+        raise OutputError(f"{target}: cannot be written: there is no directory {wanted.parent}")
+    if state.exists:
+        if not resume and not force:
+            raise OptionError(
+                f"{target}: holds an unfinished conversion; pass --resume to go on, or --force to "
+                "start over"
+            )
+    elif resume:
+        raise FileFormatError(
+            f"{target}: holds no unfinished conversion; leave --resume out to start one"
+        )
+    elif target.is_dir() and any(target.iterdir()):
+        raise OptionError(
+            f"{target}: is not empty; choose another directory, or remove this one first"
+        )
+
+
+def check_space(target: Path, needed: int) -> None:
+    """Refuses an output that the disk cannot take.
+
+    Raises:
+        OutputError: with both numbers.
+    """
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise OutputError(
+            f"{target}: cannot be written: {needed} bytes are needed, {free} are free there"
+        )
+
+
+def _missing_bytes(plan: CheckpointPlan, state: State) -> int:
+    """Bytes of the shards that are not finished yet."""
+    left = [shard for shard in plan.shards if state.done(shard.name) is None]
+    return sum(spec.nbytes for shard in left for spec in shard.specs)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file atomically."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as reader, AtomicFile(target) as writer:
+        at = 0
+        while data := reader.read(COPY_BYTES):
+            writer.write_at(at, data)
+            at += len(data)
+        writer.commit()
+
+
+def copy_others(checkpoint: Checkpoint, target: Path) -> None:
+    """Copies tokenizer, generation config, chat template and whatever else is no weight."""
+    copied, _ = checkpoint.other_files()
+    for name in copied:
+        copy_file(checkpoint.path / name, target / name)
+
+
+def new_config(config: dict[str, Any], quantization: dict[str, Any] | None) -> dict[str, Any]:
+    """config.json of the output: the source's, with the quantization replaced."""
+    result = {key: value for key, value in config.items() if key not in OLD_KEYS}
+    nested = result.get("text_config")
+    if isinstance(nested, dict):
+        result["text_config"] = {k: v for k, v in nested.items() if k not in OLD_KEYS}
+    if quantization is not None:
+        result["quantization_config"] = quantization
+    return result
+
+
+def write_index(target: Path, base: str, plan: CheckpointPlan) -> None:
+    """The index of a sharded checkpoint, from what was written."""
+    content = {
+        "metadata": {"total_parameters": plan.parameters, "total_size": plan.nbytes},
+        "weight_map": dict(sorted(plan.weight_map.items())),
+    }
+    write_json(target / f"{base}{INDEX_SUFFIX}", content)
+
+
+def write_documents(plan: CheckpointPlan, target: Path) -> None:
+    """Everything but the weights; config.json comes last, as engines look for it."""
+    checkpoint = plan.source.checkpoint
+    copy_others(checkpoint, target)
+    if len(plan.shards) > 1:
+        write_index(target, checkpoint.base, plan)
+    quantization = None
+    if plan.layout is not None:
+        hf_quant = plan.layout.hf_quant_config(plan.summary)
+        if hf_quant is not None:
+            write_json(target / HF_QUANT_CONFIG, hf_quant)
+        quantization = plan.layout.quantization_config(plan.summary)
+    if checkpoint.config or quantization is not None:
+        config = new_config(checkpoint.config | plan.config, quantization)
+        write_json(target / CONFIG, config)
+
+
+def check_result(plan: CheckpointPlan, target: Path) -> None:
+    """Looks at what was written as an engine would.
+
+    Raises:
+        OutputError: with the first fault.
+    """
+    plain = all(work.entry is None for work in plan.works)
+    faults = structure_faults(target, unfinished=True, plain=plain)
+    if faults:
+        raise OutputError(
+            f"{target}: the result is faulty ({len(faults)} faults): {faults[0]}; please report it"
+        )
+
+
+def carry_out(
+    plan: CheckpointPlan,
+    target: Path,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointReport:
+    """Writes everything that a plan says.
+
+    Args:
+        plan: what to write.
+        target: directory to create, or the file if the source is one.
+        devices: `cpu`, or CUDA devices that take the next shard in turn.
+        resume: finish what an earlier, interrupted run began.
+        force: start an unfinished conversion over; replace an existing output file.
+        progress: called with (bytes done, bytes in all) of the source.
+
+    Raises:
+        OptionError: for an output that is not empty or is the input.
+        FileFormatError: if there is nothing to resume.
+        BackendUnavailableError: if a device cannot be used.
+        OutputError: if the output cannot be written.
+    """
+    started = time.perf_counter()
+    checkpoint = plan.source.checkpoint
+    tally = Tally(progress, sum(work.tensor.spec.nbytes for work in plan.works))
+    others = others_bytes(checkpoint)
+    if not checkpoint.is_directory:
+        output_suffix(target, (".safetensors",))
+        check_output(checkpoint.path, target, force=force, nbytes=plan.nbytes)
+        if resume:
+            raise OptionError(f"{target}: a single file is written in one go; leave --resume out")
+        write_shard(plan, plan.shards[0], target, make_engine(plan, devices[0]), tally)
+        return make_report(plan, str(target), others, time.perf_counter() - started)
+    state = State(target)
+    check_target(checkpoint.path, target, state, resume=resume, force=force)
+    engines = [make_engine(plan, device) for device in devices]
+    if not state.exists:  # so that nothing is left behind
+        existing = target if target.is_dir() else Path(os.path.realpath(target)).parent
+        check_space(existing, plan.nbytes + others)
+    with state:
+        state.begin(fingerprint(checkpoint, plan.options), resume=resume)
+        check_space(target, _missing_bytes(plan, state) + others)
+        write_shards(plan, state, engines, tally)
+        write_documents(plan, target)
+        check_result(plan, target)
+        state.finish()
+    return make_report(plan, str(target), others, time.perf_counter() - started)

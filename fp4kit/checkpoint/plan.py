@@ -1,0 +1,164 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a checkpoint: units of tensors, packed into the files of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from fp4kit.errors import FileFormatError
+from fp4kit.io.description import METADATA_KEY
+from fp4kit.io.safetensors import TensorSpec
+from fp4kit.io.work import TensorPlan
+
+from .codes import Codes
+from .layouts import Layout, Summary
+from .layouts.comfy import LAYERS_KEY, SHAPES_KEY
+from .logical import LogicalSource
+from .options import Options
+
+#: Header metadata that described an older quantization.
+OLD_METADATA = (LAYERS_KEY, METADATA_KEY, SHAPES_KEY, "fp4kit_second_level")
+
+
+@dataclass(eq=False)
+class Unit:
+    """Tensors that are converted together, because an engine fuses them: one shared scale.
+
+    Attributes:
+        works: what happens to each.
+        key: name of the fusion group, "" for a tensor alone.
+        codes: the codes that each has in the source, empty if one has none.
+    """
+
+    works: list[TensorPlan]
+    key: str = ""
+    codes: list[Codes] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the output."""
+        return sum(spec.nbytes for work in self.works for spec in work.outputs)
+
+
+@dataclass(eq=False)
+class Shard:
+    """One file of the output."""
+
+    name: str
+    units: list[Unit]
+
+    @property
+    def works(self) -> list[TensorPlan]:
+        """Every tensor of it."""
+        return [work for unit in self.units for work in unit.works]
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """Every tensor that is written to it."""
+        return [spec for work in self.works for spec in work.outputs]
+
+
+@dataclass(eq=False)
+class CheckpointPlan:
+    """Everything that a conversion will do.
+
+    Attributes:
+        source: the logical tensors.
+        options: what was asked for, a dataclass.
+        layout: how quantized weights are stored, None if the result holds none.
+        shards: the files of the output.
+        summary: what the JSON files will say.
+        dropped: stored tensors that appear nowhere, and why.
+        groups: fusion group to its members.
+        header: header metadata of every file beside the source's.
+        config: values that config.json gets.
+        warnings: what the user should know.
+    """
+
+    source: LogicalSource
+    options: Options
+    layout: Layout | None
+    shards: list[Shard]
+    summary: Summary
+    dropped: dict[str, str]
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    header: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def works(self) -> list[TensorPlan]:
+        """Every tensor, in output order."""
+        return [work for shard in self.shards for work in shard.works]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of the output."""
+        return sum(spec.nbytes for work in self.works for spec in work.outputs)
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Tensor name to file, as in an index."""
+        return {spec.name: shard.name for shard in self.shards for spec in shard.specs}
+
+    @property
+    def parameters(self) -> int:
+        """Logical elements of all float tensors."""
+        return sum(prod(work.tensor.spec.shape) for work in self.works)
+
+    def metadata(self, shard: Shard) -> dict[str, str]:
+        """Header metadata of a file: the source's, `format` (readers insist on it), ours."""
+        kept = {
+            key: value for key, value in self.source.metadata.items() if key not in OLD_METADATA
+        }
+        entries = [work.entry for work in shard.works if work.entry is not None]
+        own = {} if self.layout is None else self.layout.header(entries)
+        return {"format": "pt", **kept, **self.header, **own}
+
+
+def in_stored_order(source: LogicalSource, units: dict[str, Unit]) -> list[Unit]:
+    """Units of single tensors, by logical name, as the checkpoint stores them."""
+    owners: dict[str, list[str]] = {}
+    for name, unit in units.items():
+        view, origin = source.views.get(name), unit.works[0].origin
+        stored = view.consumed[0] if view else origin.names.packed if origin else name
+        owners.setdefault(stored, []).append(name)
+    return [units[name] for stored in source.checkpoint.tensors for name in owners.get(stored, ())]
+
+
+def shard_names(base: str, count: int) -> list[str]:
+    """File names of a checkpoint of some shards."""
+    if count == 1:
+        return [f"{base}.safetensors"]
+    return [f"{base}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def pack(units: Iterable[Unit], base: str, limit: int) -> list[Shard]:
+    """Cuts units into files of at most `limit` bytes; a larger unit is alone in one."""
+    bins: list[list[Unit]] = [[]]
+    filled = 0
+    for unit in units:
+        if bins[-1] and filled + unit.nbytes > limit:
+            bins.append([])
+            filled = 0
+        bins[-1].append(unit)
+        filled += unit.nbytes
+    names = shard_names(base, len(bins))
+    return [Shard(name, members) for name, members in zip(names, bins, strict=True)]
+
+
+def check_names(path: object, works: Iterable[TensorPlan]) -> None:
+    """Refuses a plan in which two tensors would be written under one name."""
+    owners: dict[str, str] = {}
+    for work in works:
+        for spec in work.outputs:
+            other = owners.setdefault(spec.name, work.tensor.name)
+            if other != work.tensor.name:
+                raise FileFormatError(
+                    f"{path}: tensors {other!r} and {work.tensor.name!r} would both be written as "
+                    f"{spec.name!r}; exclude one of them from quantizing"
+                )

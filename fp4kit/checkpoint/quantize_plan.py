@@ -1,0 +1,267 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Planning how a checkpoint is quantized: every tensor is decided from headers and JSON alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp4kit.errors import OptionError
+from fp4kit.formats import DTYPES, get_format
+from fp4kit.io.source import SourceTensor
+from fp4kit.io.work import SecondLevel, TensorPlan
+from fp4kit.planning import resolve_rules
+
+from .activations import activation_amaxes
+from .codes import Codes
+from .directory import Checkpoint, listed
+from .fusion import absent_siblings, groups, settle
+from .layouts import Layout, Summary, get_layout, module_of
+from .logical import LogicalSource
+from .options import UNCALIBRATED, CheckpointOptions
+from .plan import CheckpointPlan, Unit, check_names, pack
+from .rules import Rules, is_embedding, is_linear_weight, setting
+from .sources import open_logical
+
+#: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.
+DECODED_DTYPE = "bfloat16"
+
+
+def check_options(options: CheckpointOptions) -> Layout:
+    """The layout that options name.
+
+    Raises:
+        OptionError: for unknown or contradictory options.
+    """
+    layout = get_layout(options.layout)
+    spec = get_format(options.format)
+    if spec.name not in layout.formats:
+        raise OptionError(
+            f"layout {layout.name} holds {' or '.join(layout.formats)}, not {spec.name}; choose "
+            "another --layout or --format"
+        )
+    resolve_rules(spec, options.recipe, options.scale_rule)
+    return layout
+
+
+def _reasons(
+    source: LogicalSource, options: CheckpointOptions, rules: Rules, config: dict[str, Any]
+) -> dict[str, str]:
+    """Why each tensor is kept; "" for those that are quantized, fusion groups settled."""
+    block = get_format(options.format).block_size
+    tied = bool(setting(config, "tie_word_embeddings"))
+    reasons = {}
+    for name, tensor in source.tensors.items():
+        shape = tensor.spec.shape
+        reason = rules.reason_to_keep(name, shape, tensor.dtype)
+        if not reason and tied and name.rpartition("lm_head")[1]:
+            reason = "tied to the embedding"
+        if not reason and 0 in shape:
+            reason = "empty"
+        if not reason and shape[-1] % block:
+            reason = f"last axis {shape[-1]} is not a multiple of {block}"
+        reasons[name] = reason
+    return settle(reasons, groups(reasons))
+
+
+def _units(
+    source: LogicalSource,
+    codes: dict[str, Codes],
+    works: dict[str, TensorPlan],
+    fused: dict[str, list[str]],
+) -> list[Unit]:
+    """Works in output order; the members of a group stand where the first of them does."""
+    group_of = {name: key for key, names in fused.items() for name in names}
+    units: list[Unit] = []
+    done: set[str] = set()
+    for name in source.tensors:
+        key = group_of.get(name, "")
+        if works[name].entry is None or not key:
+            units.append(Unit([works[name]], codes=_codes(codes, [works[name]])))
+        elif key not in done:
+            done.add(key)
+            members = [works[member] for member in fused[key]]
+            shared = SecondLevel()
+            for member in members:
+                member.second = shared
+            units.append(Unit(members, key, _codes(codes, members)))
+    return units
+
+
+def _codes(codes: dict[str, Codes], works: list[TensorPlan]) -> list[Codes]:
+    """The codes of every work, if all are quantized and have some."""
+    if any(work.entry is None or work.tensor.name not in codes for work in works):
+        return []
+    return [codes[work.tensor.name] for work in works]
+
+
+def _rejoin(source: LogicalSource, reasons: dict[str, str]) -> None:
+    """Leaves fused experts fused where none of them is quantized, nor decoded one by one."""
+    folders: dict[str, list[str]] = {}
+    for name, view in source.views.items():
+        folders.setdefault(view.consumed[0].rpartition(".")[0], []).append(name)
+    for names in folders.values():
+        if all(reasons[name] and not source.is_decoded(name) for name in names):
+            first = reasons[names[0]]
+            for stored in source.rejoin(names):
+                reasons[stored] = first
+            for name in names:
+                del reasons[name]
+
+
+def _kept(source: LogicalSource, tensor: SourceTensor, reason: str, dtype: str) -> TensorPlan:
+    """A tensor that is carried through; one that a view decodes gets the model's element type."""
+    if source.is_decoded(tensor.name) and tensor.dtype != dtype:
+        tensor = source.cast(tensor.name, dtype)
+    return TensorPlan(tensor, "keep", reason)
+
+
+def _model_dtype(config: dict[str, Any]) -> str | None:
+    """Element type of the model's weights by its config, None if that does not say."""
+    for key in ("dtype", "torch_dtype"):
+        value = setting(config, key)
+        if value in DTYPES:
+            return str(value)
+    return None
+
+
+def ignored_modules(works: dict[str, TensorPlan], config: dict[str, Any]) -> tuple[str, ...]:
+    """Modules of linear weights that are not quantized, and those that an engine adds to them."""
+    kept = [
+        name
+        for name, work in works.items()
+        if work.entry is None and is_linear_weight(name, work.tensor.spec.shape)
+    ]
+    modules = [module_of(name) for name in kept]
+    modules += _fused_experts(works)
+    modules += [module_of(name) for name in absent_siblings(kept) if name not in works]
+    tied = bool(setting(config, "tie_word_embeddings"))
+    if tied and not any(name.endswith("lm_head") for name in modules):
+        modules.append("lm_head")
+    return tuple(sorted(set(modules)))
+
+
+def _fused_experts(works: dict[str, TensorPlan]) -> list[str]:
+    """Modules of experts that stay fused: an engine builds them as one layer of that name."""
+    found = []
+    for name, work in works.items():
+        parts = name.split(".")
+        if work.entry is None and len(work.tensor.spec.shape) == 3 and "experts" in parts:
+            found.append(".".join(parts[: parts.index("experts") + 1]))
+    return found
+
+
+def embedding_modules(works: dict[str, TensorPlan]) -> tuple[str, ...]:
+    """Modules of embeddings, which are never quantized."""
+    return tuple(
+        module_of(name) for name, work in works.items() if work.entry is None and is_embedding(name)
+    )
+
+
+def _warnings(plan: CheckpointPlan) -> list[str]:
+    """What a user should hear before trusting the result."""
+    said = []
+    if plan.summary.activations == UNCALIBRATED:
+        said.append(
+            "activation scales are uncalibrated: all are 1.0, which fixes every activation amax at "
+            "2688"
+        )
+    stacked = [
+        work
+        for work in plan.works
+        if work.entry is None and work.tensor.dtype in DTYPES and len(work.tensor.spec.shape) > 2
+    ]
+    if stacked:
+        said.append(
+            f"{sum(work.tensor.spec.nbytes for work in stacked)} bytes of {len(stacked)} tensors "
+            "with three or more dimensions are left unquantized: "
+            f"{listed([work.tensor.name for work in stacked])}"
+        )
+    if not any(work.entry is not None for work in plan.works):
+        said.append("no tensor is quantized; all are kept")
+    said += _reader_warnings(plan)
+    return said
+
+
+def _reader_warnings(plan: CheckpointPlan) -> list[str]:
+    """What a reader has to be told so that it can compute with the weights that it decodes."""
+    checkpoint = plan.source.checkpoint
+    floats = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype in DTYPES)
+    # Without a word in config.json, transformers takes the type of the first float tensor.
+    dtype = _model_dtype(checkpoint.config) or next(floats, DECODED_DTYPE)
+    decoded = None if plan.layout is None else plan.layout.decoded_dtype
+    if decoded in (None, dtype):
+        return []
+    return [
+        f"the model is {dtype}, but transformers decodes this layout to {decoded} only: load it "
+        f"with from_pretrained(..., dtype=torch.{decoded})"
+    ]
+
+
+def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> CheckpointPlan:
+    """Decides about every tensor of a checkpoint; no data is read.
+
+    Args:
+        checkpoint: what to convert.
+        options: how.
+
+    Raises:
+        OptionError: for unknown or contradictory options, a pattern that matches nothing, or fused
+            experts whose orientation is not clear.
+        FileFormatError: if the checkpoint is quantized already in a way that is not a source, or
+            names would collide.
+    """
+    layout = check_options(options)
+    if not checkpoint.is_directory and not layout.single_file:
+        raise OptionError(
+            f"{checkpoint.path}: layout {layout.name} needs a model directory with its config.json"
+        )
+    config = checkpoint.config
+    source, codes, dropped = open_logical(checkpoint, options)
+    rules = Rules(options.include, options.exclude, config)
+    rules.check_used(source.tensors)
+    reasons = _reasons(source, options, rules, config)
+    _rejoin(source, reasons)
+    dtype = _model_dtype(config) or DECODED_DTYPE
+    weights = [name for name, reason in reasons.items() if not reason]
+    amaxes = activation_amaxes(options, [module_of(name) for name in weights])
+    spec = get_format(options.format)
+    works: dict[str, TensorPlan] = {}
+    for name, tensor in list(source.tensors.items()):
+        if reasons[name]:
+            works[name] = _kept(source, tensor, reasons[name], dtype)
+            continue
+        entry = layout.entry(
+            name,
+            tensor.spec.shape,
+            tensor.dtype,
+            spec.name,
+            options.recipe if spec.has_second_level else None,
+            options.scale_rule,
+            amaxes.get(module_of(name)),
+        )
+        works[name] = TensorPlan(tensor, "quantize", tensor.note, entry=entry)
+    check_names(checkpoint.path, works.values())
+    fused = {
+        key: [name for name in names if works[name].entry is not None]
+        for key, names in groups(works).items()
+    }
+    fused = {key: names for key, names in fused.items() if len(names) > 1}
+    calibration = options.activations
+    if options.files:
+        calibration = "calibrated"
+    units = _units(source, codes, works, fused)
+    limit = options.max_shard_size if checkpoint.is_directory else 1 << 62
+    plan = CheckpointPlan(
+        source=source,
+        options=options,
+        layout=layout,
+        shards=pack(units, checkpoint.base, limit),
+        summary=Summary(
+            spec.name, ignored_modules(works, config), calibration, embedding_modules(works)
+        ),
+        dropped=dropped,
+        groups=fused,
+    )
+    plan.warnings = _warnings(plan)
+    return plan

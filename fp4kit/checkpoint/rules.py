@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which weights are quantized: those of linear layers, but for the ones that engines keep whole.
+
+The defaults are those of checkpoints.md section 4. They match whole parts of a name (what stands
+between dots), so that a rule about `gate` does not catch `gate_proj`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from fp4kit.errors import OptionError
+from fp4kit.formats import DTYPES
+from fp4kit.io.naming import Patterns
+
+WEIGHT = ".weight"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Modules that look up rows instead of multiplying.
+EMBEDDINGS = _words(
+    """
+    embed_tokens embed_tokens_per_layer wte wpe word_embeddings position_embeddings
+    token_type_embeddings embed_positions embed_in tok_embeddings embeddings embed shared
+    relative_attention_bias position_embedding token_embedding patch_embedding
+    class_embedding
+    """
+)
+#: Last parts of modules that choose experts: their output decides, not only its size.
+ROUTERS = _words(
+    """
+    router gate shared_expert_gate gate_network router_proj wg ffn_gate_inp
+    """
+)
+#: A `gate` is a router only inside one of these.
+ROUTER_PARENTS = frozenset(("mlp", "block_sparse_moe", "moe", "feed_forward", "ffn"))
+#: Parts of a name under which everything serves another sense than text, or joins two.
+TOWERS = _words(
+    """
+    visual vision vision_model vision_tower vision_encoder audio audio_tower audio_model
+    audio_encoder multi_modal_projector mm_projector vision_projector audio_projector
+    embed_vision embed_audio image_newline modality_projection aligner connector vit
+    """
+)
+CONVOLUTIONS = _words(
+    """
+    conv1d conv conv2d short_conv conv_in conv_out patch_embed
+    """
+)
+#: What ComfyUI's NVFP4 files of diffusion models keep whole: layers at the ends, and modulation.
+DIFFUSION = _words(
+    """
+    img_in txt_in time_in vector_in guidance_in final_layer time_embed time_embedder
+    t_embedder time_text_embed context_embedder x_embedder y_embedder proj_in proj_out
+    norm_out img_mod txt_mod modulation adaLN_modulation single_stream_modulation
+    double_stream_modulation_img double_stream_modulation_txt time_embedding time_projection
+    text_embedding pos_embed
+    """
+)
+#: Model types whose linear weights are stored [in, out].
+TRANSPOSED_TYPES = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer"))
+TRANSPOSED = frozenset(("c_attn", "c_proj", "c_fc", "q_attn"))
+
+
+def setting(config: dict[str, Any], key: str) -> Any:
+    """A value of config.json, or of its text_config, where models of several senses keep it."""
+    text = config.get("text_config")
+    nested = text if isinstance(text, dict) else {}
+    return config[key] if config.get(key) is not None else nested.get(key)
+
+
+def _module(name: str) -> list[str]:
+    return name.removesuffix(WEIGHT).split(".")
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a weight is that of an embedding."""
+    return name.endswith(WEIGHT) and _module(name)[-1] in EMBEDDINGS
+
+
+def _is_norm(part: str) -> bool:
+    lowered = part.lower()
+    return "norm" in lowered or lowered in ("ln_f", "ln_1", "ln_2")
+
+
+def is_linear_weight(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is the weight of a linear layer, as an engine builds it."""
+    if not name.endswith(WEIGHT) or len(shape) != 2:
+        return False
+    last = _module(name)[-1]
+    return not is_embedding(name) and not _is_norm(last) and last not in CONVOLUTIONS
+
+
+def _default(name: str, config: dict[str, Any]) -> str:
+    """Why a linear weight is left alone unless it is asked for; "" if it is not."""
+    parts = _module(name)
+    last = parts[-1]
+    parent = parts[-2] if len(parts) > 1 else ""
+    if last in ("lm_head", "embed_out") or parts[-2:] == ["model", "output"]:
+        return "output head"
+    if last in ROUTERS and (last != "gate" or parent in ROUTER_PARENTS):
+        return "router"
+    if "router" in parts:
+        return "router"
+    if parent == "linear_attn" and last in ("in_proj_a", "in_proj_b", "in_proj_ba"):
+        return "small projection of linear attention"
+    if "mtp" in parts or _is_extra_layer(parts, config):
+        return "multi-token prediction"
+    tower = next((part for part in parts if part in TOWERS), None)
+    if tower is not None:
+        return f"part of {tower}"
+    ends = next((part for part in parts if part in DIFFUSION), None)
+    if ends is not None:
+        return f"sensitive layer of a diffusion model ({ends})"
+    if config.get("model_type") in TRANSPOSED_TYPES and last in TRANSPOSED:
+        return "stored transposed (Conv1D)"
+    return ""
+
+
+def _is_extra_layer(parts: list[str], config: dict[str, Any]) -> bool:
+    """Whether it is of a layer beyond the last, where DeepSeek and GLM keep prediction heads."""
+    count = setting(config, "num_hidden_layers")
+    if type(count) is not int or not setting(config, "num_nextn_predict_layers"):
+        return False
+    for before, number in itertools.pairwise(parts):
+        if before == "layers" and number.isdigit():
+            return int(number) >= count
+    return False
+
+
+class Rules:
+    """The default rules and the user's patterns."""
+
+    def __init__(
+        self, include: tuple[str, ...], exclude: tuple[str, ...], config: dict[str, Any]
+    ) -> None:
+        """Takes the patterns.
+
+        Args:
+            include: patterns (globs, or `re:` and a regular expression) of weights or modules that
+                are quantized although a default rule leaves them alone.
+            exclude: patterns of those left alone; wins over `include`.
+            config: content of config.json.
+
+        Raises:
+            OptionError: for a bad regular expression.
+        """
+        self._include = Patterns(include, "include")
+        self._exclude = Patterns(exclude, "exclude")
+        self._config = config
+
+    @staticmethod
+    def _match(patterns: Patterns, name: str) -> str | None:
+        """The first pattern that matches a weight or its module."""
+        return patterns.match(name) or patterns.match(name.removesuffix(WEIGHT))
+
+    def check_used(self, names: Iterable[str]) -> None:
+        """Refuses patterns that match nothing: most likely they are misspelt.
+
+        Raises:
+            OptionError: naming the pattern.
+        """
+        listed = list(names)
+        both = listed + [name.removesuffix(WEIGHT) for name in listed]
+        for option, patterns in (("include", self._include), ("exclude", self._exclude)):
+            unused = patterns.unused(both)
+            if unused:
+                raise OptionError(
+                    f"no tensor matches {option}={unused[0]!r}; a glob must match the whole name, "
+                    "re: from its start"
+                )
+
+    def reason_to_keep(self, name: str, shape: tuple[int, ...], dtype: str) -> str:
+        """Why a tensor is left alone, "" if it is quantized.
+
+        Args:
+            name: name of the tensor.
+            shape: its shape.
+            dtype: its element type.
+        """
+        if dtype not in DTYPES:
+            return f"{dtype} is not quantized"
+        excluded = self._match(self._exclude, name)
+        if excluded is not None:
+            return f"excluded by {excluded}"
+        if len(shape) != 2:
+            return f"{len(shape)}-D"
+        if not name.endswith(WEIGHT):
+            return "not the weight of a layer"
+        included = self._match(self._include, name)
+        if is_embedding(name):
+            # Engines look rows up in it: no layout has a quantized form of that.
+            return "embedding"
+        if not is_linear_weight(name, shape):
+            return "norm or convolution"
+        return "" if included is not None else _default(name, self._config)

@@ -1,0 +1,176 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at a quantized checkpoint as an engine would: structure, scales, and the JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.errors import Fp4kitError
+from fp4kit.io.description import QuantizedEntry
+from fp4kit.io.naming import SCALE_DTYPES
+from fp4kit.io.source import Source
+
+from .detect import check_ignore
+from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, Checkpoint, read_json
+from .fusion import groups
+from .layouts import module_of
+from .layouts.comfy import recorded_layers
+from .reading import Quantized, find_quantized_weights
+from .rules import is_linear_weight
+
+#: Bytes of scales looked at together.
+CHUNK = 16 << 20
+
+
+def structure_faults(path: Path, *, unfinished: bool = False, plain: bool = False) -> list[str]:
+    """Every fault of a checkpoint that can be seen without its source.
+
+    Args:
+        path: model directory or .safetensors file, from any tool.
+        unfinished: look also at a directory whose conversion has not said that it is done.
+        plain: it may hold no quantized weight.
+
+    Returns:
+        One line per fault; empty if there is none.
+    """
+    try:
+        with Checkpoint(path, unfinished=unfinished) as checkpoint:
+            quantized = find_quantized_weights(checkpoint)
+            if quantized is None or not quantized.entries:
+                unquantized = f"{path}: holds no quantized weight of a known layout"
+                return list(_index_faults(checkpoint)) if plain else [unquantized]
+            return list(_faults(checkpoint, quantized))
+    except Fp4kitError as error:
+        return [str(error)]
+
+
+def _faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
+    yield from _index_faults(checkpoint)
+    yield from _header_faults(checkpoint, quantized)
+    yield from _config_faults(checkpoint, quantized)
+    for entry in quantized.entries.values():
+        yield from _second_faults(entry)
+        yield from _scale_faults(checkpoint, entry)
+    yield from _group_faults(quantized)
+    yield from _activation_faults(quantized)
+
+
+def _index_faults(checkpoint: Checkpoint) -> Iterator[str]:
+    """The index names every tensor (checked on opening); what it says about sizes must hold."""
+    if not checkpoint.indexed:
+        return
+    index = checkpoint.path / f"{checkpoint.base}{INDEX_SUFFIX}"
+    metadata = read_json(index).get("metadata")
+    if not isinstance(metadata, dict) or "total_size" not in metadata:
+        yield f"{index.name}: has no metadata.total_size"
+        return
+    total = sum(tensor.spec.nbytes for tensor in checkpoint.tensors.values())
+    if metadata["total_size"] != total:
+        yield (
+            f"{index.name}: total_size is {metadata['total_size']}, the tensors take {total} bytes"
+        )
+
+
+def _header_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
+    if quantized.layout.single_file:
+        recorded = set(recorded_layers(checkpoint.headers, checkpoint.path))
+        modules = {module_of(name) for name in quantized.entries}
+        for module in sorted(modules - recorded):
+            yield f"{module}: is quantized, but the header metadata does not say so"
+        for module in sorted(recorded - modules):
+            yield f"{module}: the header metadata calls it quantized, its weight is not"
+
+
+def _config_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
+    facts, layout = quantized.facts, quantized.layout
+    if layout.single_file:
+        return
+    if facts is None:
+        yield f"{CONFIG}: has no quantization_config; engines would load codes as weights"
+        return
+    for fault in facts.faults:
+        yield f"{CONFIG}: {fault}"
+    if layout.name == "modelopt" and checkpoint.hf_quant_config is None:
+        yield f"{HF_QUANT_CONFIG}: is missing"
+    for name, entry in quantized.entries.items():
+        if facts.formats and entry.plan.format.name not in facts.formats:
+            yield (
+                f"{name}: is stored as {entry.plan.format.name}, the config says "
+                f"{' and '.join(sorted(facts.formats))}"
+            )
+    parts = quantized.parts()
+    kept = [
+        module_of(name)
+        for name, tensor in checkpoint.tensors.items()
+        if name not in parts and is_linear_weight(name, tensor.spec.shape)
+    ]
+    modules = [module_of(name) for name in quantized.entries]
+    for fault in check_ignore(modules, kept, facts.ignore, layout.name):
+        yield f"{CONFIG}: {fault}"
+
+
+def _second_faults(entry: QuantizedEntry) -> Iterator[str]:
+    if entry.second is None:
+        return
+    value = float(entry.second[0])
+    if not (np.isfinite(value) and value > 0):
+        yield f"{entry.names.second}: is {value}; a second-level scale is finite and above 0"
+
+
+def _scale_faults(source: Source, entry: QuantizedEntry) -> Iterator[str]:
+    """Block scales that are NaN or negative, as an engine would read them."""
+    name = entry.names.scale
+    size = source.tensors[name].spec.nbytes
+    nans = negative = 0
+    signed = SCALE_DTYPES[entry.plan.format.scale_type] == "F8_E4M3"
+    for start in range(0, size, CHUNK):
+        data = np.empty(min(CHUNK, size - start), np.uint8)
+        source.read(name, start, data.data)
+        if signed:
+            nans += int(np.count_nonzero((data & 0x7F) == 0x7F))
+            negative += int(np.count_nonzero((data > 0x80) & (data < 0xFF)))
+        else:
+            nans += int(np.count_nonzero(data == 0xFF))
+    if nans:
+        yield f"{name}: {nans} of {size} block scales are NaN"
+    if negative:
+        yield f"{name}: {negative} of {size} block scales are negative"
+
+
+def _bits(value: NDArray[np.float32]) -> int:
+    return int(value.view(np.uint32)[0])
+
+
+def _group_faults(quantized: Quantized) -> Iterator[str]:
+    """Weights that engines fuse must share their second level: they use one for all."""
+    for members in groups(quantized.entries).values():
+        seconds = {}
+        for name in members:
+            second = quantized.entries[name].second
+            if second is not None:
+                seconds[name] = second
+        if len({_bits(value) for value in seconds.values()}) > 1:
+            values = ", ".join(
+                f"{name} {float(value[0])!r}" for name, value in sorted(seconds.items())
+            )
+            yield f"fused weights have different second-level scales: {values}"
+
+
+def _activation_faults(quantized: Quantized) -> Iterator[str]:
+    facts = quantized.facts
+    for module, value in quantized.activations.items():
+        if not (np.isfinite(value[0]) and value[0] > 0):
+            yield f"{module}{quantized.layout.activation_suffix}: is {float(value[0])}"
+    if facts is None or not facts.activations or quantized.layout.single_file:
+        return
+    for name, entry in quantized.entries.items():
+        if entry.plan.has_second_level and module_of(name) not in quantized.activations:
+            yield (
+                f"{module_of(name)}{quantized.layout.activation_suffix}: is missing; the config "
+                "says that activations are quantized"
+            )

@@ -1,0 +1,103 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every view of a checkpoint's stored tensors, whatever they are stored as.
+
+Decoders come first; experts are then found among the decoded tensors too, so that FP8 weights of
+fused experts are both decoded and separated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from fp4kit.errors import FileFormatError
+from fp4kit.io.source import Source
+
+from . import expert_views, fp8_views, mxfp4_views
+from .views import Overlay, View, where
+
+#: Last parts of the names of activation scales of an older quantization.
+ACTIVATION_SCALES = ("input_scale", "output_scale", "q_scale", "k_scale", "v_scale")
+#: Last parts of the names of weight scales, and of what they belong to.
+WEIGHT_SCALES = {
+    "weight_scale_inv": ("weight",),
+    "weight_scale": ("weight", "weight_packed"),
+    "proj_scale_inv": ("proj",),
+    "proj_scales": ("proj_blocks",),
+}
+
+
+@dataclass(frozen=True)
+class FoundViews:
+    """What stands for the stored tensors.
+
+    Attributes:
+        views: the logical tensors that are computed.
+        dropped: stored tensors that belong to an older quantization and are not needed to decode
+            it, each with the reason.
+    """
+
+    views: list[View]
+    dropped: dict[str, str]
+
+
+def _dropped(source: Source, config: dict[str, Any], views: list[View]) -> dict[str, str]:
+    """Scales that nothing needs, with the reason."""
+    consumed = {name for view in views for name in view.consumed}
+    # Without any quantization a tensor of such a name is the model's own.
+    quantized = bool(consumed) or "quantization_config" in config
+    dropped: dict[str, str] = {}
+    for name, tensor in source.tensors.items():
+        if name in consumed:
+            continue
+        last = name.rpartition(".")[2]
+        if quantized and last in ACTIVATION_SCALES and prod(tensor.spec.shape) == 1:
+            dropped[name] = "activation scale of an older quantization"
+        for suffix, owners in WEIGHT_SCALES.items():
+            base = name.removesuffix(suffix)
+            if base != name and not any(base + owner in source.tensors for owner in owners):
+                dropped[name] = f"scale of {base + owners[0]!r}, which is not there"
+    return dropped
+
+
+def search(
+    source: Source,
+    config: dict[str, Any],
+    experts_layout: str | None = None,
+    *,
+    fused: bool = True,
+) -> FoundViews:
+    """Finds every view, from headers and config.json alone.
+
+    NVFP4 codes are not decoded here: their layouts are read by `fp4kit dequantize`.
+
+    Args:
+        source: the stored tensors of all shards.
+        config: content of config.json, empty without one.
+        experts_layout: how experts are fused, `out_in`, `in_out` or `interleaved`; None to decide
+            by model type and shapes.
+        fused: separate fused experts; else weights are only decoded.
+
+    Raises:
+        FileFormatError: if a part of a quantized tensor is missing or does not fit.
+        OptionError: if it cannot be told how experts are fused.
+    """
+    decoded = fp8_views.find_views(source, config)
+    decoded += mxfp4_views.find_views(source, config, experts_layout, fused=fused)
+    overlay = Overlay(source, decoded)
+    experts = expert_views.find_views(overlay, config, experts_layout) if fused else []
+    split = {name for view in experts for name in view.consumed}
+    for view in experts:
+        inner = overlay.views.get(view.consumed[0])
+        if inner is not None:
+            # What is consumed is what is stored.
+            view.consumed = inner.consumed
+    views = [view for view in decoded if view.tensor.name not in split] + experts
+    logical = Overlay(source, views)
+    if len(logical.views) != len(views):
+        names = [view.tensor.name for view in views]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FileFormatError(f"{where(source, twice)} is stored in two ways; remove one of them")
+    return FoundViews(views, _dropped(source, config, views))

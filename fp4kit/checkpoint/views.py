@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Logical tensors that are computed from stored ones while they are read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.errors import FileFormatError
+from fp4kit.io.safetensors import DTYPES, TensorSpec
+from fp4kit.io.source import Source, SourceTensor
+
+Bytes = NDArray[np.uint8]
+#: Logical bytes that are computed at a time; temporary memory is a fraction of it, or one row.
+PIECE_BYTES = 16 << 20
+#: Stored bytes that are read at a time where only some of them are wanted.
+READ_BYTES = 4 << 20
+
+
+class View(ABC):
+    """A logical tensor that is computed from stored ones while it is read.
+
+    Attributes:
+        tensor: name, element type and logical shape; its note says how it is made.
+        consumed: names of the stored tensors that it needs, which are then not copied.
+    """
+
+    tensor: SourceTensor
+    consumed: tuple[str, ...]
+
+    @abstractmethod
+    def read(self, offset: int, out: memoryview) -> None:
+        """Fills `out` with C-order little-endian logical bytes from `offset` on.
+
+        Any number of threads may read at once; temporary memory is bounded.
+
+        Raises:
+            FileFormatError: if what is stored cannot be decoded.
+        """
+
+
+class RowView(View):
+    """A view that is computed row by row (a row is what the last axis spans).
+
+    Attributes:
+        uncut: :meth:`rows` bounds its temporary memory itself, and many rows at once cost less.
+    """
+
+    uncut = False
+
+    @abstractmethod
+    def rows(self, first: int, last: int, out: Bytes) -> None:
+        """Computes whole rows.
+
+        Args:
+            first: index of the first row, leading dimensions flattened.
+            last: index after the last row.
+            out: uint8 (last - first, row bytes) to fill, C-contiguous, aligned for the elements.
+        """
+
+    def read(self, offset: int, out: memoryview) -> None:  # noqa: D102
+        if not len(out):
+            return
+        target = np.frombuffer(out, np.uint8)
+        width = self.tensor.row_bytes
+        item = DTYPES[self.tensor.spec.dtype].bits // 8
+        most = max(PIECE_BYTES // width, 1)
+        done = 0
+        while done < len(target):
+            first, skip = divmod(offset + done, width)
+            left = target[done:]
+            whole = len(left) // width if self.uncut else min(len(left) // width, most)
+            if skip == 0 and whole and left.ctypes.data % item == 0:
+                self.rows(first, first + whole, left[: whole * width].reshape(whole, width))
+                done += whole * width
+                continue
+            # An odd beginning or end: the row that holds it, or all rows of a misaligned buffer.
+            count = max(min(whole, most), 1) if skip == 0 else 1
+            buffer = np.empty((count, width), np.uint8)
+            self.rows(first, first + count, buffer)
+            piece = buffer.reshape(-1)[skip : skip + len(left)]
+            left[: len(piece)] = piece
+            done += len(piece)
+
+
+class Overlay(Source):
+    """A source with some of its tensors replaced by views.
+
+    Attributes:
+        path: that of the source.
+        metadata: that of the source.
+        tensors: every tensor that is not a part of a view, and every view, in the order in which
+            their parts are stored.
+        views: the views by name.
+    """
+
+    # So can what it is made of, and every view.
+    concurrent = True
+
+    def __init__(self, source: Source, views: list[View], dropped: Collection[str] = ()) -> None:
+        """Puts views in the place of what they consume.
+
+        Args:
+            source: the stored tensors.
+            views: what is computed from some of them.
+            dropped: stored tensors that appear nowhere.
+
+        Raises:
+            FileFormatError: if a view and a stored tensor that stays have the same name.
+        """
+        self._source = source
+        self._dropped = frozenset(dropped)
+        self.path = source.path
+        self.metadata = source.metadata
+        self.views = {view.tensor.name: view for view in views}
+        self.tensors = self._in_order()
+
+    def _in_order(self) -> dict[str, SourceTensor]:
+        first: dict[str, list[View]] = {}
+        for view in self.views.values():
+            first.setdefault(view.consumed[0], []).append(view)
+        consumed = {name for view in self.views.values() for name in view.consumed}
+        tensors: dict[str, SourceTensor] = {}
+        for name, tensor in self._source.tensors.items():
+            for view in first.get(name, ()):
+                tensors[view.tensor.name] = view.tensor
+            if name in consumed or name in self._dropped:
+                continue
+            if name in self.views:
+                raise FileFormatError(
+                    f"{where(self._source, name)} is stored, and {self.views[name].consumed[0]!r} "
+                    "stands for a tensor of the same name; remove one of them"
+                )
+            tensors[name] = tensor
+        return tensors
+
+    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
+        view = self.views.get(name)
+        if view is None:
+            self._source.read(name, offset, out)
+        else:
+            view.read(offset, out)
+
+    def divisible(self, name: str) -> bool:  # noqa: D102
+        # A view may pass through a whole matrix for any number of rows.
+        return name not in self.views
+
+    def close(self) -> None:  # noqa: D102
+        self._source.close()
+
+
+def described(
+    name: str, dtype: str, shape: tuple[int, ...], stored: int, note: str
+) -> SourceTensor:
+    """What a view presents itself as.
+
+    Args:
+        name: logical name.
+        dtype: element type as safetensors names it.
+        shape: logical shape.
+        stored: bytes of the file that it is made from.
+        note: how it is made.
+    """
+    return SourceTensor(TensorSpec(name, dtype, shape), DTYPES[dtype].name, stored, note)
+
+
+def fetch(source: Source, name: str, offset: int, out: NDArray[np.generic]) -> None:
+    """Reads stored bytes of a tensor into a C-contiguous array."""
+    if out.size:
+        source.read(name, offset, out.reshape(-1).view(np.uint8).data)
+
+
+def fetch_rows(source: Source, name: str, first: int, step: int, out: Bytes) -> None:
+    """Reads every `step`-th stored row.
+
+    Args:
+        source: the stored tensors.
+        name: the tensor.
+        first: index of the first row, leading dimensions flattened.
+        step: distance between rows; 1 reads straight into `out`.
+        out: uint8 (rows, bytes per row), C-contiguous.
+    """
+    rows, width = out.shape
+    if step == 1 or not out.size:
+        fetch(source, name, first * width, out)
+        return
+    most = max(READ_BYTES // (width * step), 1)
+    for begin in range(0, rows, most):
+        end = min(begin + most, rows)
+        # The rows in between are not read beyond the last wanted one: the tensor may end there.
+        span = np.empty(((end - begin - 1) * step + 1, width), np.uint8)
+        fetch(source, name, (first + begin * step) * width, span)
+        out[begin:end] = span[::step]
+
+
+def where(source: Source, name: str) -> str:
+    """The beginning of a message about a stored tensor."""
+    return f"{source.path}: tensor {name!r}:"

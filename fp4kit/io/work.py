@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Units of work: what happens to each tensor of a source, and which share a second level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.backends.base import ErrorSums
+from fp4kit.metrics import ErrorStats
+
+from .description import QuantizedEntry
+from .report import TensorReport
+from .safetensors import TensorSpec
+from .slabs import Part, byte_ranges, row_ranges, row_step
+from .source import Source, SourceTensor
+
+
+@dataclass(eq=False)
+class SecondLevel:
+    """The second level of the tensors that share one.
+
+    Attributes:
+        amax: largest magnitude seen so far.
+        value: the scale in the recipe's direction, once known.
+    """
+
+    amax: np.float32 = np.float32(0)  # noqa: RUF009 - an immutable scalar
+    value: NDArray[np.float32] | None = None
+
+
+@dataclass(eq=False)
+class TensorPlan:
+    """What happens to one tensor of the source, and how far it has come.
+
+    Attributes:
+        tensor: the tensor.
+        action: `quantize`, `transfer` (codes of another form are taken over), `dequantize`,
+            `keep`, or `skip` (not even a copy is possible).
+        reason: why it is not quantized.
+        entry: the quantized tensor it becomes.
+        origin: the quantized tensor it was.
+        second: its second level; those that share one stand next to each other.
+        sums: error sums so far.
+    """
+
+    tensor: SourceTensor
+    action: str
+    reason: str = ""
+    entry: QuantizedEntry | None = None
+    origin: QuantizedEntry | None = None
+    second: SecondLevel = field(default_factory=SecondLevel)
+    sums: ErrorSums = field(default_factory=ErrorSums)
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """The tensors it becomes in the output."""
+        if self.entry is not None:
+            return self.entry.stored
+        return [] if self.action == "skip" else [self.tensor.spec]
+
+    def report(self, measured: bool) -> TensorReport:
+        """The report of the tensor, with statistics if it was quantized."""
+        after = sum(spec.nbytes for spec in self.outputs)
+        entry = self.entry or self.origin
+        coded = measured and self.action == "quantize"
+        return TensorReport(
+            name=self.tensor.name,
+            shape=self.tensor.spec.shape,
+            dtype=self.tensor.dtype,
+            action="keep" if self.action == "skip" else self.action,
+            reason=f"dropped: {self.reason}" if self.action == "skip" else self.reason,
+            format=entry.plan.format.name if entry else None,
+            bytes_before=self.tensor.stored,
+            bytes_after=after,
+            stats=ErrorStats.from_sums(self.sums, after) if coded else None,
+            sums=self.sums if coded else None,
+            facts=entry.facts() if entry and measured else {},
+        )
+
+
+def units(works: Iterable[TensorPlan]) -> Iterator[list[TensorPlan]]:
+    """Neighbours that share a second level, in order."""
+    for _, members in groupby(works, key=lambda work: id(work.second)):
+        yield list(members)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows (or bytes, for copies) `first` to `last` of one tensor."""
+
+    work: TensorPlan
+    first: int
+    last: int
+
+    def part(self, source: Source) -> Part:
+        """The bytes of the source that it covers."""
+        unit = self.work.tensor.row_bytes if self.work.entry is not None else 1
+        return Part(source, self.work.tensor.name, self.first * unit, self.last * unit)
+
+    @property
+    def entry(self) -> QuantizedEntry:
+        """What the tensor becomes; the piece is not one of a copy."""
+        assert self.work.entry is not None
+        return self.work.entry
+
+
+def pieces_of(work: TensorPlan, limit: int | None = None) -> list[Piece]:
+    """One tensor in slabs."""
+    if work.entry is None:
+        return [Piece(work, *span) for span in byte_ranges(work.tensor, limit)]
+    plan = work.entry.plan
+    ranges = row_ranges(plan.rows, work.tensor.row_bytes, row_step(plan), limit)
+    return [Piece(work, *span) for span in ranges]

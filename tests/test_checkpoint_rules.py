@@ -1,0 +1,293 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which weights are quantized: default rules, patterns, tied weights, and the ignore list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp4kit.checkpoint.convert import plan_quantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.detect import matches_ignore
+from fp4kit.checkpoint.options import CheckpointOptions
+from fp4kit.checkpoint.rules import Rules, is_embedding, is_linear_weight
+from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.errors import OptionError
+
+L = "model.layers.3"
+QUANTIZED = [
+    f"{L}.self_attn.{name}_proj.weight" for name in ("q", "k", "v", "o", "q_a", "q_b", "kv_b")
+]
+QUANTIZED += [
+    f"{L}.self_attn.kv_a_proj_with_mqa.weight",
+    f"{L}.mlp.gate_proj.weight",
+    f"{L}.mlp.gate_up_proj.weight",
+    f"{L}.mlp.up_proj.weight",
+    f"{L}.mlp.down_proj.weight",
+    f"{L}.mlp.experts.17.gate_proj.weight",
+    f"{L}.mlp.experts.17.w1.weight",
+    f"{L}.mlp.shared_expert.gate_proj.weight",
+    f"{L}.mlp.shared_experts.up_proj.weight",
+    f"{L}.block_sparse_moe.experts.0.w3.weight",
+    f"{L}.linear_attn.in_proj_qkv.weight",
+    f"{L}.linear_attn.in_proj_z.weight",
+    f"{L}.linear_attn.out_proj.weight",
+    "encoder.layer.0.attention.self.query.weight",
+    "encoder.layer.0.intermediate.dense.weight",
+    "pooler.dense.weight",
+    "transformer.h.0.mlp.c_fc.weight",
+    "transformer.h.0.attn.gate.weight",  # not a router: nothing of experts around it
+    "decoder.layers.0.fc1.weight",
+    "double_blocks.0.img_attn.qkv.weight",
+    "transformer_blocks.0.attn.to_q.weight",
+    "weight_matrix.weight",
+]
+#: Names that a default rule keeps, with a word of the reason.
+KEPT = {
+    "lm_head.weight": "output head",
+    "model.lm_head.weight": "output head",
+    "embed_out.weight": "output head",
+    "model.embed_tokens.weight": "embedding",
+    "transformer.wte.weight": "embedding",
+    "transformer.wpe.weight": "embedding",
+    "shared.weight": "embedding",
+    "embeddings.word_embeddings.weight": "embedding",
+    "embeddings.position_embeddings.weight": "embedding",
+    "embeddings.token_type_embeddings.weight": "embedding",
+    f"{L}.mlp.gate.weight": "router",
+    f"{L}.block_sparse_moe.gate.weight": "router",
+    f"{L}.feed_forward.router.weight": "router",
+    f"{L}.mlp.router.weight": "router",
+    f"{L}.router.layer.weight": "router",
+    f"{L}.mlp.shared_expert_gate.weight": "router",
+    f"{L}.linear_attn.in_proj_a.weight": "linear attention",
+    f"{L}.linear_attn.in_proj_b.weight": "linear attention",
+    f"{L}.linear_attn.conv1d.weight": "norm or convolution",
+    f"{L}.input_layernorm.weight": "norm or convolution",
+    "model.visual.blocks.0.attn.qkv.weight": "part of visual",
+    "vision_tower.encoder.layers.0.self_attn.q_proj.weight": "part of vision_tower",
+    "audio_tower.layers.0.fc1.weight": "part of audio_tower",
+    "multi_modal_projector.linear_1.weight": "part of multi_modal_projector",
+    "mm_projector.0.weight": "part of mm_projector",
+    "mtp.layers.0.mlp.up_proj.weight": "multi-token",
+    "model.mtp.fc.weight": "multi-token",
+    "final_layer.linear.weight": "diffusion",
+    "img_in.weight": "diffusion",
+    "double_blocks.0.img_mod.lin.weight": "diffusion",
+    "single_blocks.0.modulation.lin.weight": "diffusion",
+}
+
+
+def reason(name, shape=(64, 64), dtype="bfloat16", include=(), exclude=(), config=None):
+    return Rules(tuple(include), tuple(exclude), config or {}).reason_to_keep(name, shape, dtype)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_linear_layers_are_quantized(name, dtype):
+    assert reason(name, dtype=dtype) == ""
+    assert is_linear_weight(name, (64, 64))
+
+
+@pytest.mark.parametrize(("name", "why"), KEPT.items())
+def test_what_engines_keep(name, why):
+    assert why in reason(name)
+
+
+@pytest.mark.parametrize("name", QUANTIZED + list(KEPT))
+@pytest.mark.parametrize(
+    ("shape", "dtype", "why"),
+    [
+        ((64,), "bfloat16", "1-D"),
+        ((), "float32", "0-D"),
+        ((8, 8, 3), "bfloat16", "3-D"),
+        ((8, 8, 3, 3), "float16", "4-D"),
+        ((64, 64), "int64", "int64 is not quantized"),
+        ((64, 64), "uint8", "uint8 is not quantized"),
+        ((64, 64), "float64", "float64 is not quantized"),
+    ],
+)
+def test_shapes_and_types_that_are_never_quantized(name, shape, dtype, why):
+    """E22: not even if it is asked for."""
+    assert why in reason(name, shape, dtype)
+    assert why in reason(name, shape, dtype, include=["*"])
+
+
+@pytest.mark.parametrize("name", [f"{L}.mlp.down_proj.bias", "x", f"{L}.self_attn.sinks"])
+def test_only_weights_of_layers(name):
+    assert "not the weight" in reason(name)
+    assert not is_linear_weight(name, (64, 64))
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(["gate", "router", "visual", "mtp", "embed", "shared"]), max_size=3
+    ),
+    front=st.sampled_from(["", "x", "my_"]),
+    back=st.sampled_from(["_proj", "x", "_", "2"]),
+)
+def test_rules_match_whole_parts_of_names(parts, front, back):
+    """E10: a rule about `gate` does not catch `gate_proj`, nor one about anything else."""
+    changed = [front + part + back for part in parts]
+    changed = [part for part in changed if part != "router_proj"]  # it is a router
+    assert reason(".".join(["model", *changed, "dense.weight"])) == ""
+    assert reason(".".join(["model.mlp", *changed, "gate_proj.weight"])) == ""
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "imagegpt"])
+def test_transposed_linear_layers(model_type):
+    """GPT-2 stores [in, out]: blocks would run along the wrong axis."""
+    for last in ("c_attn", "c_proj", "c_fc"):
+        name = f"h.0.attn.{last}.weight"
+        assert "transposed" in reason(name, config={"model_type": model_type})
+        assert reason(name, config={"model_type": "gpt_bigcode"}) == ""
+
+
+@pytest.mark.parametrize(("layer", "kept"), [(59, False), (60, False), (61, True), (62, True)])
+def test_layers_beyond_the_last_are_prediction_heads(layer, kept):
+    config = {"num_hidden_layers": 61, "num_nextn_predict_layers": 1}
+    name = f"model.layers.{layer}.mlp.up_proj.weight"
+    assert ("multi-token" in reason(name, config=config)) == kept
+    assert ("multi-token" in reason(name, config={"text_config": config})) == kept
+    assert reason(name, config={"num_hidden_layers": 61}) == ""
+
+
+# ------------------------------------------------------------------------------------------------
+# Patterns
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "matches"),
+    [
+        ("*mlp.gate*", f"{L}.mlp.gate.weight", True),
+        ("*mlp.gate", f"{L}.mlp.gate.weight", True),  # the module
+        ("*mlp.gate", f"{L}.mlp.gate_proj.weight", False),
+        ("*.mlp.gate.weight", f"{L}.mlp.gate_proj.weight", False),
+        ("mlp.down_proj", f"{L}.mlp.down_proj.weight", False),  # globs match whole names
+        ("*down_proj", f"{L}.mlp.down_proj.weight", True),
+        ("model.layers.[0-3].*", f"{L}.mlp.down_proj.weight", True),
+        ("model.layers.[0-2].*", f"{L}.mlp.down_proj.weight", False),
+        ("re:.*down", f"{L}.mlp.down_proj.weight", True),
+        ("re:down", f"{L}.mlp.down_proj.weight", False),  # anchored at the start
+        (r"re:model\.layers\.\d+\.mlp", f"{L}.mlp.down_proj.weight", True),
+        (r"re:.*mlp\.gate$", f"{L}.mlp.gate.weight", True),
+        (r"re:.*mlp\.gate$", f"{L}.mlp.gate_proj.weight", False),
+        ("lm_head", "lm_head.weight", True),
+        ("LM_HEAD", "lm_head.weight", False),
+    ],
+)
+def test_patterns(pattern, name, matches):
+    assert ("excluded" in reason(name, exclude=[pattern])) == matches
+    assert (reason("lm_head.weight", include=[pattern]) == "") == (
+        matches and name == "lm_head.weight"
+    )
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_include_wins_over_defaults_and_exclude_over_include(name):
+    # An embedding looks rows up and a norm multiplies them: no engine reads either quantized.
+    never = is_embedding(name) or "norm" in KEPT[name]
+    assert (reason(name, include=["*"]) == "") == (not never)
+    assert "excluded" in reason(name, include=["*"], exclude=["*"])
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+@pytest.mark.parametrize("pattern", ["*typo*", "re:typo", "lm_heads", "re:proj"])
+def test_patterns_that_match_nothing(option, pattern):
+    """G3: most likely misspelt, so the result would not be what was asked for."""
+    names = [*QUANTIZED, *KEPT]
+    rules = Rules(**{"include": (), "exclude": (), option: ("*", pattern)}, config={})
+    with pytest.raises(OptionError, match=rf"no tensor matches {option}="):
+        rules.check_used(names)
+    Rules((), (), {}).check_used(names)
+
+
+# ------------------------------------------------------------------------------------------------
+# Whole checkpoints
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {},
+        {"exclude": ("*down_proj*",)},
+        {"exclude": ("*q_proj*",)},
+        {"exclude": ("re:.*experts.1",)},
+        {"exclude": ("*mlp.experts.*",)},
+        {"include": ("lm_head",)},
+        {"include": ("*mlp.gate", "lm_head"), "exclude": ("*up_proj*",)},
+    ],
+)
+def test_the_ignore_list_is_what_was_left(checkpoints, tmp_path, layout, patterns):
+    """E9: exactly the linear weights that are not quantized, looked at in what was written."""
+    tensors, config = checkpoints.moe()
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    report = quantize_checkpoint(
+        source, tmp_path / "out", CheckpointOptions(layout=layout, **patterns)
+    )
+    written = checkpoints.read(tmp_path / "out")
+    kept = {
+        name.removesuffix(".weight")
+        for name, (dtype, shape, _) in written.items()
+        if name.endswith(".weight") and len(shape) == 2 and dtype != "U8"
+    }
+    scheme = checkpoints.config_of(tmp_path / "out")["quantization_config"]
+    embeddings = {"model.embed_tokens"}
+    listed = set(scheme["ignore"])
+    assert listed == (kept if layout == "modelopt" else kept - embeddings)
+    assert len(scheme["ignore"]) == len(listed)
+    quantized = {name.removesuffix(".weight_scale") for name in written if "weight_scale" in name}
+    assert not any(matches_ignore(module, listed, layout) for module in quantized)
+    assert all(matches_ignore(module, listed, layout) for module in kept - embeddings)
+    assert structure_faults(tmp_path / "out") == []
+    assert set(report.ignore) | embeddings == kept
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("include", [(), ("*",)])
+def test_tied_weights(checkpoints, tmp_path, head, nested, include):
+    """E14: an alias is never quantized; what the source had is in the result, and nothing else."""
+    tensors, config = checkpoints.llama(1, head=False)
+    if head:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    assert config["tie_word_embeddings"]
+    if nested:
+        text = {"tie_word_embeddings": config.pop("tie_word_embeddings")}
+        config["text_config"] = text
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    quantize_checkpoint(source, tmp_path / "out", CheckpointOptions(include=include))
+    written, given = checkpoints.read(tmp_path / "out"), checkpoints.stored(tensors)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert written.get(name) == given.get(name)
+    assert "lm_head" in checkpoints.config_of(tmp_path / "out")["quantization_config"]["ignore"]
+    assert not any("lm_head" in name or "embed" in name for name in written.keys() - given.keys())
+
+
+def test_untied_heads_can_be_quantized(checkpoints, tmp_path):
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    quantize_checkpoint(source, tmp_path / "out", CheckpointOptions(include=("lm_head",)))
+    written = checkpoints.read(tmp_path / "out")
+    assert "lm_head.weight_packed" in written
+    assert "lm_head.weight" not in written
+    assert structure_faults(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize("absent", [("k", "v"), ("q",), ("v",)])
+def test_absent_siblings_are_ignored_too(checkpoints, tmp_path, layout, absent):
+    """An engine builds the fused module whole, and asks the list about every member."""
+    tensors, config = checkpoints.llama(1)
+    parent = "model.layers.0.self_attn"
+    for member in absent:
+        tensors.pop(f"{parent}.{member}_proj.weight")
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    options = CheckpointOptions(layout=layout, exclude=("*self_attn*",))
+    report = plan_quantize_checkpoint(source, options)
+    assert {f"{parent}.{member}_proj" for member in "qkvo"} <= set(report.ignore)
+    assert all(t.reason for t in report.tensors if t.action == "keep")
