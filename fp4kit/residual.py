@@ -276,7 +276,7 @@ def dequantize_residual(
         >>> x = np.full((1, 16), 5.1, np.float32)
         >>> x[0, 0] = 6
         >>> [round(float(dequantize_residual(quantize_residual(x, n))[0, 1]), 3) for n in (0, 16)]
-        [6.0, 5.111]
+        [6.0, 5.143]
     """
     one_of("dtype", dtype, DTYPES)
     plan = q.plan
