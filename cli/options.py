@@ -23,6 +23,7 @@ from fp4kit.formats import (
     SCALE_LAYOUTS,
     SCALE_RULES,
 )
+from fp4kit.variant import E4M3_MAXIMA, ERRORS, SCALE_SEARCHES
 
 
 class Decorator(Protocol):
@@ -157,6 +158,25 @@ def format_options(function: Any) -> Any:
             default="low_first",
             show_default=True,
             help="Half of a byte that the even element of a pair takes.",
+        ),
+        click.option(
+            "--scale-search",
+            type=click.Choice(SCALE_SEARCHES),
+            help="nvfp4 with recipe te: choose each block's scale by the error it leaves. "
+            "four_over_six compares two, sweep ten.",
+        ),
+        click.option(
+            "--error",
+            type=click.Choice(ERRORS),
+            help="What --scale-search makes small; _scaled: before the second-level scale.  "
+            "[default: mse]",
+        ),
+        click.option(
+            "--e4m3-max",
+            type=click.Choice([str(number) for number in E4M3_MAXIMA]),
+            default=str(E4M3_MAXIMA[0]),
+            show_default=True,
+            help="Largest block scale of --scale-search; 256 leaves the largest blocks room.",
         ),
     ]
     for option in reversed(options):

@@ -38,6 +38,7 @@ from .text import example
 #: Options that only mean something for a checkpoint layout, and those that only do without one.
 CHECKPOINT_ONLY = ("weights_only", "activations", "experts_layout", "max_shard_size", "resume")
 FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
+SEARCH = ("scale_search", "error", "e4m3_max")
 
 
 @click.command(
@@ -118,6 +119,7 @@ def command(
     _check_combination(ctx, given["format"])
     if source.is_dir() or given["layout"] is not None:
         _refuse(ctx, FILE_ONLY, "for plain files; the layout decides it here")
+        _refuse(ctx, SEARCH, "for plain files; checkpoints take the recipe's own scales")
         checkpoint.quantize(
             source,
             target,
@@ -129,6 +131,8 @@ def command(
         )
         return
     _refuse(ctx, CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
+    given["e4m3_max"] = int(given["e4m3_max"])
+    _check_search(ctx, given)
     if target is None:
         target = source.with_name(f"{source.stem}-{given['format']}.safetensors")
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
@@ -159,6 +163,19 @@ def _check_combination(ctx: click.Context, format: str) -> None:
     if ctx.get_parameter_source(flag) is ParameterSource.COMMANDLINE:
         wrong, right = (f"--{name.replace('_', '-')}" for name in (flag, other))
         raise click.UsageError(f"{wrong} is not for {format}; choose a {right} instead", ctx)
+
+
+def _check_search(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Refuses flags of a search without one, and a search under another recipe."""
+    if given["scale_search"] is not None:
+        if given["format"] != "nvfp4" or given["recipe"] != "te":
+            what = given["format"] if given["format"] != "nvfp4" else f"recipe {given['recipe']}"
+            raise click.UsageError(f"--scale-search is for nvfp4 with recipe te, not {what}", ctx)
+        return
+    for name in ("error", "e4m3_max"):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} belongs to --scale-search; name one", ctx)
 
 
 def _refuse(ctx: click.Context, names: tuple[str, ...], why: str) -> None:

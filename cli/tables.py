@@ -133,4 +133,7 @@ def encoding(tensor: TensorReport) -> str:
     """How a quantized tensor is encoded, as far as it decides how its bytes are read."""
     facts = tensor.facts
     rule = facts.get("recipe") or facts.get("scale_rule")
-    return ", ".join(str(fact) for fact in (rule, facts["scale_layout"], facts["nibble_order"]))
+    words = [rule, facts["scale_layout"], facts["nibble_order"]]
+    if "scale_search" in facts:
+        words.append(f"{facts['scale_search']} ({facts['error']}, {facts['e4m3_max']})")
+    return ", ".join(map(str, words))

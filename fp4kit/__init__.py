@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     )
     from .fake import quantize_dequantize
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
+    from .grouped import dequantize_grouped, quantize_grouped
+    from .grouped_tensor import GroupedDirections, GroupedTensor
     from .metrics import ErrorStats, error_stats
     from .quantize_variants import Directions
+    from .residual import ResidualTensor, dequantize_residual, quantize_residual
     from .rotation import hadamard_transform
     from .scale_ops import convert_second_level, swizzle, unswizzle
     from .tensor import QuantizedTensor
@@ -40,11 +43,14 @@ __all__ = [
     "FileFormatError",
     "FormatSpec",
     "Fp4kitError",
+    "GroupedDirections",
+    "GroupedTensor",
     "KernelCompileError",
     "NonFiniteError",
     "OptionError",
     "QuantizedTensor",
     "Recipe",
+    "ResidualTensor",
     "ShapeError",
     "Variant",
     "__version__",
@@ -52,10 +58,14 @@ __all__ = [
     "backend_status",
     "convert_second_level",
     "dequantize",
+    "dequantize_grouped",
+    "dequantize_residual",
     "error_stats",
     "hadamard_transform",
     "quantize",
     "quantize_dequantize",
+    "quantize_grouped",
+    "quantize_residual",
     "swizzle",
     "unswizzle",
 ]
@@ -64,7 +74,8 @@ __all__ = [
 #: NumPy alone takes about as long to import as `fp4kit --help` may take.
 _HOMES = (
     "errors", "formats", "api", "backends", "metrics", "scale_ops", "tensor", "variant",
-    "quantize_variants", "rotation", "fake",
+    "quantize_variants", "rotation", "fake", "residual",
+    "grouped", "grouped_tensor",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from . import arrays
+from .activations import prepare
 from .backends import engine_for
 from .buffers import (
     decoding_arrays,
@@ -23,6 +24,7 @@ from .formats import DTYPES, one_of
 from .measure import second_level_for
 from .planning import quantize_call, quantize_options
 from .quantize_variants import Choices, Directions, PlainChoices, quantize_variants
+from .residual import ResidualTensor, dequantize_residual
 from .tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -113,6 +115,9 @@ def quantize(
     hadamard: bool | int | None = None,
     hadamard_axis: str | None = None,
     rht_rounding: str | None = None,
+    activation: str | None = None,
+    activation_input: Any = None,
+    dbias: Any = None,
     backend: str | None = None,
     out: QuantizedTensor | Directions | None = None,
 ) -> QuantizedTensor | Directions:
@@ -166,6 +171,12 @@ def quantize(
         hadamard_axis: which direction of axis="both" to rotate: `column` (the default), `row` or
             `both`.
         rht_rounding: `bf16` (the default) rounds rotated values to bfloat16, `none` does not.
+        activation: quantize `gelu` (tanh form), `silu`, `relu` or `swiglu` of x (whose last axis
+            holds what is activated, then the factors), computed in float32 and rounded to the type
+            of x; or the gradient `dgelu`, `dsilu` or `drelu` at activation_input, times x.
+        activation_input: for gradients: what the forward pass activated, of the shape of x.
+        dbias: float32 array (K,) on the device of x to write the column sums of what is quantized
+            into.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the input's device.
         out: a result of an equal call whose arrays are overwritten and returned.
 
@@ -187,6 +198,9 @@ def quantize(
         ((2, 8), (2, 1), 6.0)
     """
     raw = arrays.ingest(x)
+    if activation is not None or activation_input is not None or dbias is not None:
+        refuses = nonfinite != "propagate"
+        raw = prepare(raw, activation, activation_input, dbias, refuses, backend)
     choices = (
         axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
         hadamard_axis, rht_rounding,
@@ -259,7 +273,7 @@ def quantize(
 
 
 def dequantize(
-    q: QuantizedTensor,
+    q: QuantizedTensor | ResidualTensor,
     dtype: str = "float32",
     *,
     undo_hadamard: bool = False,
@@ -294,6 +308,8 @@ def dequantize(
         >>> float(dequantize(q)[0, 0])
         6.0
     """
+    if isinstance(q, ResidualTensor):
+        return dequantize_residual(q, dtype, backend=backend, out=out)
     one_of("dtype", dtype, DTYPES)
     plan, origin, packed, block_scale, second = decoding_arrays(q)
     engine = engine_for(

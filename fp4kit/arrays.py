@@ -255,7 +255,7 @@ def _dtype_name(dtype: Any) -> str:
     return name
 
 
-def _open(x: Any) -> tuple[Any, str, Origin]:
+def open_raw(x: Any) -> tuple[Any, str, Origin]:
     """(NumPy or CuPy data, dtype name, origin); bfloat16 data may still be of any 16-bit type."""
     framework = _framework_of(x)
     if framework == "numpy":
@@ -280,7 +280,7 @@ def ingest(x: Any, what: str = "x") -> Raw:
     Raises:
         DtypeError: for any other element type or object, with the fix.
     """
-    data, dtype, origin = _open(x)
+    data, dtype, origin = open_raw(x)
     if dtype not in DTYPES:
         advice = "cast it first, for example x.astype('float32') or x.float()"
         if dtype.startswith("void"):
@@ -304,7 +304,7 @@ def ingest_bytes(x: Any, what: str) -> Raw:
         torch = loaded("torch")
         assert torch is not None
         x = x.view(torch.uint8)
-    data, dtype, origin = _open(x)
+    data, dtype, origin = open_raw(x)
     if data.dtype.itemsize != 1:
         raise DtypeError(
             f"{what} is {dtype}; codes and scales are uint8 arrays: use .view('uint8')"
@@ -335,7 +335,7 @@ def open_scale(x: Any, what: str, like: Origin) -> Any:
     Raises:
         DtypeError: for another element type or device.
     """
-    data, dtype, origin = _open(x)
+    data, dtype, origin = open_raw(x)
     if dtype != "float32":
         raise DtypeError(f"{what} is {dtype}; a second-level scale is a float or a float32 array")
     if origin.device != like.device:

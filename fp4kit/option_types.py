@@ -33,5 +33,8 @@ class QuantizeOptions(TypedDict, total=False):
     hadamard: bool | int | None
     hadamard_axis: str | None
     rht_rounding: str | None
+    activation: str | None
+    activation_input: Any
+    dbias: Any
     backend: str | None
     out: QuantizedTensor | Directions | None

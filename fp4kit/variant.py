@@ -170,3 +170,14 @@ class Variant:
 
 
 PLAIN = Variant()
+
+
+def search_variant(scale_search: str | None, error: str | None, e4m3_max: int) -> Variant | None:
+    """The variant of rowwise quantization with a search alone, None without one.
+
+    Raises:
+        OptionError: for unknown or contradictory choices.
+    """
+    error = error or ("mse" if scale_search is not None else None)
+    variant = Variant(scale_search=scale_search, error=error, e4m3_max=e4m3_max)
+    return None if variant.is_plain else variant

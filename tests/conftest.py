@@ -51,6 +51,8 @@ GOLDEN_VARIANT_FILES = (
     "te_model_variants",
     "fouroversix",
     "flashinfer_4over6",
+    "arcquant_model",
+    "arcquant_fake",
 )
 
 
@@ -160,7 +162,7 @@ class BackendUnderTest:
 
     def put(self, value: Any) -> Any:
         """Arrays and quantized tensors go to the backend's device; anything else passes."""
-        if isinstance(value, fp4kit.QuantizedTensor):
+        if isinstance(value, (fp4kit.QuantizedTensor, fp4kit.ResidualTensor)):
             return self._map_tensor(value, self.put)
         if isinstance(value, tuple):
             moved = map(self.put, value)
@@ -175,7 +177,7 @@ class BackendUnderTest:
 
     def get(self, value: Any) -> Any:
         """The inverse of `put`."""
-        if isinstance(value, fp4kit.QuantizedTensor):
+        if isinstance(value, (fp4kit.QuantizedTensor, fp4kit.ResidualTensor)):
             return self._map_tensor(value, self.get)
         if isinstance(value, fp4kit.Directions):
             return fp4kit.Directions(*map(self.get, value))
@@ -188,9 +190,10 @@ class BackendUnderTest:
         return cupy.asnumpy(value)
 
     @staticmethod
-    def _map_tensor(q: fp4kit.QuantizedTensor, move: Any) -> fp4kit.QuantizedTensor:
-        names = ("packed", "block_scale", "amax", "decode_scale", "encode_scale")
-        return dataclasses.replace(q, **{name: move(getattr(q, name)) for name in names})
+    def _map_tensor(q: Any, move: Any) -> Any:
+        names = ("packed", "block_scale", "amax", "decode_scale", "encode_scale", "order")
+        moved = {name: move(getattr(q, name)) for name in names if hasattr(q, name)}
+        return dataclasses.replace(q, **moved)
 
     def call(self, function: Any, *args: Any, **options: Any) -> Any:
         """Runs a public function of fp4kit on this backend."""

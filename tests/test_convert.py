@@ -460,7 +460,7 @@ def rewrite(path, target, *, drop=(), facts=None, metadata=None, change=None):
         ({"facts": {"second_level": {"direction": "amax", "bits": "40c00000"}}}, "disagree"),
         ({"metadata": {"fp4kit": "{"}}, "damaged"),
         ({"metadata": {"fp4kit": "[]"}}, "damaged"),
-        ({"metadata": {"fp4kit": '{"version": 2, "tensors": {}}'}}, "update fp4kit"),
+        ({"metadata": {"fp4kit": '{"version": 3, "tensors": {}}'}}, "update fp4kit"),
         ({"metadata": {"fp4kit": '{"version": 1, "tensors": {"a": 3}}'}}, "damaged"),
         ({"metadata": {}, "change": {"a_scale": ("U8", (4, 2), bytes(8))}}, "look quantized"),
         ({"change": {"a": ("F32", (1,), b"abcd")}}, "both 'a' and a quantized 'a' exist"),

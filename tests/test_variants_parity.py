@@ -97,7 +97,7 @@ def each(result: Any) -> tuple[fp4kit.QuantizedTensor, ...]:
     return tuple(result) if isinstance(result, fp4kit.Directions) else (result,)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(calls())
 def test_random_combinations(fast_backend, reference, assert_tensors, assert_bits, call):
     shape, dtype, options, seed = call
@@ -118,7 +118,7 @@ def test_random_combinations(fast_backend, reference, assert_tensors, assert_bit
             )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(calls())
 def test_both_is_each(backend, assert_tensors, call):
     """axis="both" gives the bytes of two calls."""

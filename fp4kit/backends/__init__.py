@@ -61,6 +61,7 @@ def select(request: Request, backend: str | None) -> Backend:
     name = backend or DEFAULT_FOR_DEVICE[request.device_kind]
     chosen = get_backend(name)
     reason = chosen.unavailable_reason() or chosen.refusal(request)
+    reason = reason or chosen.lacks(request.operation)
     if reason is None:
         return chosen
     raise BackendUnavailableError(request.describe(), {name: reason})

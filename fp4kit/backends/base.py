@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend must offer, and the plan that decides every byte.
+"""What a backend must offer.
 
 Arrays here are raw: C-contiguous NumPy or CuPy arrays of float32, float16, or uint16 holding
 bfloat16 bits. Allocation, contiguity, frameworks and validation are the caller's work.
@@ -9,159 +9,20 @@ bfloat16 bits. Allocation, contiguity, frameworks and validation are the caller'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
-from fp4kit.formats import FormatSpec, Recipe
-from fp4kit.layout import padded_scale_shape
-from fp4kit.variant import Variant
-
+from . import grouped
 from .error_sums import ErrorSums as ErrorSums
 from .error_sums import PendingSums as PendingSums
-
-RawArray = Any
-"""A C-contiguous NumPy or CuPy array; see the module's docstring."""
-
-
-Seed = tuple[int, int]
-"""(key of 64 bits, stream of 32 bits) of the random numbers; see :mod:`fp4kit.philox`."""
-
-NO_SEED: Seed = (0, 0)
+from .grouped import GroupedPlan
+from .operations import Operations
+from .plan import NO_SEED as NO_SEED
+from .plan import Plan as Plan
+from .plan import RawArray as RawArray
+from .plan import Request as Request
+from .plan import Seed as Seed
 
 
-@dataclass(frozen=True)
-class Request:
-    """A call, before any work: what a backend is asked whether it can do."""
-
-    operation: str
-    device: str
-    dtype: str
-    format: str | None = None
-    recipe: str | None = None
-    variant: Variant | None = None
-
-    @property
-    def device_kind(self) -> str:
-        """`cpu` or `cuda`."""
-        return self.device.split(":")[0]
-
-    def describe(self) -> str:
-        """The request in words, for error messages."""
-        words = [self.operation, f"{self.dtype} arrays on {self.device}"]
-        if self.format:
-            words.append(f"as {self.format}")
-        if self.recipe:
-            words.append(f"with recipe {self.recipe}")
-        if self.variant is not None:
-            words.append(f"({self.variant.describe()})")
-        return " ".join(words)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that decides bytes, except the arrays.
-
-    `rows` and `cols` are those of the array, whatever the direction of the blocks; a vector is what
-    blocks divide: a row of it, or a column.
-
-    Attributes:
-        format: block format.
-        recipe: NVFP4 order of operations, None for MX formats.
-        scale_rule: MX rule, None for NVFP4.
-        rows: product of the leading dimensions.
-        cols: length of the last dimension.
-        scale_layout: order of the block scales.
-        nibble_order: which nibble the even element takes.
-        has_second_level: whether a second-level scale exists (in `recipe.direction`).
-        rows_per_scale: vectors that share one second-level value.
-        variant: deviations from plain rowwise quantization, None if there are none.
-    """
-
-    format: FormatSpec
-    recipe: Recipe | None
-    scale_rule: str | None
-    rows: int
-    cols: int
-    scale_layout: str = "linear"
-    nibble_order: str = "low_first"
-    has_second_level: bool = True
-    rows_per_scale: int = 1
-    variant: Variant | None = None
-
-    # Plans are the keys of caches on the path of every call: what is derived is derived once.
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Hashes of strings differ from process to process.
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @cached_property
-    def decoding(self) -> Plan:
-        """The plan that decodes what this one quantizes: without a variant if that is plain."""
-        if self.variant is None or not self.variant.decodes_plainly:
-            return self
-        return replace(self, variant=None)
-
-    @cached_property
-    def is_columnwise(self) -> bool:
-        """Whether blocks run along the columns of the array."""
-        return self.variant is not None and self.variant.axis == "column"
-
-    @cached_property
-    def transposes(self) -> bool:
-        """Whether the codes are those of the transpose: columnwise FP4."""
-        return self.is_columnwise and self.format.codes_per_byte == 2
-
-    @cached_property
-    def vectors(self) -> int:
-        """Number of vectors that blocks divide: rows, or columns."""
-        return self.cols if self.is_columnwise else self.rows
-
-    @cached_property
-    def length(self) -> int:
-        """Elements of such a vector."""
-        return self.rows if self.is_columnwise else self.cols
-
-    @cached_property
-    def scales(self) -> int:
-        """Number of second-level values."""
-        return max(self.vectors // self.rows_per_scale, 1)
-
-    @cached_property
-    def blocks(self) -> int:
-        """Blocks per vector."""
-        return self.format.num_blocks(self.length)
-
-    @cached_property
-    def packed_shape(self) -> tuple[int, int]:
-        """Shape of the packed codes, rows flattened."""
-        if self.is_columnwise and not self.transposes:
-            return self.blocks * self.format.block_size, self.cols
-        return self.vectors, self.format.packed_cols(self.length)
-
-    @cached_property
-    def scale_shape(self) -> tuple[int, int]:
-        """Shape of the stored block scales, rows flattened, layout padding included.
-
-        Scales that are not transposed (columnwise MXFP8) are stored as (blocks, cols) when linear;
-        swizzled, they are those of the transposed scale matrix, as matrix products take them.
-        """
-        shape = (self.vectors, self.blocks)
-        if self.vectors and self.length:
-            shape = padded_scale_shape(*shape, self.scale_layout)
-        if self.is_columnwise and not self.transposes and self.scale_layout == "linear":
-            return shape[1], shape[0]
-        return shape
-
-
-class Backend(ABC):
+class Backend(Operations, ABC):
     """One implementation of every operation. All give the same bytes."""
 
     name: str
@@ -238,6 +99,7 @@ class Backend(ABC):
             seed: for stochastic rounding.
         """
 
+    @abstractmethod
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         """The amaxes that a plan's second-level scales are made from, NaN ignored.
 
@@ -245,7 +107,6 @@ class Backend(ABC):
             float32 (plan.scales,): of each plan.rows_per_scale vectors, after the rotation and its
             rounding if the plan has one; 0 for an empty array.
         """
-        raise NotImplementedError(f"{self.name} refuses variants")
 
     def plan_amax_both(
         self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
@@ -271,6 +132,7 @@ class Backend(ABC):
         self.quantize(row_plan, x, dtype, row_second, row_packed, row_scale, seed)
         self.quantize(column_plan, x, dtype, column_second, column_packed, column_scale, seed)
 
+    @abstractmethod
     def rotate(
         self,
         x: RawArray,
@@ -283,7 +145,6 @@ class Backend(ABC):
         out_dtype: str,
     ) -> None:
         """Fills `out` (rows, cols) with `rotation.rotate` of `x` along an axis."""
-        raise NotImplementedError(f"{self.name} refuses variants")
 
     @abstractmethod
     def dequantize(
@@ -370,3 +231,34 @@ class Backend(ABC):
         """:meth:`quantized_error_sums` without waiting; the arrays may be overwritten in order."""
         sums = self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)
         return PendingSums(lambda: sums)
+
+    # Groups: member by member unless a backend overrides these with one launch for all.
+
+    def grouped_amax(self, plan: GroupedPlan, x: RawArray, dtype: str, out: RawArray) -> None:
+        """Fills float32 (plan.second_offsets[-1],) with the amaxes of all members of flat `x`."""
+        grouped.group_amax(self, plan, x, dtype, out)
+
+    def quantize_grouped(
+        self,
+        plans: tuple[GroupedPlan, ...],
+        x: RawArray,
+        dtype: str,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
+        seed: Seed = NO_SEED,
+    ) -> None:
+        """Quantizes all members; see :func:`grouped.quantize_group`."""
+        grouped.quantize_group(self, plans, x, dtype, seconds, packeds, block_scales, seed)
+
+    def dequantize_grouped(
+        self,
+        plan: GroupedPlan,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+        out: RawArray,
+        dtype: str,
+    ) -> None:
+        """Decodes all members into flat `out`; the rest of it is left alone."""
+        grouped.dequantize_group(self, plan, packed, block_scale, second, out, dtype)

@@ -18,14 +18,8 @@ from fp4kit.formats import SCALE_RULES
 from . import cpu_stats, cpu_variants
 from .base import NO_SEED, ErrorSums, Plan, RawArray, Request, Seed
 from .cpu_load import code_words, kernels
+from .cpu_operations import CpuOperations
 from .cpu_threads import run, thread_count
-
-#: Sign-cleared bits of everything, and of infinity (NaN lies above), by element type.
-MAGNITUDE_AND_INFINITY = {
-    "float32": (0x7FFFFFFF, 0x7F800000),
-    "float16": (0x7FFF, 0x7C00),
-    "bfloat16": (0x7FFF, 0x7F80),
-}
 
 
 def aligned(out: np.ndarray, rows: int, cols: int) -> np.ndarray:
@@ -54,7 +48,7 @@ def padded_rows(data: np.ndarray, cols: int) -> np.ndarray:
     return result
 
 
-class CpuBackend(cpu_variants.VariantOperations):
+class CpuBackend(CpuOperations):
     """numba kernels, parallel over all cores and vectorized by LLVM."""
 
     name = "cpu"
@@ -86,7 +80,7 @@ class CpuBackend(cpu_variants.VariantOperations):
         """(amax with NaN ignored, whether everything is finite) in one pass over the bits."""
         bits = x.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16)
         number: Any = bits.dtype.type
-        mask, infinity = (number(n) for n in MAGNITUDE_AND_INFINITY[dtype])
+        mask, infinity = (number(n) for n in cpu_variants.MAGNITUDE_AND_INFINITY[dtype])
         encode = kernels()[2]
         parts = run(lambda b, e: encode.largest_magnitude(bits, b, e, mask), bits.size, 1)
         largest = max(parts, default=0)

@@ -96,6 +96,29 @@ def largest_number(data, begin, end, magnitude_mask, infinity):
 
 
 @jit
+def row_magnitudes(data, begin, end, cols, magnitude_mask, infinity, out):
+    """Largest sign-cleared bit pattern of each of rows begin..end, NaN left out."""
+    for row in range(index(begin), index(end)):
+        first, last = row * index(cols), (row + index(1)) * index(cols)
+        largest = largest_magnitude(data, first, last, magnitude_mask)
+        if largest > infinity:
+            largest = largest_number(data, first, last, magnitude_mask, infinity)
+        out[row] = largest
+
+
+@jit
+def column_magnitudes(data, begin, end, rows, cols, magnitude_mask, infinity, out):
+    """The same of each of columns begin..end; `out` starts as zeros."""
+    zero = data.dtype.type(0)
+    for row in range(index(rows)):
+        place = row * index(cols)
+        for col in range(index(begin), index(end)):
+            magnitude = data.dtype.type(data[place + col] & magnitude_mask)
+            known = magnitude if magnitude <= infinity else zero
+            out[col] = max(out[col], known)
+
+
+@jit
 def group_amax(words, first):
     """Bits of the largest magnitude of a group of words, NaN left out."""
     infinity = infinity_of(words[first])

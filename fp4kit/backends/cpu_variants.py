@@ -13,12 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit import scaling
+from fp4kit import codecs, scaling
 from fp4kit.formats import SCALE_RULES
 from fp4kit.variant import ERRORS, PLAIN, SCALE_SEARCHES
 
 from .base import NO_SEED, Backend, Plan, RawArray, Seed
 from .cpu_threads import run
+
+#: Sign-cleared bits of everything, and of infinity (NaN lies above), by element type.
+MAGNITUDE_AND_INFINITY = {
+    "float32": (0x7FFFFFFF, 0x7F800000),
+    "float16": (0x7FFF, 0x7C00),
+    "bfloat16": (0x7FFF, 0x7F80),
+}
 
 
 @cache
@@ -236,20 +243,46 @@ def fill_panels(
 
 def plan_amax(plan: Plan, x: np.ndarray, dtype: str) -> np.ndarray:
     """`Backend.plan_amax`."""
-    vectors = np.zeros(plan.vectors, np.uint32)
+    rotated = plan.variant is not None and plan.variant.hadamard is not None
+    vectors = np.zeros(plan.vectors, np.float32)
     if x.size:
-        # Amaxes are those of vectors, whatever shares a block scale.
-        module, facts = kernels(), how(plan, dtype)._replace(tiled=False)
-        # Panels that share vectors are left to one thread.
-        each_panel(
-            plan,
-            elements(x, dtype),
-            False,
-            lambda panel, row, col: module.amax_panel(panel, row, col, facts, vectors),
-        )
-    values = vectors.view(np.float32).reshape(plan.scales, -1)
+        vectors = rotated_amaxes(plan, x, dtype) if rotated else vector_amaxes(plan, x, dtype)
+    values = vectors.reshape(plan.scales, -1)
     largest: np.ndarray = values.max(axis=1, initial=np.float32(0))
     return largest
+
+
+def vector_amaxes(plan: Plan, x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 amax of each row or column, NaN ignored, from the bits of the elements."""
+    encode = importlib.import_module("fp4kit.backends.cpu_encode")
+    data = x.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16)
+    number: Any = data.dtype.type
+    mask, infinity = (number(n) for n in MAGNITUDE_AND_INFINITY[dtype])
+    out, rows, cols = np.zeros(plan.vectors, data.dtype), plan.rows, plan.cols
+    if plan.is_columnwise:
+        run(
+            lambda b, e: encode.column_magnitudes(data, b, e, rows, cols, mask, infinity, out),
+            cols,
+            rows,
+        )
+    else:
+        run(lambda b, e: encode.row_magnitudes(data, b, e, cols, mask, infinity, out), rows, cols)
+    return codecs.to_float32(out if dtype == "bfloat16" else out.view(dtype), dtype)
+
+
+def rotated_amaxes(plan: Plan, x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 amax of each row or column after the plan's rotation, NaN ignored."""
+    vectors = np.zeros(plan.vectors, np.uint32)
+    # Amaxes are those of vectors, whatever shares a block scale.
+    module, facts = kernels(), how(plan, dtype)._replace(tiled=False)
+    # Panels that share vectors are left to one thread.
+    each_panel(
+        plan,
+        elements(x, dtype),
+        False,
+        lambda panel, row, col: module.amax_panel(panel, row, col, facts, vectors),
+    )
+    return vectors.view(np.float32)
 
 
 def each_panel(
@@ -330,4 +363,7 @@ class VariantOperations(Backend):
         rotate(x, dtype, axis, mask, rounding, inverse, out, out_dtype)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
+        rotated = plan.variant is not None and plan.variant.hadamard is not None
+        if plan.scales == 1 and not rotated:
+            return self.amax(x, dtype, 1)
         return plan_amax(plan, x, dtype)

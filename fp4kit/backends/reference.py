@@ -11,6 +11,7 @@ from fp4kit.formats import E4M3
 
 from . import reference_variants as variants
 from .base import NO_SEED, Backend, ErrorSums, Plan, RawArray, Request, Seed
+from .reference_operations import ReferenceOperations
 
 
 def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
@@ -20,7 +21,7 @@ def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
     return np.repeat(second, plan.rows_per_scale)[:, None]
 
 
-class ReferenceBackend(Backend):
+class ReferenceBackend(ReferenceOperations, Backend):
     """NumPy, one readable step after the other."""
 
     name = "reference"

@@ -213,7 +213,7 @@ def _measure(engine: Engine, step: Step, parts: list[Bytes]) -> None:
         kind = f"V{size}"
         pair.differing += int(np.count_nonzero(parts[0].view(kind) != parts[1].view(kind)))
     elif isinstance(other, QuantizedEntry):
-        plan = slab_plan(other.plan, step.last - step.first)
+        plan = slab_plan(other.plan.decoding, step.last - step.first)
         dtype = pair.original.dtype
         pair.sums += engine.quantized_sums(plan, parts[0], dtype, parts[1], parts[2], other.second)
     else:
@@ -243,7 +243,9 @@ def compare_files(
     with open_source(a) as first, open_source(b) as second:
         pairs = _pairs(first, second)
         dtypes = {pair.original.dtype for pair in pairs if pair.measured}
-        plans = [pair.other.plan for pair in pairs if isinstance(pair.other, QuantizedEntry)]
+        plans = [
+            pair.other.plan.decoding for pair in pairs if isinstance(pair.other, QuantizedEntry)
+        ]
         engine = Engine(device, dtypes, "error_stats", plans)
         tally = Tally(progress, sum(pair.original.stored for pair in pairs))
         for step, parts in read_ahead(_slabs(first, second, pairs)):

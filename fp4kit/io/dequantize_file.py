@@ -187,7 +187,7 @@ def dequantize_file(
             for tensor in tensors
         ]
         metadata = {key: value for key, value in opened.metadata.items() if key != METADATA_KEY}
-        engine = Engine(device, [dtype], "dequantize", [entry.plan for entry in entries])
+        engine = Engine(device, [dtype], "dequantize", [entry.plan.decoding for entry in entries])
         make_writer = _writer(target, specs, metadata)
         nbytes = sum(spec.nbytes for spec in specs)
         check_output(source, target, force=force, nbytes=nbytes)
@@ -242,7 +242,7 @@ def _decode(
     dtype: str,
     behind: WriteBehind,
 ) -> Bytes:
-    plan = slab_plan(entry.plan, step.last - step.first)
+    plan = slab_plan(entry.plan.decoding, step.last - step.first)
     size = prod((plan.rows, plan.cols, 4 if dtype == "float32" else 2))
     out = behind.buffer("decoded", size)
     engine.dequantize(plan, parts[0], parts[1], entry.second, out, dtype)
@@ -309,7 +309,7 @@ def _launch(
 ) -> None:
     """Launches the decoding of a slab on the device, and has the result written."""
     first = slab.key.first
-    plan = slab_plan(entry.plan, slab.key.last - first)
+    plan = slab_plan(entry.plan.decoding, slab.key.last - first)
     row = plan.cols * (4 if dtype == "float32" else 2)
     counts = [plan.rows * row]
     packed, scale = slab.parts

@@ -4,8 +4,9 @@
 
 The entry is JSON: `{"version": 1, "tensors": {name: {...}}}`, one object per quantized tensor with
 its format, recipe or scale rule, logical shape, source element type, scale layout and nibble
-order, and its second-level scale in the direction the recipe keeps, bit by bit. Files without the
-entry but with compressed-tensors' names are understood as well.
+order, and its second-level scale in the direction the recipe keeps, bit by bit. Tensors whose
+scales were searched say how, and make it version 2: readers that would not know it must not
+decode them. Files without the entry but with compressed-tensors' names are understood as well.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from fp4kit.backends.base import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError
 from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
 from fp4kit.planning import plan_quantize
-from fp4kit.scaling import convert_second_level, quiet
+from fp4kit.scaling import convert_second_level, quiet, te_encode_scale
+from fp4kit.variant import Variant
 
 from .naming import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
 from .safetensors import TensorSpec, strict_json
 from .source import Source
 
 METADATA_KEY = "fp4kit"
-VERSION = 1
+#: The second one has tensors with a `scale_search`; it is written only where there are some.
+VERSION, SEARCH_VERSION = 1, 2
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,9 @@ class QuantizedEntry:
         assert self.plan.recipe is not None
         assert self.second is not None
         with quiet():
+            if self.plan.variant is not None:
+                # 1536/amax for scales up to 256: right for readers that only know this tensor.
+                return te_encode_scale(self.second, self.plan.variant.e4m3_max)
             return convert_second_level(
                 self.second, self.plan.recipe.direction, self.storage.direction
             )
@@ -128,13 +134,32 @@ class QuantizedEntry:
             "scale_layout": plan.scale_layout,
             "nibble_order": plan.nibble_order,
             "second_level": second,
+            **_search_facts(plan.variant),
         }
 
 
 def describe(entries: Iterable[QuantizedEntry]) -> str:
     """The value of the `fp4kit` metadata entry."""
     tensors = {entry.name: entry.facts() for entry in entries}
-    return json.dumps({"version": VERSION, "tensors": tensors}, separators=(",", ":"))
+    searched = any("scale_search" in facts for facts in tensors.values())
+    content = {"version": SEARCH_VERSION if searched else VERSION, "tensors": tensors}
+    return json.dumps(content, separators=(",", ":"))
+
+
+def _search_facts(variant: Variant | None) -> dict[str, Any]:
+    """How scales were searched, as part of an entry."""
+    if variant is None:
+        return {}
+    names = ("scale_search", "error", "e4m3_max")
+    return {name: getattr(variant, name) for name in names}
+
+
+def _parse_search(facts: dict[str, Any]) -> Variant | None:
+    """The inverse of :func:`_search_facts`."""
+    if "scale_search" not in facts:
+        return None
+    error, e4m3_max = facts["error"], facts["e4m3_max"]
+    return Variant(scale_search=facts["scale_search"], error=error, e4m3_max=e4m3_max)
 
 
 def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
@@ -149,6 +174,7 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
         scale_rule=facts.get("scale_rule"),
         scale_layout=facts["scale_layout"],
         nibble_order=facts["nibble_order"],
+        variant=_parse_search(facts),
     )
     second = None
     if plan.recipe is not None:
@@ -167,9 +193,10 @@ def _from_metadata(source: Source, text: str) -> list[QuantizedEntry]:
         version, tensors = content["version"], content["tensors"].items()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(f"{where}: damaged: {error!s}") from None
-    if version != VERSION:
+    if version not in (VERSION, SEARCH_VERSION):
         raise FileFormatError(
-            f"{where}: version {version!r} is not known, this fp4kit reads {VERSION}; update fp4kit"
+            f"{where}: version {version!r} is not known, this fp4kit reads {VERSION} and "
+            f"{SEARCH_VERSION}; update fp4kit"
         )
     entries = []
     for name, facts in tensors:

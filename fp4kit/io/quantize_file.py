@@ -13,6 +13,7 @@ from fp4kit.backends.base import Plan
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import DTYPES, get_format
 from fp4kit.planning import plan_quantize
+from fp4kit.variant import search_variant
 
 from .description import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
 from .files import check_output, output_suffix
@@ -54,6 +55,7 @@ def _plan_for(shape: tuple[int, ...], options: QuantizeOptions) -> Plan:
         scale_rule=options.scale_rule,
         scale_layout=options.scale_layout,
         nibble_order=options.nibble_order,
+        variant=search_variant(options.scale_search, options.error, options.e4m3_max),
     )
 
 

@@ -21,6 +21,9 @@ class QuantizeOptions:
         scale_rule: MX scale rule, None for the format's default.
         scale_layout: order of the block scales in the file.
         nibble_order: nibble that the even element takes.
+        scale_search: `four_over_six` or `sweep`, None for the recipe's own scales.
+        error: what a search compares, None for the mean squared error.
+        e4m3_max: largest block scale of a search, 448 or 256.
         device: `cpu` or `cuda` (already resolved from `auto`).
         include: name patterns (globs, or `re:` regular expressions); empty means all.
         exclude: name patterns carried through unchanged.
@@ -33,6 +36,9 @@ class QuantizeOptions:
     scale_rule: str | None = None
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
+    scale_search: str | None = None
+    error: str | None = None
+    e4m3_max: int = 448
     device: str = "cpu"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from fp4kit import arrays
 from fp4kit.backends import select
 from fp4kit.backends.base import Backend, ErrorSums, Plan, Request
 from fp4kit.layout import TILE
+from fp4kit.variant import Variant
 
 from .source import Source, SourceTensor
 
@@ -197,12 +198,16 @@ class Engine:
             BackendUnavailableError: with the reason, before any work.
         """
         number = "cuda:0" if device == "cuda" else device
-        kinds: set[tuple[str | None, str | None]] = {
-            (plan.format.name, plan.recipe.name if plan.recipe else None) for plan in plans
+        kinds: set[tuple[str | None, str | None, Variant | None]] = {
+            (plan.format.name, plan.recipe.name if plan.recipe else None, plan.variant)
+            for plan in plans
         }
+        # What is quantized is measured as well.
+        operations = ("error_stats", operation) if operation == "quantize" else (operation,)
         for dtype in set(dtypes) or {"float32"}:
-            for kind in kinds or {(None, None)}:
-                self.backend: Backend = select(Request(operation, number, dtype, *kind), None)
+            for kind in kinds or {(None, None, None)}:
+                for asked in operations:
+                    self.backend: Backend = select(Request(asked, number, dtype, *kind), None)
         framework = "numpy" if device == "cpu" else "cupy"
         self.origin = arrays.Origin(framework, number)
         self.xp = arrays.array_module(self.origin)

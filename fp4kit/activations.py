@@ -1,0 +1,233 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Activations before quantization and column sums, in NumPy: the ground truth.
+
+Computed in binary32, one rounding per operation and without library functions, so that every
+backend gives the same bits: the exponential is Cody and Waite's reduction with the polynomial of
+the Cephes library (`expf`), and gelu is the tanh form that Transformer Engine uses, written with
+the logistic function: 0.5 * (1 + tanh(z)) = logistic(2 z).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import arrays
+from .arrays import Raw
+from .backends import engine_for
+from .buffers import result_buffer, rows_of
+from .errors import DtypeError, OptionError, ShapeError
+from .formats import one_of
+from .measure import check_finite
+
+Floats = NDArray[np.float32]
+F32 = np.float32
+ACTIVATIONS = ("gelu", "silu", "relu", "swiglu", "dgelu", "dsilu", "drelu")
+#: Those that take the incoming gradient, and the input of the activation beside it.
+DERIVATIVES = ("dgelu", "dsilu", "drelu")
+
+ONE = F32(1)
+LOG2_E = F32(1.4426950408889634)
+#: Adding this rounds to an integer, which then stands in the low bits.
+ROUND = F32(1.5 * 2**23)
+#: ln 2 in two parts, the first exact in few bits.
+LN2_HIGH, LN2_LOW = F32(0.693359375), F32(-2.12194440e-4)
+POLYNOMIAL = tuple(
+    map(
+        F32,
+        (
+            1.9875691500e-4,
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        ),
+    )
+)
+#: Beyond, the exponential is 0 or infinite anyway.
+EXP_LIMIT = F32(150)
+#: 2 sqrt(2/pi), that times 0.044715, and three times that: gelu(x) = x logistic(x (A + B x^2)).
+GELU_A, GELU_B, GELU_3B = F32(1.5957691216057308), F32(0.07135481282718), F32(0.21406443848154)
+#: Beyond, gelu's logistic is 0 or 1 exactly.
+GELU_LIMIT = F32(20)
+#: Rows that one partial sum of `column_sums` adds up.
+SUM_ROWS = 32
+
+
+def exponential(t: Floats) -> Floats:
+    """e^t in binary32, by the operations below; NaN stays."""
+    t = np.where(t > EXP_LIMIT, EXP_LIMIT, np.where(t < -EXP_LIMIT, -EXP_LIMIT, t))
+    shifted = t * LOG2_E + ROUND
+    n = shifted - ROUND
+    r = t - n * LN2_HIGH
+    r = r - n * LN2_LOW
+    p: Floats = np.full_like(r, POLYNOMIAL[0])
+    for coefficient in POLYNOMIAL[1:]:
+        p = p * r + coefficient
+    p = p * (r * r)
+    p = p + r
+    p = p + ONE
+    # 2^n in two factors, because n may leave the range of exponents.
+    whole = shifted.view(np.int32) - ROUND.view(np.int32)
+    half = whole >> 1
+    for power in (half, whole - half):
+        p = p * ((power + 127) << 23).view(np.float32)
+    return p
+
+
+def logistic(t: Floats) -> Floats:
+    """1 / (1 + e^-t)."""
+    result: Floats = ONE / (ONE + exponential(-t))
+    return result
+
+
+def gelu_argument(x: Floats) -> tuple[Floats, Floats]:
+    """(x held within the limit, x * (A + B x^2) of it)."""
+    held: Floats = np.where(x > GELU_LIMIT, GELU_LIMIT, np.where(x < -GELU_LIMIT, -GELU_LIMIT, x))
+    return held, held * (GELU_A + GELU_B * (held * held))
+
+
+def activation(name: str, x: Floats, other: Floats | None) -> Floats:
+    """An activation of float32 values, or a derivative at `other` times `x`.
+
+    Args:
+        name: one of ACTIVATIONS.
+        x: (..., n); for swiglu (..., 2 n): what is activated, then what it is multiplied with.
+        other: for derivatives, the input of the activation.
+    """
+    if name == "relu":
+        return np.where(x <= 0, F32(0), x)
+    if name == "silu":
+        return x * logistic(x)
+    if name == "swiglu":
+        half = x.shape[-1] // 2
+        return (x[..., :half] * logistic(x[..., :half])) * x[..., half:]
+    if name == "gelu":
+        return x * logistic(gelu_argument(x)[1])
+    assert other is not None
+    if name == "drelu":
+        return np.where(other > 0, x, F32(0))
+    if name == "dsilu":
+        return silu_slope(other) * x
+    return gelu_slope(other) * x
+
+
+def silu_slope(z: Floats) -> Floats:
+    """The derivative of silu."""
+    s = logistic(z)
+    return np.multiply(s, ONE + z * (ONE - s), dtype=np.float32)
+
+
+def gelu_slope(z: Floats) -> Floats:
+    """The derivative of gelu."""
+    held, argument = gelu_argument(z)
+    s = logistic(argument)
+    slope: Floats = s + (held * (s * (ONE - s))) * (GELU_A + GELU_3B * (held * held))
+    return slope
+
+
+def column_sums(values: Floats) -> Floats:
+    """Sums over the rows of float32 (rows, cols), in a fixed order.
+
+    Groups of 32 consecutive rows are added up in order, then 32 of these sums each, and so on.
+    """
+    while len(values) > 1:
+        groups = [values[i : i + SUM_ROWS] for i in range(0, len(values), SUM_ROWS)]
+        values = np.stack([_in_order(group) for group in groups])
+    sums: Floats = values[0] if len(values) else np.zeros(values.shape[1], np.float32)
+    return sums
+
+
+def _in_order(rows: Floats) -> Floats:
+    total: Floats = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    return total
+
+
+# ------------------------------------------------------------------------------------------------
+# Before a quantize call
+# ------------------------------------------------------------------------------------------------
+
+
+def prepare(
+    raw: Raw,
+    activation_name: str | None,
+    activation_input: Any,
+    dbias: Any,
+    refuses_nonfinite: bool,
+    backend: str | None,
+) -> Raw:
+    """The array to quantize: activated, its column sums written into `dbias`.
+
+    Raises:
+        OptionError: for unknown or contradictory arguments.
+        ShapeError: if the input of the activation, or `dbias`, does not fit.
+        NonFiniteError: if NaN and infinity are refused and an input holds some.
+    """
+    if activation_name is not None:
+        raw = _activated(raw, activation_name, activation_input, refuses_nonfinite, backend)
+    elif activation_input is not None:
+        raise OptionError(f"activation_input belongs to {', '.join(DERIVATIVES)}; name one")
+    if dbias is not None:
+        _write_sums(raw, dbias, backend)
+    return raw
+
+
+def _activated(
+    raw: Raw, name: str, activation_input: Any, refuses_nonfinite: bool, backend: str | None
+) -> Raw:
+    one_of("activation", name, ACTIVATIONS)
+    if (activation_input is not None) != (name in DERIVATIVES):
+        raise OptionError(
+            f"activation={name!r} {'needs' if name in DERIVATIVES else 'takes no'} "
+            "activation_input: x is the incoming gradient of "
+            f"{', '.join(DERIVATIVES)}, activation_input what the forward pass activated"
+        )
+    shape, dtype, origin = tuple(raw.data.shape), raw.dtype, raw.origin
+    if not shape or (name == "swiglu" and shape[-1] % 2):
+        raise ShapeError(f"activation={name!r} needs an even last axis, got shape {shape}")
+    other = None
+    if activation_input is not None:
+        other = arrays.ingest(activation_input, "activation_input")
+        if (other.dtype, other.data.shape) != (dtype, raw.data.shape):
+            raise ShapeError(
+                f"activation_input is {other.dtype} {tuple(other.data.shape)}, x {dtype} {shape}"
+            )
+        if other.origin.device != origin.device:
+            raise DtypeError(
+                f"activation_input lies on {other.origin.device}, x on {origin.device}"
+            )
+    engine = engine_for("activate", origin.device, dtype, None, None, backend)
+    rows, cols = prod(shape[:-1]), shape[-1]
+    width = cols // 2 if name == "swiglu" else cols
+    with arrays.device_scope(origin):
+        out = arrays.array_module(origin).empty((rows, width), arrays.RAW_DTYPES[dtype])
+        x = rows_of(raw, rows, cols)
+        z = None if other is None else rows_of(other, rows, cols)
+        if refuses_nonfinite and rows and cols:
+            check_finite(engine, x, dtype, shape, "x")
+            if z is not None:
+                check_finite(engine, z, dtype, shape, "activation_input")
+        if rows and width:
+            engine.activate(name, x, dtype, z, out)
+        return Raw(out.reshape((*shape[:-1], width)), dtype, origin)
+
+
+def _write_sums(raw: Raw, dbias: Any, backend: str | None) -> None:
+    shape = tuple(raw.data.shape)
+    if not shape:
+        raise ShapeError("dbias needs an array of at least one dimension, got shape ()")
+    engine = engine_for("column_sums", raw.origin.device, raw.dtype, None, None, backend)
+    rows, cols = prod(shape[:-1]), shape[-1]
+    with arrays.device_scope(raw.origin):
+        target = result_buffer(dbias, (cols,), "float32", raw.origin)
+        if rows and cols:
+            engine.column_sums(rows_of(raw, rows, cols), raw.dtype, target)
+        else:
+            target[...] = 0

@@ -1,0 +1,134 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The four ways to say how large the members of a group are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .errors import OptionError, ShapeError
+
+
+@dataclass(frozen=True)
+class GroupShapes:
+    """Sizes and places of the members of a group.
+
+    Attributes:
+        dims: rows and columns of each member.
+        starts: element where each begins.
+    """
+
+    dims: tuple[tuple[int, int], ...]
+    starts: tuple[int, ...]
+
+    @cached_property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of elements that members fill without a gap, in order."""
+        result: list[tuple[int, int]] = []
+        for shape, start in zip(self.dims, self.starts, strict=True):
+            if not prod(shape):
+                continue
+            if result and result[-1][1] == start:
+                result[-1] = (result[-1][0], start + prod(shape))
+            else:
+                result.append((start, start + prod(shape)))
+        return tuple(result)
+
+
+def _numbers(values: Any, what: str) -> tuple[int, ...]:
+    """Sizes or offsets as host numbers.
+
+    Raises:
+        OptionError: if they are none, or lie on a device.
+    """
+    if not isinstance(values, (list, tuple, range)):
+        if not isinstance(values, np.ndarray) and getattr(values, "__cuda_array_interface__", None):
+            raise OptionError(
+                f"{what} lies on a GPU, but the size of the result depends on it; pass host "
+                f"numbers, for example {what}.tolist()"
+            )
+        values = np.asarray(values).tolist()
+    if not isinstance(values, (list, tuple, range)) or not all(
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0
+        for value in values
+    ):
+        raise OptionError(f"{what} must be whole numbers of at least 0, one per member")
+    return tuple(map(int, values))
+
+
+def group_shapes(
+    shape: tuple[int, ...],
+    members: int | None,
+    first_dims: Sequence[int] | None,
+    last_dims: Sequence[int] | None,
+    offsets: Sequence[int] | None,
+) -> GroupShapes:
+    """Sizes and places of the members of a buffer of a shape; see `quantize_grouped`.
+
+    Raises:
+        OptionError: for contradictory arguments, or values that are no numbers.
+        ShapeError: for members that do not fit.
+    """
+    dims = _dims(shape, members, first_dims, last_dims)
+    ends = (0, *accumulate(prod(pair) for pair in dims))
+    if offsets is not None:
+        given = _numbers(offsets, "offsets")
+        if len(given) != len(dims) + 1:
+            raise ShapeError(f"offsets has {len(given)} entries for {len(dims)} members: n + 1")
+        for number, pair in enumerate(dims):
+            if given[number] + prod(pair) > given[number + 1]:
+                raise ShapeError(
+                    f"member {number} has {prod(pair)} elements, but offsets leave it "
+                    f"{given[number]} to {given[number + 1]}"
+                )
+        ends = given
+    if ends[-1] > prod(shape):
+        raise ShapeError(
+            f"the members end at element {ends[-1]}, but the buffer of shape {shape} has "
+            f"{prod(shape)}"
+        )
+    return GroupShapes(dims, ends[:-1])
+
+
+def _dims(
+    shape: tuple[int, ...],
+    members: int | None,
+    first_dims: Sequence[int] | None,
+    last_dims: Sequence[int] | None,
+) -> tuple[tuple[int, int], ...]:
+    if first_dims is None and last_dims is None:
+        if members is None:
+            if len(shape) != 3:
+                raise OptionError(
+                    f"a buffer of shape {shape} needs members, first_dims or last_dims; only "
+                    "(n, M, K) says by itself how many members it has"
+                )
+            return ((shape[1], shape[2]),) * shape[0]
+        (count,) = _numbers([members], "members")
+        rows = prod(shape[:-1])
+        if len(shape) < 2 or count == 0 or rows % count:
+            raise ShapeError(f"{rows} rows of shape {shape} are not {count} equal members")
+        return ((rows // count, shape[-1]),) * count
+    if members is not None:
+        raise OptionError("members is for members of equal size; leave it out beside first_dims")
+    first = None if first_dims is None else _numbers(first_dims, "first_dims")
+    last = None if last_dims is None else _numbers(last_dims, "last_dims")
+    if first is None:
+        assert last is not None
+        if len(shape) != 2:
+            raise ShapeError(f"last_dims alone needs a buffer (M, ..), got shape {shape}")
+        first = (shape[0],) * len(last)
+    if last is None:
+        if len(shape) < 2:
+            raise ShapeError(f"first_dims alone needs a buffer (.., K), got shape {shape}")
+        last = (shape[-1],) * len(first)
+    if len(first) != len(last):
+        raise OptionError(f"first_dims names {len(first)} members, last_dims {len(last)}")
+    return tuple(zip(first, last, strict=True))

@@ -1,0 +1,320 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of matrices in one buffer (mixture of experts): quantize and dequantize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from . import arrays
+from .arrays import Raw
+from .backends import engine_for
+from .backends.grouped import GroupedPlan
+from .buffers import given_second_level, per_token_amax, result_buffer, rows_of
+from .errors import NonFiniteError, OptionError, ShapeError
+from .formats import DTYPES, one_of
+from .group_shapes import GroupShapes, group_shapes
+from .grouped_tensor import GroupedDirections, GroupedTensor, grouped_plan
+from .measure import check_finite
+from .planning import Options, quantize_options
+from .quantize_variants import Choices, PlainChoices, seed_of, variants_of
+from .variant import AMAX_WORDS
+
+
+def quantize_grouped(
+    x: Any,
+    format: str = "nvfp4",
+    *,
+    members: int | None = None,
+    first_dims: Sequence[int] | None = None,
+    last_dims: Sequence[int] | None = None,
+    offsets: Sequence[int] | None = None,
+    axis: str = "row",
+    recipe: str = "te",
+    scale_rule: str | None = None,
+    amax: Any = None,
+    decode_scale: Any = None,
+    encode_scale: Any = None,
+    second_level: bool = True,
+    scale_layout: str = "linear",
+    nibble_order: str = "low_first",
+    pad: bool = False,
+    nonfinite: str = "raise",
+    block: str = "1d",
+    scale_search: str | None = None,
+    error: str | None = None,
+    e4m3_max: int = 448,
+    rounding: str = "nearest",
+    seed: int | None = None,
+    stream: int = 0,
+    hadamard: bool | int | None = None,
+    hadamard_axis: str | None = None,
+    rht_rounding: str | None = None,
+    backend: str | None = None,
+) -> GroupedTensor | GroupedDirections:
+    """Quantizes matrices that lie behind each other in one buffer.
+
+    Each member's bytes are those of quantizing it alone. Members may be empty, in any place, and
+    the buffer may be longer than they are together: the rest is not looked at. Options that are
+    not listed are those of :func:`fp4kit.quantize`.
+
+    Args:
+        x: float32, float16 or bfloat16 buffer. The sizes of its members, numbers on the host:
+            - all alike: (n, M, K), or (n M, K) with `members` = n;
+            - other numbers of rows: (.., K) with `first_dims`;
+            - other numbers of columns, each member stored contiguously: (M, ..) with `last_dims`;
+            - both: any shape with `first_dims` and `last_dims`.
+        format: block format.
+        members: number of members of equal size.
+        first_dims: rows of each member.
+        last_dims: columns of each member.
+        offsets: n + 1 element offsets where members begin, the last one their end; None if they
+            follow each other.
+        axis: `row`, `column` or `both`.
+        recipe: see :func:`fp4kit.quantize`, like what follows.
+        scale_rule: see above.
+        amax: one for all, or float32 (n,); None measures one per member; `row_scaled` or
+            `per_token` one per row.
+        decode_scale: see above; one for all, or float32 (n,).
+        encode_scale: see above; one for all, or float32 (n,).
+        second_level: see above.
+        scale_layout: layout of each member's scales by themselves.
+        nibble_order: see above.
+        pad: see above; pads each member.
+        nonfinite: see above; errors name the member.
+        block: see above.
+        scale_search: see above.
+        error: see above.
+        e4m3_max: see above.
+        rounding: see above.
+        seed: see above.
+        stream: of the first member; each has the next one.
+        hadamard: see above.
+        hadamard_axis: see above.
+        rht_rounding: see above.
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+
+    Returns:
+        A :class:`GroupedTensor`, for axis="both" :class:`GroupedDirections`.
+
+    Raises:
+        OptionError: for unknown or contradictory options, or sizes that are no numbers.
+        ShapeError: for members that do not fit the buffer or the format.
+        DtypeError: for other element types.
+        NonFiniteError: under `nonfinite="raise"`, naming the member.
+        BackendUnavailableError: if the backend cannot serve the request, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> g = quantize_grouped(np.ones((48, 32), np.float32), first_dims=[16, 0, 32])
+        >>> [g.member(i).shape for i in range(len(g))]
+        [(16, 32), (0, 32), (32, 32)]
+    """
+    raw = arrays.ingest(x)
+    origin, dtype, buffer_shape = raw.origin, raw.dtype, tuple(raw.data.shape)
+    group = group_shapes(buffer_shape, members, first_dims, last_dims, offsets)
+    choices = Choices(
+        axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
+        hadamard_axis, rht_rounding,
+    )  # fmt: skip
+    word = one_of("amax", amax, AMAX_WORDS) if isinstance(amax, str) else None
+    plain = PlainChoices(
+        format, recipe, scale_rule, second_level, scale_layout, nibble_order, pad, nonfinite
+    )
+    given_amax = None if word is not None else amax
+    options = [
+        quantize_options(
+            "quantize",
+            *plain,
+            given_amax is not None,
+            decode_scale is not None,
+            encode_scale is not None,
+            None if variant.is_plain else variant,
+        )
+        for variant in variants_of(choices, word == "per_token")
+    ]
+    plans = tuple(_plan(group, own, word is not None) for own in options)
+    own_seed = seed_of(choices)
+    name = options[0].recipe.name if options[0].recipe is not None else None
+    # Both directions are served by one backend, or refused.
+    engine, *_ = [
+        engine_for("quantize", origin.device, dtype, own.format.name, name, backend, own.variant)
+        for own in options
+    ]
+    with arrays.device_scope(origin):
+        xp = arrays.array_module(origin)
+        flat = rows_of(raw, 1, prod(buffer_shape)).reshape(-1)
+        if options[0].refuses_nonfinite:
+            _check_members(engine, group, flat, dtype)
+        seconds, used = [], []
+        for plan, own in zip(plans, options, strict=True):
+            given = given_second_level(own, given_amax, decode_scale, encode_scale, origin)
+            second = _second_levels(engine, plan, own, flat, dtype, given, raw)
+            seconds.append(second)
+            floor = second is not None and own.variant is not None and own.variant.per_token
+            used.append(per_token_amax(second, origin) if floor else second)
+        packed = tuple(xp.empty(plan.packed_offsets[-1], np.uint8) for plan in plans)
+        scales = tuple(xp.empty(plan.scale_offsets[-1], np.uint8) for plan in plans)
+        engine.quantize_grouped(plans, flat, dtype, tuple(used), packed, scales, own_seed)
+        results = [
+            _tensor(own, group, raw, *parts, per_vector=word is not None)
+            for own, parts in zip(options, zip(packed, scales, seconds, strict=True), strict=True)
+        ]
+    return results[0] if len(results) == 1 else GroupedDirections(*results)
+
+
+def _plan(group: GroupShapes, options: Options, per_vector: bool) -> GroupedPlan:
+    if per_vector and (options.recipe is None or not options.second_level):
+        raise OptionError(f"{options.format.name} has no second-level scale here, let alone many")
+    return grouped_plan(
+        group.dims,
+        group.starts,
+        per_vector,
+        format=options.format.name,
+        recipe=options.recipe.name if options.recipe is not None else None,
+        scale_rule=options.scale_rule,
+        second_level=options.second_level,
+        scale_layout=options.scale_layout,
+        nibble_order=options.nibble_order,
+        pad=options.pad,
+        variant=options.variant,
+    )
+
+
+def _check_members(engine: Any, group: GroupShapes, flat: Any, dtype: str) -> None:
+    """Refuses NaN and infinity in members, not between or behind them.
+
+    Raises:
+        NonFiniteError: naming the member.
+    """
+    for begin, end in group.stretches:
+        if engine.scan(flat[begin:end].reshape(1, -1), dtype)[1]:
+            continue
+        for number, (shape, start) in enumerate(zip(group.dims, group.starts, strict=True)):
+            if prod(shape) and begin <= start < end:
+                part = flat[start : start + prod(shape)].reshape(shape)
+                check_finite(engine, part, dtype, shape, f"member {number} of the group")
+        raise NonFiniteError("the group holds NaN or infinity")  # pragma: no cover
+
+
+def _second_levels(
+    engine: Any,
+    plan: GroupedPlan,
+    options: Options,
+    flat: Any,
+    dtype: str,
+    given: Any,
+    raw: Raw,
+) -> Any:
+    """The second-level values of all members in the recipe's direction, or None."""
+    recipe, count = options.recipe, plan.second_offsets[-1]
+    if recipe is None or not options.second_level:
+        return None
+    xp = arrays.array_module(raw.origin)
+    if given is None:
+        given = xp.empty(count, np.float32)
+        engine.grouped_amax(plan, flat, dtype, given)
+    elif given.size == 1:
+        given = xp.repeat(given, count)
+    elif given.size != count:
+        raise ShapeError(f"{given.size} second-level scales were passed for {count} members")
+    if options.given == recipe.direction or not count:
+        return given
+    return engine.second_level(given, plan.members[0], dtype)
+
+
+def _tensor(
+    options: Options,
+    group: GroupShapes,
+    raw: Raw,
+    packed: Any,
+    block_scale: Any,
+    second: Any,
+    *,
+    per_vector: bool,
+) -> GroupedTensor:
+    recipe, origin = options.recipe, raw.origin
+    scale = None if second is None else arrays.emit(second, "float32", origin)
+    direction = recipe.direction if recipe is not None else None
+    return GroupedTensor(
+        packed=arrays.emit(packed, "uint8", origin),
+        block_scale=arrays.emit(block_scale, "uint8", origin),
+        format=options.format.name,
+        dims=group.dims,
+        starts=group.starts,
+        shape=tuple(raw.data.shape),
+        recipe=recipe.name if recipe is not None else None,
+        scale_rule=options.scale_rule,
+        amax=scale if direction == "amax" else None,
+        decode_scale=scale if direction == "decode" else None,
+        encode_scale=scale if direction == "encode" else None,
+        scale_layout=options.scale_layout,
+        nibble_order=options.nibble_order,
+        source_dtype=raw.dtype,
+        per_vector=per_vector,
+        variant=options.variant,
+    )
+
+
+def dequantize_grouped(
+    group: GroupedTensor, dtype: str = "float32", *, backend: str | None = None, out: Any = None
+) -> Any:
+    """Decodes every member into its place in a buffer like the one that was quantized.
+
+    Args:
+        group: what :func:`quantize_grouped` gave, one direction of it.
+        dtype: `float32`, `float16` or `bfloat16`.
+        backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+        out: C-contiguous array of `group.shape` and `dtype`; what lies between and behind the
+            members is left as it is. None makes one, with zeros there.
+
+    Returns:
+        Array of shape `group.shape` in the framework and on the device of `group.packed` (or
+        `out`).
+
+    Raises:
+        OptionError: for an unknown dtype.
+        ShapeError: if the arrays, or `out`, do not fit.
+        BackendUnavailableError: if the backend cannot serve the request, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> group = quantize_grouped(np.full((3, 16), 6, np.float32), first_dims=[1, 0, 1])
+        >>> dequantize_grouped(group)[:, 0].tolist()
+        [6.0, 6.0, 0.0]
+    """
+    one_of("dtype", dtype, DTYPES)
+    plan = group.plan
+    packed = arrays.ingest_bytes(group.packed, "packed")
+    block_scale = arrays.ingest_bytes(group.block_scale, "block_scale")
+    origin = packed.origin
+    for what, array, size in (
+        ("packed", packed, plan.packed_offsets[-1]),
+        ("block_scale", block_scale, plan.scale_offsets[-1]),
+    ):
+        if tuple(array.data.shape) != (size,):
+            raise ShapeError(
+                f"{what} has shape {tuple(array.data.shape)}, the group needs ({size},)"
+            )
+    engine = engine_for(
+        "dequantize", origin.device, dtype, group.format, group.recipe, backend, group.variant
+    )
+    with arrays.device_scope(origin):
+        second = group.second_level
+        scale = None
+        if second is not None:
+            scale = arrays.ingest_scale(second[1], "the second-level scale", origin)
+            if group.variant is not None and group.variant.per_token:
+                scale = per_token_amax(scale, origin)
+        result = result_buffer(out, group.shape, dtype, origin)
+        if out is None:
+            result[...] = 0
+        flat = [
+            arrays.contiguous(array.data, origin).reshape(-1) for array in (packed, block_scale)
+        ]
+        engine.dequantize_grouped(plan, flat[0], flat[1], scale, result.reshape(-1), dtype)
+        return out if out is not None else arrays.emit(result, dtype, origin)

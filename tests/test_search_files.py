@@ -1,0 +1,159 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scale searches for files: flags, metadata, and decoding without flags."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import fp4kit
+from fp4kit.cli.main import cli
+from fp4kit.errors import FileFormatError
+from fp4kit.io.dequantize_file import dequantize_file
+from fp4kit.io.description import METADATA_KEY, find_quantized
+from fp4kit.io.source import open_source
+
+F32 = np.float32
+SEARCHES = [
+    ("four_over_six", "mse", 448),
+    ("four_over_six", "mae", 256),
+    ("sweep", "mse", 448),
+    ("sweep", "mae_scaled", 256),
+]
+
+
+@pytest.fixture
+def source(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "model.npz"
+    np.savez(
+        path,
+        a=rng.standard_normal((40, 64)).astype(F32),
+        b=rng.standard_t(3, (3, 8, 32)).astype(F32),
+    )
+    return path
+
+
+def call(*arguments):
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def content(path):
+    """(header, data) of a safetensors file."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + size]), raw[8 + size :]
+
+
+def rewritten(path, header, data):
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize(("search", "error", "e4m3_max"), SEARCHES)
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+def test_files_hold_and_decode_what_memory_does(
+    search, error, e4m3_max, layout, source, tmp_path, assert_bits
+):
+    target, back = tmp_path / "q.safetensors", tmp_path / "back.npz"
+    flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
+    call("quantize", source, "-o", target, "--device", "cpu", "--scale-layout", layout, *flags)
+    call("dequantize", target, "-o", back, "--device", "cpu")
+    with open_source(target) as opened, np.load(source) as original, np.load(back) as decoded:
+        entries = {entry.name: entry for entry in find_quantized(opened)}
+        for name, x in original.items():
+            q = fp4kit.quantize(
+                x, scale_search=search, error=error, e4m3_max=e4m3_max, scale_layout=layout
+            )
+            entry = entries[name]
+            assert entry.plan.variant == q.variant
+            stored = np.empty(q.packed.nbytes, np.uint8)
+            opened.read(entry.names.packed, 0, stored.data)
+            assert_bits(stored.reshape(q.packed.shape), q.packed)
+            assert_bits(entry.second, q.amax)
+            assert_bits(decoded[name], fp4kit.dequantize(q))
+
+
+@pytest.mark.parametrize(("search", "error", "e4m3_max"), SEARCHES)
+def test_other_readers_decode_by_the_global_scale(search, error, e4m3_max, source, tmp_path):
+    """`_global_scale` is 6 * e4m3_max / amax: code * scale / global, whoever reads it."""
+    target = tmp_path / "q.safetensors"
+    flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
+    call("quantize", source, "-o", target, "--device", "cpu", *flags)
+    header, data = content(target)
+    del header["__metadata__"][METADATA_KEY]
+    rewritten(target, header, data)
+    back = tmp_path / "back.npz"
+    call("dequantize", target, "-o", back, "--device", "cpu")
+    with np.load(source) as original, np.load(back) as decoded:
+        for name, x in original.items():
+            q = fp4kit.quantize(x, scale_search=search, error=error, e4m3_max=e4m3_max)
+            np.testing.assert_allclose(decoded[name], fp4kit.dequantize(q), rtol=1e-6)
+
+
+def test_the_version_says_that_scales_were_searched(source, tmp_path):
+    """Readers of version 1 would decode scales up to 256 with 448: they must refuse."""
+    for flags, version in (([], 1), (["--scale-search", "sweep"], 2)):
+        target = tmp_path / f"{version}.safetensors"
+        call("quantize", source, "-o", target, "--device", "cpu", *flags)
+        metadata = json.loads(content(target)[0]["__metadata__"][METADATA_KEY])
+        assert metadata["version"] == version
+        assert ("scale_search" in metadata["tensors"]["a"]) == (version == 2)
+    assert "sweep (mse, 448)" in call("inspect", tmp_path / "2.safetensors")
+
+
+@pytest.mark.parametrize("damage", [
+    {"scale_search": "guess"},
+    {"error": None},
+    {"error": "worst"},
+    {"e4m3_max": 300},
+    {"e4m3_max": "256"},
+    {"recipe": "modelopt"},
+])  # fmt: skip
+def test_damaged_facts_are_refused(damage, source, tmp_path):
+    target = tmp_path / "q.safetensors"
+    call("quantize", source, "-o", target, "--device", "cpu", "--scale-search", "sweep")
+    header, data = content(target)
+    metadata = json.loads(header["__metadata__"][METADATA_KEY])
+    metadata["tensors"]["a"] |= damage
+    header["__metadata__"][METADATA_KEY] = json.dumps(metadata)
+    rewritten(target, header, data)
+    with pytest.raises(FileFormatError, match="tensor 'a': damaged"):
+        dequantize_file(target, tmp_path / "back.npz", "float32")
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--error", "mse"], "belongs to --scale-search"),
+    (["--e4m3-max", "256"], "belongs to --scale-search"),
+    (["--scale-search", "sweep", "--recipe", "comfy"], "with recipe te, not recipe comfy"),
+    (["--scale-search", "sweep", "--format", "mxfp8"], "with recipe te, not mxfp8"),
+    (["--scale-search", "best"], "four_over_six"),
+    (["--scale-search", "sweep", "--e4m3-max", "300"], "256"),
+])  # fmt: skip
+def test_wrong_usage(flags, message, source, tmp_path):
+    arguments = ["quantize", str(source), "-o", str(tmp_path / "q.safetensors"), *flags]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "q.safetensors").exists()
+
+
+def test_a_search_lowers_the_reported_error(source, tmp_path):
+    values = []
+    for flags in (
+        [],
+        ["--scale-search", "four_over_six", "--e4m3-max", "256"],
+        ["--scale-search", "sweep"],
+    ):
+        target = tmp_path / f"{len(values)}.safetensors"
+        output = call("quantize", source, "-o", target, "--device", "cpu", "--json", *flags)
+        report = json.loads(output[output.index("{") : output.rindex("}") + 1])
+        values.append(report["tensors"][0]["stats"]["mse"])
+    assert values[2] < values[1] < values[0]
