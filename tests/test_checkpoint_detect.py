@@ -186,6 +186,52 @@ def test_orphan_scales_are_dropped(checkpoints, tmp_path):
     assert not report.dropped.keys() & checkpoints.read(tmp_path / "out").keys()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("spread", [0, 17, 18, 40])
+def test_mxfp4_without_loss_where_it_can_be(checkpoints, tmp_path, layout, spread):
+    """E17: the exponents of a whole fusion group decide, zero blocks aside; else it is said so."""
+    tensors, config = checkpoints.llama(1)
+    rng = np.random.default_rng(spread)
+    source_weights = {}
+    for name in [n for n in tensors if "_proj.weight" in n]:
+        rows, cols = tensors.pop(name)[1].shape
+        scale = np.full((rows, cols // 32), 120, np.uint8)
+        packed = rng.integers(0, 256, (rows, cols // 2), np.uint8)
+        if name.endswith("k_proj.weight"):  # the smallest exponent, far from its siblings'
+            scale[3, 1] = 120 - spread
+        packed[5, :16], scale[5, 0] = 0x80, 1  # zeros have any exponent
+        tensors[f"{name}_packed"], tensors[f"{name}_scale"] = ("U8", packed), ("U8", scale)
+        source_weights[name] = packed, scale
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}},
+        "ignore": ["lm_head"],
+    }
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions(layout=layout))
+    assert structure_faults(tmp_path / "out") == []
+    assert value_faults(tmp_path / "out", source) == []
+    fused = {"q_proj", "k_proj", "v_proj"}
+    for tensor in report.tensors:
+        if tensor.name not in source_weights:
+            continue
+        if spread > 17 and tensor.name.split(".")[-2] in fused:
+            assert tensor.action == "quantize"
+            assert "requantized: 1 of" in tensor.reason
+        else:
+            assert tensor.action == "transfer"
+            assert "no value changes" in tensor.reason
+    for name, folder in (("in", source), ("out", tmp_path / "out")):
+        dequantize_checkpoint(folder, tmp_path / f"{name}-d", DequantizeOptions("float32"))
+    before, after = (checkpoints.read(tmp_path / f"{name}-d") for name in ("in", "out"))
+    for name in source_weights:
+        got, wanted = (checkpoints.array(found[name]) for found in (after, before))
+        if spread <= 17 or name.split(".")[-2] not in fused:
+            assert (got == wanted).all()
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_5_moe", "qwen3_vl_moe", "gpt_oss"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fused_experts_are_quantized_one_by_one(checkpoints, tmp_path, model_type, layout):
@@ -246,7 +292,7 @@ def test_calibrated_activations(checkpoints, tmp_path, layout, wrapped):
     tensors, config = checkpoints.moe(2)
     source = checkpoints.save(tmp_path / "in", tensors, config)
     modules = [n.removesuffix(".weight") for n in tensors if n.endswith(".weight")]
-    amaxes = {module: 0.5 + number for number, module in enumerate(modules)}
+    amaxes = {module: 0.5 + number * 7 % 11 for number, module in enumerate(modules)}
     dead = f"{EXPERTS}.0.down_proj"
     amaxes[dead] = 0
     given = {m: {"input_amax": a} for m, a in amaxes.items()} if wrapped else amaxes

@@ -159,7 +159,7 @@ def test_killed_at_any_moment(checkpoints, tmp_path, name):
     assert count > 50
     rng = random.Random(len(name))
     stops = sorted({1, 2, 4, count - 2, count})
-    stops += rng.sample(range(6, count - 3), 6)
+    stops += rng.sample(range(6, count - 3), 4)
     runs = []
     for number, stop in enumerate(stops):
         target = tmp_path / f"out{number}"
