@@ -67,6 +67,34 @@ def fp4kit_cases(x: np.ndarray) -> dict[str, Case]:
     return cases
 
 
+#: Variants of quantize nvfp4, by name.
+VARIANTS: dict[str, dict[str, object]] = {
+    "columns": {"axis": "column"},
+    "rows and columns": {"axis": "both"},
+    "2-D tiles": {"block": "2d"},
+    "per token": {"amax": "per_token"},
+    "rotated columns": {"axis": "column", "hadamard": True},
+    "stochastic": {"rounding": "stochastic", "seed": 1},
+    "four_over_six": {"scale_search": "four_over_six"},
+    "sweep": {"scale_search": "sweep"},
+}
+
+
+def variant_cases(x: np.ndarray) -> dict[str, Case]:
+    """What is not plain, into buffers that exist already."""
+    cases: dict[str, Case] = {}
+    for name, options in VARIANTS.items():
+        out = fp4kit.quantize(x, **options)
+        cases[f"quantize nvfp4 {name}"] = lambda options=options, out=out: fp4kit.quantize(
+            x, out=out, **options
+        )
+    q = fp4kit.quantize_residual(x, 256)
+    cases["quantize with 256 residual channels"] = lambda: fp4kit.quantize_residual(x, 256)
+    result = np.empty_like(x)
+    cases["dequantize residuals to bf16"] = lambda: fp4kit.dequantize(q, "bfloat16", out=result)
+    return cases
+
+
 def torchao_cases(x: np.ndarray) -> dict[str, Case]:
     """NVFP4 of torchao on torch CPU: eager and compiled."""
     import torch
@@ -118,7 +146,7 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     options = parser.parse_args()
     x = weights(tuple(options.shape))
-    cases = fp4kit_cases(x)
+    cases = fp4kit_cases(x) | variant_cases(x)
     peers = [] if options.no_peers else [n for n in ("torch", "torchao") if _installed(n)]
     if len(peers) == 2:
         warnings.simplefilter("ignore")
