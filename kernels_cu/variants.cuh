@@ -10,6 +10,13 @@
 
 namespace fp4kit {
 
+// Signs are changed on the bits, and the result is hidden from the compiler: it would turn the pair
+// into a negation or an absolute value of floats, which flush subnormals (seen in PTX of
+// NVRTC 12.9).
+FP4KIT_HD float flip_sign(float value, u32 sign) { return as_float(opaque(as_bits(value) ^ sign)); }
+FP4KIT_HD float negate(float value) { return flip_sign(value, kSignBit); }
+FP4KIT_HD float magnitude(float value) { return as_float(opaque(magnitude_bits(value))); }
+
 // ---------------------------------------------------------------------------------------------
 // Rotation
 // ---------------------------------------------------------------------------------------------
@@ -24,7 +31,7 @@ FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {
         const float a = v[i];
         const float b = v[i + h];
         v[i] = add_rn(a, b);
-        v[i + h] = add_rn(a, as_float(as_bits(b) ^ kSignBit));
+        v[i + h] = add_rn(a, negate(b));
       }
     }
   }
@@ -36,7 +43,7 @@ FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {
 FP4KIT_HD void flip_signs(float (&v)[kLaneElements], u32 mask) {
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) {
-    v[i] = as_float(as_bits(v[i]) ^ (((mask >> i) & 1u) << 31));
+    v[i] = flip_sign(v[i], ((mask >> i) & 1u) << 31);
   }
 }
 
@@ -135,9 +142,9 @@ FP4KIT_HD u32 round_stochastically(float scaled, float random) {
   // Bits of positive floats order as the floats do.
   const bool below_2 = capped < as_bits(2.0f);
   const bool below_4 = capped < as_bits(4.0f);
-  const float steps = mul_rn(as_float(capped), below_2 ? 2.0f : below_4 ? 1.0f : 0.5f);
+  const float steps = mul_rn(as_float(opaque(capped)), below_2 ? 2.0f : below_4 ? 1.0f : 0.5f);
   const float whole = floor_small(steps);
-  const float fraction = add_rn(steps, as_float(as_bits(whole) ^ kSignBit));
+  const float fraction = add_rn(steps, negate(whole));
   const bool up = as_bits(random) < magnitude_bits(fraction);
   const u32 first = below_2 ? 0u : below_4 ? 2u : 4u;
   const u32 code = first + to_integer(whole) + (up ? 1u : 0u);
@@ -199,11 +206,10 @@ FP4KIT_HD Candidate make_candidate(u32 byte, const Level& level, float range) {
 
 // The E2M1 value of fl(x * factor), signed.
 FP4KIT_HD float nearest_e2m1(float scaled) {
-  const u32 magnitude = magnitude_bits(scaled);
-  const u32 code =
-      magnitude > kInfBits ? E2m1::kNanCode : e2m1_magic<true>(as_float(magnitude)) - kMagic23;
-  const u32 sign = magnitude > kInfBits ? 0u : as_bits(scaled) & kSignBit;
-  return as_float(e2m1_float_bits(code) | sign);
+  const bool nan = is_nan(scaled);
+  const u32 code = nan ? E2m1::kNanCode : e2m1_magic<true>(magnitude(scaled)) - kMagic23;
+  const u32 sign = nan ? 0u : as_bits(scaled) & kSignBit;
+  return as_float(opaque(e2m1_float_bits(code) | sign));
 }
 
 // scale_search.total_error of one block: the elements' errors summed in order.
@@ -223,10 +229,9 @@ FP4KIT_HD float block_error(const float (&x)[kLaneElements], const Candidate& ca
     } else {
       decoded = mul_rn(decoded, candidate.decode);
     }
-    const float difference = add_rn(decoded, as_float(as_bits(wanted) ^ kSignBit));
+    const float difference = add_rn(decoded, negate(wanted));
     const bool squared = error == kErrorMse || error == kErrorMseScaled;
-    total = add_rn(total,
-                   squared ? mul_rn(difference, difference) : as_float(magnitude_bits(difference)));
+    total = add_rn(total, squared ? mul_rn(difference, difference) : magnitude(difference));
   }
   return total;
 }

@@ -11,12 +11,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
 
 import fp4kit
 from fp4kit.backends import BACKEND_NAMES, get_backend
+
+# The same examples in every run, so that a change is judged by what it changed; others are looked
+# for with --hypothesis-profile=search.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("search", derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("same")
 
 GOLDEN = Path(__file__).parent / "golden"
 NUMPY_DTYPES = {

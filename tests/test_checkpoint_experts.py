@@ -381,3 +381,15 @@ def test_transposition_in_many_threads(monkeypatch, dtype, first, step, shape):
     transpose(source, first, step, out, 1)
     assert (out[:, 1:-1] == expected).all()
     assert not out[:, [0, -1]].any()
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 0), (3, 5, 7), (2, 32, 32)])
+def test_a_weight_with_three_axes_is_not_yet_an_expert(stored, shape):
+    """Only `down_proj`, outside of any experts: nothing says that it is one, so it stays whole."""
+    tensors = {"a.down_proj.weight": ("BF16", np.zeros(shape, np.uint16))}
+    assert expert_views.find_views(stored.ArraySource(tensors), {}) == []
+
+
+def test_empty_experts_stay_whole(stored):
+    tensors = {f"{P}.down_proj": ("BF16", np.zeros((0, 4, 4), np.uint16))}
+    assert expert_views.find_views(stored.ArraySource(tensors), {}) == []

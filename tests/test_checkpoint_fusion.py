@@ -62,6 +62,18 @@ def test_what_is_fused_with_nothing(member):
     assert fusion_group(f"model.layers.0.x.{member}.weight") is None
 
 
+@pytest.mark.parametrize("parent", ["model.layers.3.self_attn.indexer", "indexer"])
+def test_an_indexer_fuses_other_weights(parent):
+    """DeepSeek V3.2: vLLM's wk_weights_proj. There is no wq, and wq_b stands alone."""
+    names = [weight(parent, member) for member in ("wq_b", "wk", "weights_proj")]
+    assert list(groups(names).values()) == [names[1:]]
+    assert fusion_group(names[0]) is None
+    assert fusion_group(weight(parent, "q_proj")) is None
+    assert absent_siblings(names) == []
+    beside = weight(f"{parent}_2", "wk")
+    assert absent_siblings([beside]) == [weight(f"{parent}_2", m) for m in ("wq", "wv")]
+
+
 def test_members_are_whole_parts_of_names():
     for member in {name for row in FUSED for name in row}:
         assert fusion_group(f"a.{member}x.weight") is None

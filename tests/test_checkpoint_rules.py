@@ -38,6 +38,13 @@ QUANTIZED += [
     "pooler.dense.weight",
     "transformer.h.0.mlp.c_fc.weight",
     "transformer.h.0.attn.gate.weight",  # not a router: nothing of experts around it
+    f"{L}.self_attn.indexer.wq_b.weight",
+    f"{L}.self_attn.wk.weight",
+    f"{L}.mixer.in_proj.weight",
+    f"{L}.self_attn.output_projection.o_proj.weight",
+    f"{L}.output.dense.weight",
+    "model.head.k_proj.weight",
+    "transformer_blocks.0.norm1_proj.linear.dense.weight",
     "decoder.layers.0.fc1.weight",
     "double_blocks.0.img_attn.qkv.weight",
     "transformer_blocks.0.attn.to_q.weight",
@@ -63,19 +70,49 @@ KEPT = {
     f"{L}.mlp.shared_expert_gate.weight": "router",
     f"{L}.linear_attn.in_proj_a.weight": "linear attention",
     f"{L}.linear_attn.in_proj_b.weight": "linear attention",
-    f"{L}.linear_attn.conv1d.weight": "norm or convolution",
-    f"{L}.input_layernorm.weight": "norm or convolution",
+    f"{L}.linear_attn.conv1d.weight": "convolution by its name",
+    f"{L}.input_layernorm.weight": "norm",
+    # Routers of Nemotron-H, Ernie 4.5 VL and Gemma 3n.
+    f"{L}.mixer.gate.weight": "router",
+    f"{L}.mlp.text_moe.gate.weight": "router",
+    f"{L}.mlp.vision_moe.gate.weight": "router",
+    f"{L}.altup.modality_router.weight": "router",
+    f"{L}.self_attn.indexer.wk.weight": "chooses the tokens",
+    f"{L}.self_attn.indexer.weights_proj.weight": "chooses the tokens",
+    f"{L}.self_attn.compressor.indexer.scorer.weights_proj.weight": "chooses the tokens",
+    "cls.predictions.decoder.weight": "output head",
+    "lm_head.decoder.weight": "output head",
+    "lm_head.dense.weight": "output head",
+    "transformer.output_layer.weight": "output head",
+    "output.weight": "output head",
+    "head.weight": "output head",
+    "proj_out.weight": "output head",
+    "model.vision_tower.embeddings.patch_embedding.weight": "part of vision_tower",
+    "embeddings.patch_embedding.weight": "embedding by its name",
+    "embeddings.token_type_embeddings_3.weight": "embedding by its name",
+    "prompt.point_embed.2.weight": "embedding by its name",
+    "decoder.class_embed.weight": "embedding by its name",
     "model.visual.blocks.0.attn.qkv.weight": "part of visual",
     "vision_tower.encoder.layers.0.self_attn.q_proj.weight": "part of vision_tower",
     "audio_tower.layers.0.fc1.weight": "part of audio_tower",
     "multi_modal_projector.linear_1.weight": "part of multi_modal_projector",
     "mm_projector.0.weight": "part of mm_projector",
+    "model.projector.linear_fc1.weight": "part of projector",
+    "model.merger.linear_1.weight": "part of merger",
+    "model.embed_tokens_extend.audio_embed.up_proj.weight": "part of embed_tokens_extend",
+    "qformer.encoder.layer.0.attention.attention.query.weight": "part of qformer",
+    "model.vision_projection.linear_1.weight": "part of vision_projection",
     "mtp.layers.0.mlp.up_proj.weight": "multi-token",
     "model.mtp.fc.weight": "multi-token",
     "final_layer.linear.weight": "diffusion",
     "img_in.weight": "diffusion",
     "double_blocks.0.img_mod.lin.weight": "diffusion",
     "single_blocks.0.modulation.lin.weight": "diffusion",
+    # The same weights by the names of diffusers.
+    "transformer_blocks.0.norm1.linear.weight": "diffusion",
+    "transformer_blocks.0.norm1_context.linear.weight": "diffusion",
+    "down_blocks.0.resnets.1.time_emb_proj.weight": "diffusion",
+    "transformer_blocks.0.proj_out.weight": "diffusion",
 }
 
 
@@ -137,10 +174,14 @@ def test_rules_match_whole_parts_of_names(parts, front, back):
 
 @pytest.mark.parametrize("model_type", ["gpt2", "imagegpt"])
 def test_transposed_linear_layers(model_type):
-    """GPT-2 stores [in, out]: blocks would run along the wrong axis."""
+    """GPT-2 stores [in, out]: blocks would run along the wrong axis, even if it is asked for."""
+    nested = {"model_type": "vision-encoder-decoder", "decoder": {"model_type": model_type}}
     for last in ("c_attn", "c_proj", "c_fc"):
         name = f"h.0.attn.{last}.weight"
-        assert "transposed" in reason(name, config={"model_type": model_type})
+        for config in ({"model_type": model_type}, nested):
+            assert "transposed" in reason(name, config=config)
+            assert "transposed" in reason(name, config=config, include=["*"])
+            assert is_linear_weight(name, (64, 64))  # engines build it, so the list names it
         assert reason(name, config={"model_type": "gpt_bigcode"}) == ""
 
 
@@ -151,6 +192,20 @@ def test_layers_beyond_the_last_are_prediction_heads(layer, kept):
     assert ("multi-token" in reason(name, config=config)) == kept
     assert ("multi-token" in reason(name, config={"text_config": config})) == kept
     assert reason(name, config={"num_hidden_layers": 61}) == ""
+
+
+@pytest.mark.parametrize("where", ["", "model.", "transformer.pooler."])
+def test_heads_have_a_row_for_each_word(where):
+    for config in ({"vocab_size": 96}, {"text_config": {"vocab_size": 96}}):
+        assert reason(f"{where}unheard_of.weight", (96, 64), config=config) == "output head"
+        assert reason(f"{where}unheard_of.weight", (97, 64), config=config) == ""
+        assert reason(f"{L}.mlp.up_proj.weight", (96, 64), config=config) == ""
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_is_in_the_ignore_list_or_no_layer(name):
+    """A layer that the list leaves out is built quantized, and its weight finds no place."""
+    assert is_linear_weight(name, (64, 64)) != (is_embedding(name) or KEPT[name] == "norm")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -188,13 +243,13 @@ def test_patterns(pattern, name, matches):
 @pytest.mark.parametrize("name", KEPT)
 def test_include_wins_over_defaults_and_exclude_over_include(name):
     # An embedding looks rows up and a norm multiplies them: no engine reads either quantized.
-    never = is_embedding(name) or "norm" in KEPT[name]
+    never = is_embedding(name) or KEPT[name] == "norm"
     assert (reason(name, include=["*"]) == "") == (not never)
     assert "excluded" in reason(name, include=["*"], exclude=["*"])
 
 
 @pytest.mark.parametrize("option", ["include", "exclude"])
-@pytest.mark.parametrize("pattern", ["*typo*", "re:typo", "lm_heads", "re:proj"])
+@pytest.mark.parametrize("pattern", ["*typo*", "re:typo", "lm_heads", "re:layers"])
 def test_patterns_that_match_nothing(option, pattern):
     """G3: most likely misspelt, so the result would not be what was asked for."""
     names = [*QUANTIZED, *KEPT]

@@ -19,7 +19,6 @@ from .layouts import comfy, compressed_tensors, modelopt
 MODELOPT_FORMATS = {
     "NVFP4": "nvfp4",
     "W4A16_NVFP4": "nvfp4",
-    "NVFP4_AWQ": "nvfp4",
     "MXFP4": "mxfp4",
     "MXFP8": "mxfp8",
 }
@@ -125,7 +124,7 @@ def _modelopt(config: dict[str, Any] | None, hf_quant: dict[str, Any] | None) ->
         modelopt.METHOD,
         frozenset((MODELOPT_FORMATS[algorithm.upper()],)),
         _strings(ignore, "hf_quant_config.json: exclude_modules"),
-        algorithm.upper() in (modelopt.WITH_ACTIVATIONS, "NVFP4_AWQ"),
+        algorithm.upper() == modelopt.WITH_ACTIVATIONS,
         str(own.get("kv_cache_quant_algo") or ""),
         tuple(faults),
     )

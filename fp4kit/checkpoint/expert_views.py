@@ -189,6 +189,11 @@ def _check_bias(
         )
 
 
+def _is_experts(prefix: str, weights: dict[str, SourceTensor]) -> bool:
+    """Whether 3-D weights are fused experts, and not some other model's that share a name."""
+    return "gate_up_proj" in weights or prefix.rpartition(".")[2].endswith("experts")
+
+
 def find_views(
     source: Source, config: dict[str, Any], experts_layout: str | None = None
 ) -> list[View]:
@@ -206,8 +211,10 @@ def find_views(
     fused: dict[str, dict[str, SourceTensor]] = {}
     for name, tensor in source.tensors.items():
         match = fused_weight(name)
-        if match and tensor.spec.dtype in FLOATS and len(tensor.spec.shape) == 3:
+        shape = tensor.spec.shape
+        if match and tensor.spec.dtype in FLOATS and len(shape) == 3 and 0 not in shape:
             fused.setdefault(match[0], {})[match[1]] = tensor
+    fused = {prefix: weights for prefix, weights in fused.items() if _is_experts(prefix, weights)}
     biases = fused_biases(source) if fused else {}
     views: list[View] = []
     for prefix, weights in fused.items():

@@ -26,10 +26,17 @@ FUSED = (
     ("fc1", "fc3"),
     ("c_fc_0", "c_fc_1"),
 )
+#: The same inside an `indexer` (DeepSeek V3.2), where a `wk` has no `wq` and `wv` beside it.
+INDEXER = "indexer"
+FUSED_INDEXER = ("wk", "weights_proj")
 #: Members that every model with one of the group has: an engine builds the fused module whole.
 WHOLE = frozenset((FUSED[0], FUSED[2], FUSED[4], ("gate_proj", "up_proj")))
 _GROUPS = {member: members for members in FUSED for member in members}
 _WHOLE = {member: members for members in WHOLE for member in members}
+
+
+def _is_indexer(parent: str) -> bool:
+    return parent.rpartition(".")[2] == INDEXER
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -52,6 +59,8 @@ def fusion_group(name: str) -> str | None:
         return None
     parent, last = _split(name)
     members = _GROUPS.get(last)
+    if _is_indexer(parent):
+        members = FUSED_INDEXER if last in FUSED_INDEXER else None
     if members is None:
         return None
     listed = "{" + ",".join(members) + "}"
@@ -78,7 +87,7 @@ def absent_siblings(names: Iterable[str]) -> list[str]:
     siblings = []
     for name in names:
         parent, last = _split(name)
-        for member in _WHOLE.get(last, ()):
+        for member in () if _is_indexer(parent) else _WHOLE.get(last, ()):
             sibling = f"{parent}.{member}{WEIGHT}" if parent else f"{member}{WEIGHT}"
             if sibling not in given:
                 siblings.append(sibling)

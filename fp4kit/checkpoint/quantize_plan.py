@@ -17,6 +17,7 @@ from .activations import activation_amaxes
 from .codes import Codes
 from .directory import Checkpoint, listed
 from .fusion import absent_siblings, groups, settle
+from .heads import absent_head
 from .layouts import Layout, Summary, get_layout, module_of
 from .logical import LogicalSource
 from .options import UNCALIBRATED, CheckpointOptions
@@ -139,9 +140,9 @@ def ignored_modules(works: dict[str, TensorPlan], config: dict[str, Any]) -> tup
     modules = [module_of(name) for name in kept]
     modules += _fused_experts(works)
     modules += [module_of(name) for name in absent_siblings(kept) if name not in works]
-    tied = bool(setting(config, "tie_word_embeddings"))
-    if tied and not any(name.endswith("lm_head") for name in modules):
-        modules.append("lm_head")
+    head = absent_head(works, config)
+    if head is not None:
+        modules.append(head)
     return tuple(sorted(set(modules)))
 
 

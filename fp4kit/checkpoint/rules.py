@@ -3,7 +3,13 @@
 """Which weights are quantized: those of linear layers, but for the ones that engines keep whole.
 
 The defaults are those of checkpoints.md section 4. They match whole parts of a name (what stands
-between dots), so that a rule about `gate` does not catch `gate_proj`.
+between dots), or whole words of one (between underscores), so that a rule about `gate` does not
+catch `gate_proj`. `tests/test_peers_rules.py` holds them against the modules of every
+architecture of transformers.
+
+A name does not always tell an embedding from a linear layer: `patch_embedding` is either, by
+model. Such a weight is kept, and counts as linear: a name too many in an ignore list is harmless,
+but a linear layer that is missing there is built as a quantized one, and cannot be loaded.
 """
 
 from __future__ import annotations
@@ -23,48 +29,64 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Modules that look up rows instead of multiplying.
+#: Modules that look up rows instead of multiplying, whatever the model.
 EMBEDDINGS = _words(
     """
     embed_tokens embed_tokens_per_layer wte wpe word_embeddings position_embeddings
     token_type_embeddings embed_positions embed_in tok_embeddings embeddings embed shared
-    relative_attention_bias position_embedding token_embedding patch_embedding
-    class_embedding
+    relative_attention_bias position_embedding token_embedding word_embedding tokens_embed
+    positions_embed embed_audio_tokens embed_text_tokens input_embeds_layer
+    input_embeds_layers position_embeds_layer position_embedding_table
+    visual_embeddings_table
     """
 )
+#: Last words (`embed` the first as well) of modules that are embeddings in most models, and linear
+#: layers in some.
+EMBEDDING_WORDS = _words("embed embeds embedding embeddings embedder emb")
+#: Parts of a name under which states are turned into words.
+HEADS = _words("lm_head lm_heads audio_lm_head generator_lm_head")
+#: Last parts of modules that do so, outside of numbered layers.
+LAST_HEADS = _words("embed_out output_layer output_projection vocab_projector lm_loss")
+#: Those where nothing but `model` stands before them.
+OUTER_HEADS = _words("output head head.head head.decoder decoder proj_out")
 #: Last parts of modules that choose experts: their output decides, not only its size.
 ROUTERS = _words(
     """
     router gate shared_expert_gate gate_network router_proj wg ffn_gate_inp
     """
 )
-#: A `gate` is a router only inside one of these.
-ROUTER_PARENTS = frozenset(("mlp", "block_sparse_moe", "moe", "feed_forward", "ffn"))
+#: A `gate` is a router only inside one of these, or of a part that ends in `moe`.
+ROUTER_PARENTS = frozenset(("mlp", "feed_forward", "ffn", "mixer"))
 #: Parts of a name under which everything serves another sense than text, or joins two.
 TOWERS = _words(
     """
     visual vision vision_model vision_tower vision_encoder audio audio_tower audio_model
     audio_encoder multi_modal_projector mm_projector vision_projector audio_projector
     embed_vision embed_audio image_newline modality_projection aligner connector vit
+    image_tower video_tower vision_projection vision_adapter language_projection
+    image_to_text_projection projector merger resampler resampler_model qformer
+    embed_tokens_extend
     """
 )
 CONVOLUTIONS = _words(
     """
-    conv1d conv conv2d short_conv conv_in conv_out patch_embed
+    conv1d conv conv2d short_conv conv_in conv_out
     """
 )
-#: What ComfyUI's NVFP4 files of diffusion models keep whole: layers at the ends, and modulation.
+#: What NVFP4 files of diffusion models keep whole: layers at the ends, and modulation. ComfyUI
+#: reads sizes of the model from the shapes of some (its PR 15273); others are those of ModelOpt's
+#: filters for diffusers.
 DIFFUSION = _words(
     """
     img_in txt_in time_in vector_in guidance_in final_layer time_embed time_embedder
     t_embedder time_text_embed context_embedder x_embedder y_embedder proj_in proj_out
     norm_out img_mod txt_mod modulation adaLN_modulation single_stream_modulation
     double_stream_modulation_img double_stream_modulation_txt time_embedding time_projection
-    text_embedding pos_embed
+    text_embedding pos_embed time_emb_proj add_embedding
     """
 )
 #: Model types whose linear weights are stored [in, out].
-TRANSPOSED_TYPES = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer"))
+TRANSPOSED_TYPES = _words("gpt2 openai-gpt imagegpt decision_transformer clvp clvp_decoder")
 TRANSPOSED = frozenset(("c_attn", "c_proj", "c_fc", "q_attn"))
 
 
@@ -79,9 +101,14 @@ def _module(name: str) -> list[str]:
     return name.removesuffix(WEIGHT).split(".")
 
 
+def _named(parts: list[str]) -> str:
+    """The last part that is no number: modules of a list share the name of the list."""
+    return next((part for part in reversed(parts) if not part.isdigit()), "")
+
+
 def is_embedding(name: str) -> bool:
-    """Whether a weight is that of an embedding."""
-    return name.endswith(WEIGHT) and _module(name)[-1] in EMBEDDINGS
+    """Whether a weight is that of an embedding in every model."""
+    return name.endswith(WEIGHT) and _named(_module(name)) in EMBEDDINGS
 
 
 def _is_norm(part: str) -> bool:
@@ -90,37 +117,72 @@ def _is_norm(part: str) -> bool:
 
 
 def is_linear_weight(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the weight of a linear layer, as an engine builds it."""
+    """Whether a tensor is, or may be, the weight of a linear layer, as an engine builds it."""
     if not name.endswith(WEIGHT) or len(shape) != 2:
         return False
-    last = _module(name)[-1]
-    return not is_embedding(name) and not _is_norm(last) and last not in CONVOLUTIONS
+    return not is_embedding(name) and not _is_norm(_module(name)[-1])
 
 
-def _default(name: str, config: dict[str, Any]) -> str:
-    """Why a linear weight is left alone unless it is asked for; "" if it is not."""
-    parts = _module(name)
-    last = parts[-1]
-    parent = parts[-2] if len(parts) > 1 else ""
-    if last in ("lm_head", "embed_out") or parts[-2:] == ["model", "output"]:
-        return "output head"
-    if last in ROUTERS and (last != "gate" or parent in ROUTER_PARENTS):
-        return "router"
-    if "router" in parts:
-        return "router"
+def _is_head(parts: list[str], shape: tuple[int, ...], config: dict[str, Any]) -> bool:
+    if not HEADS.isdisjoint(parts):
+        return True
+    if any(part.isdigit() for part in parts):
+        return False
+    outer = ".".join(parts[1:] if parts[0] == "model" else parts)
+    if parts[-1] in LAST_HEADS or outer in OUTER_HEADS or parts[-2:] == ["predictions", "decoder"]:
+        return True
+    return bool(shape[0] == setting(config, "vocab_size"))
+
+
+def _is_router(parts: list[str]) -> bool:
+    last, parent = parts[-1], parts[-2] if len(parts) > 1 else ""
+    if last == "gate" and (parent in ROUTER_PARENTS or parent.endswith("moe")):
+        return True
+    if last in ROUTERS and last != "gate":
+        return True
+    return any(part == "router" or part.endswith("_router") for part in parts)
+
+
+def _by_last_part(parts: list[str]) -> str:
+    """Why a linear weight is left alone by the name of its module and that of the parent."""
+    last, parent = _named(parts), parts[-2] if len(parts) > 1 else ""
     if parent == "linear_attn" and last in ("in_proj_a", "in_proj_b", "in_proj_ba"):
         return "small projection of linear attention"
+    if last == "weights_proj" or (parent == "indexer" and last == "wk"):
+        # vLLM and SGLang fuse the two into one layer that has no quantized form.
+        return "chooses the tokens that are attended to"
+    words = [word for word in last.split("_") if not word.isdigit()]
+    if words and (words[0] == "embed" or words[-1] in EMBEDDING_WORDS):
+        return "embedding by its name"
+    return "convolution by its name" if last in CONVOLUTIONS else ""
+
+
+def _default(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> str:
+    """Why a linear weight is left alone unless it is asked for; "" if it is not."""
+    parts = _module(name)
+    if _is_head(parts, shape, config):
+        return "output head"
+    if _is_router(parts):
+        return "router"
     if "mtp" in parts or _is_extra_layer(parts, config):
         return "multi-token prediction"
     tower = next((part for part in parts if part in TOWERS), None)
     if tower is not None:
         return f"part of {tower}"
     ends = next((part for part in parts if part in DIFFUSION), None)
+    if ends is None and parts[-1] == "linear" and len(parts) > 1 and _is_norm(parts[-2]):
+        ends = parts[-2]  # how diffusers names modulation
     if ends is not None:
         return f"sensitive layer of a diffusion model ({ends})"
-    if config.get("model_type") in TRANSPOSED_TYPES and last in TRANSPOSED:
-        return "stored transposed (Conv1D)"
-    return ""
+    return _by_last_part(parts)
+
+
+def _is_transposed(name: str, config: dict[str, Any]) -> bool:
+    """Whether a weight is stored [in, out]; blocks would run along the wrong axis."""
+    if _module(name)[-1] not in TRANSPOSED:
+        return False
+    nested = [part for part in config.values() if isinstance(part, dict)]
+    return any(part.get("model_type") in TRANSPOSED_TYPES for part in (config, *nested))
 
 
 def _is_extra_layer(parts: list[str], config: dict[str, Any]) -> bool:
@@ -198,5 +260,7 @@ class Rules:
             # Engines look rows up in it: no layout has a quantized form of that.
             return "embedding"
         if not is_linear_weight(name, shape):
-            return "norm or convolution"
-        return "" if included is not None else _default(name, self._config)
+            return "norm"
+        if _is_transposed(name, self._config):
+            return "stored transposed (Conv1D)"
+        return "" if included is not None else _default(name, shape, self._config)

@@ -1,0 +1,48 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Output heads that a checkpoint does not store, as they share the weight of the embedding.
+
+An engine builds them all the same, so that they must stand in the ignore list. What they are
+called was read from `_tied_weights_keys` of transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .rules import setting
+
+#: What a tied head is called, by a module that is stored before it.
+BY_NEIGHBOUR = {
+    "cls.predictions.transform": "cls.predictions.decoder",
+    "lm_head.dense": "lm_head.decoder",
+    "predictions.dense": "predictions.decoder",
+    "vocab_transform": "vocab_projector",
+}
+#: The same by model type, where nothing is stored before it.
+BY_TYPE = dict.fromkeys(("whisper", "moonshine", "moonshine_streaming"), "proj_out")
+USUAL = "lm_head"
+#: Ends of names of architectures that have such a head; most tie it unless config.json says no.
+ARCHITECTURES = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "LMHeadModel")
+
+
+def absent_head(names: Iterable[str], config: dict[str, Any]) -> str | None:
+    """The output head that an engine ties to the embedding, None if there is none or it is stored.
+
+    Args:
+        names: every tensor of the checkpoint.
+        config: content of config.json.
+    """
+    tied = setting(config, "tie_word_embeddings")
+    architectures = config.get("architectures") or []
+    built = any(str(name).endswith(ARCHITECTURES) for name in architectures)
+    if tied is False or not (tied or built):
+        return None
+    stored = list(names)
+    head = BY_TYPE.get(str(config.get("model_type")), USUAL)
+    for neighbour, name in BY_NEIGHBOUR.items():
+        if any(tensor.startswith(f"{neighbour}.") for tensor in stored):
+            head = name
+    found = any(tensor.removesuffix(".weight").endswith(head) for tensor in stored)
+    return None if found else head
