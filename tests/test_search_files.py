@@ -64,12 +64,15 @@ def rewritten(path, header, data):
 @pytest.mark.parametrize(("search", "error", "e4m3_max"), SEARCHES)
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
 def test_files_hold_and_decode_what_memory_does(
-    search, error, e4m3_max, layout, source, tmp_path, assert_bits
+    search, error, e4m3_max, layout, source, tmp_path, assert_bits, fast_backend
 ):
     target, back = tmp_path / "q.safetensors", tmp_path / "back.npz"
     flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
-    call("quantize", source, "-o", target, "--device", "cpu", "--scale-layout", layout, *flags)
-    call("dequantize", target, "-o", back, "--device", "cpu")
+    flags += ["--device", fast_backend.name, "--report", tmp_path / "report.json"]
+    call("quantize", source, "-o", target, "--scale-layout", layout, *flags)
+    call("dequantize", target, "-o", back, "--device", fast_backend.name)
+    report = json.loads((tmp_path / "report.json").read_text())
+    stats = {tensor["name"]: tensor["stats"] for tensor in report["tensors"]}
     with open_source(target) as opened, np.load(source) as original, np.load(back) as decoded:
         entries = {entry.name: entry for entry in find_quantized(opened)}
         for name, x in original.items():
@@ -83,6 +86,8 @@ def test_files_hold_and_decode_what_memory_does(
             assert_bits(stored.reshape(q.packed.shape), q.packed)
             assert_bits(entry.second, q.amax)
             assert_bits(decoded[name], fp4kit.dequantize(q))
+            expected = fp4kit.error_stats(x, q).to_dict()
+            assert stats[name] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("search", "error", "e4m3_max"), SEARCHES)

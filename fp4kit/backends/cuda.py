@@ -20,7 +20,7 @@ from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
 from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
 from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
-from .cuda_variants import Directions
+from .cuda_variants import Directions, variant_of
 
 THREADS = (cuda_module.THREADS,)
 
@@ -115,12 +115,6 @@ class CudaBackend(Backend):
         device = int(request.device.split(":")[1])
         if cuda_device.capability(device) < cuda_device.MIN_CAPABILITY:
             return cuda_device.too_old(device)
-        variant = request.variant
-        if request.operation == "error_stats" and variant is not None and variant.e4m3_max != 448:
-            return (
-                f"has no kernel that measures errors under e4m3_max={variant.e4m3_max}; dequantize "
-                "first, and compare the arrays"
-            )
         return None
 
     def devices(self) -> list[str]:
@@ -380,7 +374,8 @@ class CudaBackend(Backend):
                 packed = keep_if_captured(cupy.ascontiguousarray(packed.T))
                 if plan.scale_layout == "linear":
                     block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
-            plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=None)
+            variant = replace(variant_of(plan), axis="row")
+            plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=variant)
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x.data.ptr)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)
