@@ -123,6 +123,9 @@ class CudaBackend(Backend):
     def details(self) -> dict[str, str]:
         return cuda_device.details()
 
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> RawArray:
+        return _scratch(shape, dtype)
+
     # --------------------------------------------------------------------------------------------
     # The second level
     # --------------------------------------------------------------------------------------------
@@ -289,17 +292,16 @@ class CudaBackend(Backend):
         second: RawArray | None,
         out: RawArray,
         out_dtype: str,
+        seed: Seed = NO_SEED,
     ) -> None:
-        fused = dtype == out_dtype and cuda_launch.rows_are_vectors(plan.cols, dtype)
+        fused = plan.variant is None and dtype == out_dtype
+        fused = fused and cuda_launch.rows_are_vectors(plan.cols, dtype)
         if fused and _aligned(x.data.ptr | out.data.ptr):
             ready = cuda_ready.fused(_current_device(), plan, dtype, _count(second))
             ready.launch(x.data.ptr, _address(second), out.data.ptr)
             return
         # Rare: not worth two more kernels for each pair of types.
-        packed = _scratch(plan.packed_shape, np.uint8)
-        block_scale = _scratch(plan.scale_shape, np.uint8)
-        self.quantize(plan, x, dtype, second, packed, block_scale)
-        self.dequantize(plan, packed, block_scale, second, out, out_dtype)
+        super().quantize_dequantize(plan, x, dtype, second, out, out_dtype, seed)
 
     # --------------------------------------------------------------------------------------------
     # Scale layouts
