@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -25,6 +24,7 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+from peers import installed
 
 import fp4kit
 
@@ -147,7 +147,7 @@ def main() -> None:
     options = parser.parse_args()
     x = weights(tuple(options.shape))
     cases = fp4kit_cases(x) | variant_cases(x)
-    peers = [] if options.no_peers else [n for n in ("torch", "torchao") if _installed(n)]
+    peers = [] if options.no_peers else [n for n in ("torch", "torchao") if installed(n)]
     if len(peers) == 2:
         warnings.simplefilter("ignore")
         cases |= torchao_cases(x)
@@ -171,10 +171,6 @@ def main() -> None:
             for mode in ("compiled", "eager"):
                 ratio = mine / rates[f"torchao {mode} {kind}"]
                 print(f"fp4kit / torchao {mode} {kind}: {ratio:.1f}x")
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 if __name__ == "__main__":
