@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -25,6 +24,7 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+from peers import installed
 
 import fp4kit
 
@@ -64,6 +64,34 @@ def fp4kit_cases(x: np.ndarray) -> dict[str, Case]:
     cases["quantize nvfp4 te, f32 input"] = lambda: fp4kit.quantize(single, out=q32)
     m32 = fp4kit.quantize(single, "mxfp4")
     cases["quantize mxfp4, f32 input"] = lambda: fp4kit.quantize(single, "mxfp4", out=m32)
+    return cases
+
+
+#: Variants of quantize nvfp4, by name.
+VARIANTS: dict[str, dict[str, object]] = {
+    "columns": {"axis": "column"},
+    "rows and columns": {"axis": "both"},
+    "2-D tiles": {"block": "2d"},
+    "per token": {"amax": "per_token"},
+    "rotated columns": {"axis": "column", "hadamard": True},
+    "stochastic": {"rounding": "stochastic", "seed": 1},
+    "four_over_six": {"scale_search": "four_over_six"},
+    "sweep": {"scale_search": "sweep"},
+}
+
+
+def variant_cases(x: np.ndarray) -> dict[str, Case]:
+    """What is not plain, into buffers that exist already."""
+    cases: dict[str, Case] = {}
+    for name, options in VARIANTS.items():
+        out = fp4kit.quantize(x, **options)
+        cases[f"quantize nvfp4 {name}"] = lambda options=options, out=out: fp4kit.quantize(
+            x, out=out, **options
+        )
+    q = fp4kit.quantize_residual(x, 256)
+    cases["quantize with 256 residual channels"] = lambda: fp4kit.quantize_residual(x, 256)
+    result = np.empty_like(x)
+    cases["dequantize residuals to bf16"] = lambda: fp4kit.dequantize(q, "bfloat16", out=result)
     return cases
 
 
@@ -118,8 +146,8 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     options = parser.parse_args()
     x = weights(tuple(options.shape))
-    cases = fp4kit_cases(x)
-    peers = [] if options.no_peers else [n for n in ("torch", "torchao") if _installed(n)]
+    cases = fp4kit_cases(x) | variant_cases(x)
+    peers = [] if options.no_peers else [n for n in ("torch", "torchao") if installed(n)]
     if len(peers) == 2:
         warnings.simplefilter("ignore")
         cases |= torchao_cases(x)
@@ -143,10 +171,6 @@ def main() -> None:
             for mode in ("compiled", "eager"):
                 ratio = mine / rates[f"torchao {mode} {kind}"]
                 print(f"fp4kit / torchao {mode} {kind}: {ratio:.1f}x")
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 if __name__ == "__main__":

@@ -11,55 +11,15 @@ torchao and comfy-kitchen are measured beside it where they are installed.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
 import cupy
+from peers import peer_cases
 
 from fp4kit import bench
 from fp4kit.formats import DTYPES
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
-
-
-def peer_cases(rows: int, columns: int) -> Iterator[bench.Case]:
-    """NVFP4 of bfloat16 and back with a known amax, by everyone who is installed."""
-    if not _installed("torch"):
-        return
-    import torch
-
-    torch.manual_seed(0)
-    x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-    moved = x.numel() * 2 + x.numel() // 2 + x.numel() // 16
-    scale = (x.abs().max().float() / 2688).reshape(())
-    target = torch.empty_like(x)
-    yield bench.Case("torch copy", 2 * x.numel() * 2, lambda: target.copy_(x))
-    yield bench.Case("torch eager amax", x.numel() * 2, lambda: x.abs().amax())
-    if _installed("torchao"):
-        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, nvfp4_quantize
-
-        quantize = torch.compile(lambda t, s: nvfp4_quantize(t, 16, s))
-        decode = torch.compile(lambda t: t.dequantize(torch.bfloat16))
-        q = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale)
-        yield bench.Case("torchao eager quantize", moved, lambda: nvfp4_quantize(x, 16, scale))
-        yield bench.Case("torchao compiled quantize", moved, lambda: quantize(x, scale))
-        yield bench.Case("torchao compiled dequantize", moved, lambda: decode(q))
-    if _installed("comfy_kitchen"):
-        import comfy_kitchen
-
-        codes, scales = comfy_kitchen.quantize_nvfp4(x, scale)
-        yield bench.Case(
-            "comfy-kitchen quantize", moved, lambda: comfy_kitchen.quantize_nvfp4(x, scale)
-        )
-        yield bench.Case(
-            "comfy-kitchen dequantize",
-            moved,
-            lambda: comfy_kitchen.dequantize_nvfp4(codes, scale, scales, torch.bfloat16),
-        )
 
 
 def peer_timings(
@@ -68,11 +28,7 @@ def peer_timings(
     """Times the peers; torch launches on the default stream, as CuPy does here."""
     rows, columns = bench.shape_of(log2_elements)
     for case in peer_cases(rows, columns):
-        microseconds = machine.time_us(case.call, repeat)
-        rate = case.nbytes / microseconds / 1e3
-        yield bench.Timing(
-            case.name, "bfloat16", rows * columns, microseconds, rate, rate / copy_rate
-        )
+        yield bench.timed(machine, case, "bfloat16", rows * columns, repeat, copy_rate)
 
 
 def main() -> None:

@@ -38,7 +38,6 @@ from .text import example
 #: Options that only mean something for a checkpoint layout, and those that only do without one.
 CHECKPOINT_ONLY = ("weights_only", "activations", "experts_layout", "max_shard_size", "resume")
 FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
-SEARCH = ("scale_search", "error", "e4m3_max")
 
 
 @click.command(
@@ -117,9 +116,10 @@ def command(
     unchanged and listed. A directory becomes one that inference engines load.
     """
     _check_combination(ctx, given["format"])
+    given["e4m3_max"] = int(given["e4m3_max"])
+    _check_search(ctx, given)
     if source.is_dir() or given["layout"] is not None:
         _refuse(ctx, FILE_ONLY, "for plain files; the layout decides it here")
-        _refuse(ctx, SEARCH, "for plain files; checkpoints take the recipe's own scales")
         checkpoint.quantize(
             source,
             target,
@@ -131,8 +131,6 @@ def command(
         )
         return
     _refuse(ctx, CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
-    given["e4m3_max"] = int(given["e4m3_max"])
-    _check_search(ctx, given)
     if target is None:
         target = source.with_name(f"{source.stem}-{given['format']}.safetensors")
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -25,6 +26,7 @@ from .measure import second_level_for
 from .planning import quantize_call, quantize_options
 from .quantize_variants import Choices, Directions, PlainChoices, quantize_variants
 from .residual import ResidualTensor, dequantize_residual
+from .rotation import undo_rotation
 from .tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -320,10 +322,8 @@ def dequantize(
         if plan.rows and plan.cols:
             rows = in_rows(result, (plan.rows, plan.cols))
             if undo_hadamard and q.variant is not None and q.variant.hadamard is not None:
-                shape, mask = (plan.rows, plan.cols), q.variant.hadamard
-                rotated = arrays.array_module(origin).empty(shape, np.float32)
-                engine.dequantize(plan, packed, block_scale, second, rotated, "float32")
-                engine.rotate(rotated, "float32", q.variant.axis, mask, "none", True, rows, dtype)
+                decode = partial(engine.dequantize, plan, packed, block_scale, second)
+                undo_rotation(engine, q.variant, decode, rows, dtype)
             else:
                 engine.dequantize(plan, packed, block_scale, second, rows, dtype)
         return out if out is not None else arrays.emit(result, dtype, origin)

@@ -305,6 +305,24 @@ def copy_timings(machine: Machine, rows: int, columns: int, repeat: int) -> list
     ]
 
 
+def timed(
+    machine: Machine, case: Case, dtype: str, elements: int, repeat: int, copy_rate: float
+) -> Timing:
+    """Measures a case.
+
+    Args:
+        machine: where it runs.
+        case: what to call.
+        dtype: element type of its float side.
+        elements: how many of them.
+        repeat: measurements, of which the median counts.
+        copy_rate: the yardstick, in gigabytes per second.
+    """
+    microseconds = machine.time_us(case.call, repeat)
+    rate = case.nbytes / microseconds / 1e3
+    return Timing(case.name, dtype, elements, microseconds, rate, rate / copy_rate)
+
+
 def measure(
     machine: Machine, log2_elements: int, dtypes: Sequence[str], repeat: int
 ) -> Iterator[Timing]:
@@ -315,18 +333,13 @@ def measure(
     yield from copies
     rate = max(timing.gigabytes_per_second for timing in copies)
 
-    def timed(case: Case, dtype: str, count: int) -> Timing:
-        microseconds = machine.time_us(case.call, repeat)
-        own = case.nbytes / microseconds / 1e3
-        return Timing(case.name, dtype, count, microseconds, own, own / rate)
-
     for dtype in dtypes:
         for case in float_cases(machine, rows, columns, dtype):
-            yield timed(case, dtype, elements)
+            yield timed(machine, case, dtype, elements, repeat, rate)
     # Not less than 64 MiB on a GPU: fewer scales would stay in its cache.
     count = SCALE_BYTES if machine.device == "cuda" else min(SCALE_BYTES, elements)
     for case in scale_cases(machine, count):
-        yield timed(case, "uint8", count)
+        yield timed(machine, case, "uint8", count, repeat, rate)
 
 
 def open_machine(device: str) -> Machine:

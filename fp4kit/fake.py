@@ -4,13 +4,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from . import arrays
-from .buffers import given_second_level, in_rows, result_buffer, rows_of
+from .buffers import in_rows, result_buffer, rows_of
 from .formats import DTYPES, one_of
-from .measure import second_level_for
-from .planning import quantize_call, quantize_options
+from .quantize_variants import (
+    Choices,
+    Direction,
+    PlainChoices,
+    plans_of,
+    second_levels,
+    seed_of,
+    used_second,
+)
+from .rotation import undo_rotation
+from .variant import AXES
 
 
 def quantize_dequantize(
@@ -18,6 +28,7 @@ def quantize_dequantize(
     format: str = "nvfp4",
     *,
     dtype: str | None = None,
+    axis: str = "row",
     recipe: str = "te",
     scale_rule: str | None = None,
     amax: Any = None,
@@ -26,15 +37,28 @@ def quantize_dequantize(
     second_level: bool = True,
     pad: bool = False,
     nonfinite: str = "raise",
+    block: str = "1d",
+    scale_search: str | None = None,
+    error: str | None = None,
+    e4m3_max: int = 448,
+    rounding: str = "nearest",
+    seed: int | None = None,
+    stream: int = 0,
+    hadamard: bool | int | None = None,
+    rht_rounding: str | None = None,
+    undo_hadamard: bool = False,
     backend: str | None = None,
     out: Any = None,
 ) -> Any:
     """What `dequantize(quantize(x, ...), dtype)` gives, without keeping codes (fake quantization).
 
+    Plain calls that keep the type are one kernel; others pass through codes in between.
+
     Args:
         x: float32, float16 or bfloat16 array (..., K).
         format: as in :func:`quantize`, like all options not listed here.
         dtype: element type of the result; None is that of `x`.
+        axis: `row` or `column`.
         recipe: see :func:`quantize`.
         scale_rule: see :func:`quantize`.
         amax: see :func:`quantize`.
@@ -43,6 +67,16 @@ def quantize_dequantize(
         second_level: see :func:`quantize`.
         pad: see :func:`quantize`.
         nonfinite: see :func:`quantize`.
+        block: see :func:`quantize`.
+        scale_search: see :func:`quantize`.
+        error: see :func:`quantize`.
+        e4m3_max: see :func:`quantize`.
+        rounding: see :func:`quantize`.
+        seed: see :func:`quantize`.
+        stream: see :func:`quantize`.
+        hadamard: see :func:`quantize`.
+        rht_rounding: see :func:`quantize`.
+        undo_hadamard: rotate the values back, as in :func:`dequantize`.
         backend: see :func:`quantize`.
         out: C-contiguous array of the shape of `x` and of `dtype` to write into.
 
@@ -63,31 +97,31 @@ def quantize_dequantize(
         5.142857074737549
     """
     raw = arrays.ingest(x)
-    options = quantize_options(
-        "quantize_dequantize",
-        format,
-        recipe,
-        scale_rule,
-        second_level,
-        "linear",
-        "low_first",
-        pad,
-        nonfinite,
-        amax is not None,
-        decode_scale is not None,
-        encode_scale is not None,
-    )
     out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
-    origin, shape = raw.origin, raw.data.shape
-    given = given_second_level(options, amax, decode_scale, encode_scale, origin)
-    scales = 1 if given is None else given.size
-    call = quantize_call(options, shape, raw.dtype, origin.device, scales, backend)
-    plan = call.plan
+    choices = Choices(
+        one_of("axis", axis, AXES), block, scale_search, error, e4m3_max, rounding, seed, stream,
+        hadamard, None, rht_rounding,
+    )  # fmt: skip
+    plain = PlainChoices(
+        format, recipe, scale_rule, second_level, "linear", "low_first", pad, nonfinite
+    )
+    ((call, given),) = plans_of(
+        "quantize_dequantize", raw, plain, choices, amax, decode_scale, encode_scale, backend
+    )
+    random = seed_of(choices)
+    plan, engine, origin, shape = call.plan, call.engine, raw.origin, raw.data.shape
     with arrays.device_scope(origin):
         result = result_buffer(out, shape, out_dtype, origin)
         rows = rows_of(raw, plan.rows, plan.cols)
-        second = second_level_for(call, rows, raw.dtype, shape, given)
+        (second,) = second_levels(
+            [Direction(call, None, None, given, None)], rows, raw.dtype, shape
+        )
         if not call.is_empty:
+            used = used_second(call, second, origin)
             out_rows = in_rows(result, (plan.rows, plan.cols))
-            call.engine.quantize_dequantize(plan, rows, raw.dtype, second, out_rows, out_dtype)
+            run = partial(engine.quantize_dequantize, plan, rows, raw.dtype, used, seed=random)
+            if undo_hadamard and plan.variant is not None and plan.variant.hadamard is not None:
+                undo_rotation(engine, plan.variant, run, out_rows, out_dtype)
+            else:
+                run(out_rows, out_dtype)
         return out if out is not None else arrays.emit(result, out_dtype, origin)

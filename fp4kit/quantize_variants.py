@@ -154,7 +154,8 @@ def _amaxes(
     return (amax, amax), None
 
 
-def _plans(
+def plans_of(
+    operation: str,
     raw: Raw,
     plain: PlainChoices,
     choices: Choices,
@@ -170,7 +171,7 @@ def _plans(
     result = []
     for variant, own in zip(variants, amaxes, strict=True):
         options = quantize_options(
-            "quantize",
+            operation,
             *plain,
             own is not None,
             decode_scale is not None,
@@ -215,7 +216,7 @@ def quantize_variants(
 ) -> QuantizedTensor | Directions:
     """`fp4kit.quantize` of a call that is not plain; the arguments are described there."""
     seed = seed_of(choices)
-    plans = _plans(raw, plain, choices, amax, decode_scale, encode_scale, backend)
+    plans = plans_of("quantize", raw, plain, choices, amax, decode_scale, encode_scale, backend)
     outs = _outputs(out, len(plans))
     origin, dtype = raw.origin, raw.dtype
     with arrays.device_scope(origin):
@@ -225,8 +226,10 @@ def quantize_variants(
         ]
         plan = run[0].call.plan
         rows = rows_of(raw, plan.rows, plan.cols)
-        seconds = _second_levels(run, rows, dtype, tuple(raw.data.shape))
-        used = [_used(one.call, second, origin) for one, second in zip(run, seconds, strict=True)]
+        seconds = second_levels(run, rows, dtype, tuple(raw.data.shape))
+        used = [
+            used_second(one.call, second, origin) for one, second in zip(run, seconds, strict=True)
+        ]
         engine = run[0].call.engine
         targets = [
             (
@@ -276,7 +279,7 @@ def _direction(call: Call, given: Any, out: QuantizedTensor | None, raw: Raw) ->
     return Direction(call, packed, block_scale, given, kept)
 
 
-def _second_levels(run: list[Direction], x: Any, dtype: str, shape: tuple[int, ...]) -> list[Any]:
+def second_levels(run: list[Direction], x: Any, dtype: str, shape: tuple[int, ...]) -> list[Any]:
     """The second level of each direction in its recipe's direction (or None), after the check."""
     call = run[0].call
     engine, scanned = call.engine, None
@@ -310,7 +313,7 @@ def _second_levels(run: list[Direction], x: Any, dtype: str, shape: tuple[int, .
     return seconds
 
 
-def _used(call: Call, second: Any, origin: Origin) -> Any:
+def used_second(call: Call, second: Any, origin: Origin) -> Any:
     """The second level as the backend counts with it."""
     variant = call.plan.variant
     if second is None or variant is None or not variant.per_token:

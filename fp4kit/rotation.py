@@ -9,6 +9,7 @@ gives the same bits where the published matrix product leaves the order open.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from . import arrays, codecs
 from .backends import engine_for
+from .backends.base import Backend
 from .buffers import in_rows, result_buffer, rows_of
 from .errors import ShapeError
 from .formats import DTYPES, one_of
-from .variant import AXES, GROUP, RHT_ROUNDINGS, check_groups, sign_mask
+from .variant import AXES, GROUP, RHT_ROUNDINGS, Variant, check_groups, sign_mask
 
 Floats = NDArray[np.float32]
 
@@ -54,6 +56,16 @@ def rotate(values: Floats, mask: int, rounding: str, *, inverse: bool = False) -
     result = butterfly(groups) * signs(mask) if inverse else butterfly(groups * signs(mask))
     result = result.reshape(values.shape)
     return codecs.round_to(result, "bfloat16") if rounding == "bf16" else result
+
+
+def undo_rotation(
+    engine: Backend, variant: Variant, decode: Callable[[Any, str], None], out: Any, dtype: str
+) -> None:
+    """Fills `out` with values rotated back from the float32 ones that `decode` writes."""
+    assert variant.hadamard is not None
+    rotated = engine.scratch(out.shape, np.float32)
+    decode(rotated, "float32")
+    engine.rotate(rotated, "float32", variant.axis, variant.hadamard, "none", True, out, dtype)
 
 
 def hadamard_transform(

@@ -89,21 +89,23 @@ def second_level_from_amax(amax: Floats, recipe: Recipe, dtype: str) -> Floats:
     return te_encode_scale(amax)
 
 
-def convert_second_level(value: Floats, source: str, target: str) -> Floats:
+def convert_second_level(value: Floats, source: str, target: str, e4m3_max: int = 448) -> Floats:
     """A second-level scale in another direction; unusable values give 1, never inf or NaN.
 
     Args:
         value: float32 of any shape.
         source: direction of `value`: `amax`, `decode` or `encode`.
         target: direction wanted.
+        e4m3_max: largest block scale, which amaxes are mapped to.
     """
+    largest = second_level_range(e4m3_max)
     if source == target:
         return value
     if source == "amax":
-        return te_encode_scale(value) if target == "encode" else usable(value / SECOND_LEVEL_RANGE)
+        return te_encode_scale(value, e4m3_max) if target == "encode" else usable(value / largest)
     if target == "amax":
         scale = usable(value)
-        return SECOND_LEVEL_RANGE / scale if source == "encode" else scale * SECOND_LEVEL_RANGE
+        return largest / scale if source == "encode" else scale * largest
     return usable(ONE / usable(value))
 
 

@@ -13,8 +13,8 @@
 //
 // Memory layout: partials is float64 (gridDim.x, kSums). Counts are float64 too: exact to 2^53.
 // Launch: 256 threads, 1024 blocks.
-#include "lane.cuh"
 #include "swizzle.cuh"
+#include "variants.cuh"
 
 namespace fp4kit {
 
@@ -109,10 +109,16 @@ __device__ DecodeFactors factors_under(u32 byte, float second) {
   return decode_factors<Format, kRecipe, true, F32>(byte, make_level<kRecipe, true>(second));
 }
 
-// Decode factors with the recipe known only at run time: statistics are no hot path, and one
-// instance per format and type is enough.
+// Recipe te with another largest scale.
+__device__ __forceinline__ DecodeFactors factors_in(u32 byte, float second, float range) {
+  const Level level = make_te_level(second, range);
+  return {te_decode_factor(decode_fp8<E4m3>(byte), level, range), 1.0f};
+}
+
+// Decode factors with the recipe and the range of the second level known only at run time:
+// statistics are no hot path, and one instance per format and type is enough.
 template <class Format>
-__device__ DecodeFactors factors_of(int recipe, const float* second, u32 byte) {
+__device__ DecodeFactors factors_of(int recipe, float range, const float* second, u32 byte) {
   if constexpr (Format::kIsMx) {
     return decode_factors<Format, kRecipeNone, false, F32>(byte, Level{});
   } else {
@@ -120,6 +126,8 @@ __device__ DecodeFactors factors_of(int recipe, const float* second, u32 byte) {
     const float value = __ldg(second);
     switch (recipe) {
       case kRecipeTe:
+        // The usual range's reciprocal is a constant, another one's a division more.
+        if (as_bits(range) != as_bits(kSecondLevelRange)) return factors_in(byte, value, range);
         return factors_under<Format, kRecipeTe>(byte, value);
       case kRecipeNvfuser:
         return factors_under<Format, kRecipeNvfuser>(byte, value);
@@ -143,13 +151,14 @@ __global__ void __launch_bounds__(kThreads)
                                 const float* __restrict__ second, i64 rows, i64 cols, i64 blocks,
                                 i64 stored_cols, i64 magic, i64 shift, i64 scales,
                                 i64 rows_per_scale, i64 layout, i64 high_first, i64 recipe,
-                                i64 x_vector, double* __restrict__ partials) {
+                                i64 range, i64 x_vector, double* __restrict__ partials) {
   using Element = typename Format::Element;
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   constexpr u32 kCodeMask = (1u << (Element::kBits - 1)) - 1u;
   const FastDivide divide{blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 lanes = rows * blocks * Format::kLanes;
   const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
+  const float largest = static_cast<float>(range);
   Sums sums;
   // Whole warps walk together: the lanes of a block exchange their maximum.
   for (i64 base = static_cast<i64>(blockIdx.x) * kThreads; base < lanes; base += stride) {
@@ -186,7 +195,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     const float* value_of = second;
     if (second != nullptr && scales != 1) value_of += row / rows_per_scale;
-    const DecodeFactors factors = factors_of<Format>(static_cast<int>(recipe), value_of, byte);
+    const DecodeFactors factors =
+        factors_of<Format>(static_cast<int>(recipe), largest, value_of, byte);
     // Multiplying by a last factor of 1 changes nothing, and a zero's sign has no part in sums:
     // one recipe's decoding serves all.
     float values[kLaneElements];

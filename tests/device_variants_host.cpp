@@ -60,6 +60,16 @@ void stochastic(i64 count, const float* scaled, const float* random, u8* code) {
   }
 }
 
+// Decode factors of every E4M3 byte under every second-level value: factor (count, 256).
+void te_factors(i64 count, const float* second, float range, float* factor) {
+  for (i64 i = 0; i < count; ++i) {
+    const Level level = make_te_level(second[i], range);
+    for (u32 byte = 0; byte < 256; ++byte) {
+      factor[256 * i + byte] = te_decode_factor(decode_fp8<E4m3>(byte), level, range);
+    }
+  }
+}
+
 void search_scales(i64 groups, const u32* x, const float* second, float range, int error, int kind,
                    u8* byte, float* factor) {
   if (kind == kSearchFourOverSix) {

@@ -209,6 +209,8 @@ def test_inspect(source, tmp_path):
         (["--weights-only", "--activations", "uncalibrated"], 2, "exclude each other"),
         (["--scale-layout", "swizzled_128x4"], 2, "--scale-layout is for plain files"),
         (["--nibble-order", "high_first"], 2, "--nibble-order is for plain files"),
+        (["--scale-search", "sweep", "--recipe", "comfy"], 2, "not recipe comfy"),
+        (["--e4m3-max", "256"], 2, "--e4m3-max belongs to --scale-search"),
         (["--layout", "gguf"], 2, "gguf"),
         (["--layout", "modelopt", "--format", "mxfp4"], 1, "layout modelopt holds nvfp4"),
         (["--format", "mxfp8"], 1, "not mxfp8"),

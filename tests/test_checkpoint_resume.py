@@ -28,6 +28,12 @@ SMALL = 12_000
 RUNS = {
     "quantize": ("quantize_checkpoint", CheckpointOptions(layout="modelopt", max_shard_size=SMALL)),
     "lossless": ("quantize_checkpoint", CheckpointOptions(max_shard_size=SMALL)),
+    "searched": (
+        "quantize_checkpoint",
+        CheckpointOptions(
+            layout="comfy", scale_search="four_over_six", e4m3_max=256, max_shard_size=SMALL
+        ),
+    ),
     "dequantize": ("dequantize_checkpoint", DequantizeOptions("float32", max_shard_size=30_000)),
     "convert": ("convert_checkpoint", ConvertOptions("comfy", max_shard_size=SMALL)),
 }
@@ -85,7 +91,7 @@ def make_source(checkpoints, folder, name):
     tensors, config = checkpoints.moe(3)
     others = list(checkpoints.OTHER_FILES)
     source = checkpoints.save(folder / "float", tensors, config, shards=3, others=others)
-    if name == "quantize":
+    if name in ("quantize", "searched"):
         return source
     format = "mxfp4" if name == "lossless" else "nvfp4"
     operations.quantize_checkpoint(source, folder / format, CheckpointOptions(format=format))
@@ -287,6 +293,7 @@ def stopped(checkpoints, tmp_path, monkeypatch):
         {"layout": "comfy"},
         {"format": "mxfp4", "layout": "compressed-tensors"},
         {"recipe": "torchao"},
+        {"scale_search": "sweep"},
         {"exclude": ("*o_proj*",)},
         {"include": ("lm_head",)},
         {"activations": None},

@@ -214,6 +214,36 @@ def test_graph_capture_with_amax_as_a_float(cupy):
     np.testing.assert_array_equal(fused.get(), fp4kit.dequantize(wanted, backend="reference"))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"axis": "column", "hadamard": True, "undo_hadamard": True},
+        {"scale_search": "four_over_six", "e4m3_max": 256},
+        {"amax": "per_token", "dtype": "bfloat16"},
+    ],
+)
+def test_graph_capture_of_fake_quantization(cupy, options):
+    """Codes and rotated values in between are memory that the graph uses on every replay."""
+    first, second = normal((64, 64)), 2 * normal((64, 64), seed=1)
+    options = {"nonfinite": "propagate", **options}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = cupy.asarray(first)
+        out = fp4kit.quantize_dequantize(x, **options)
+        stream.begin_capture()
+        fp4kit.quantize_dequantize(x, out=out, **options)
+        graph = stream.end_capture()
+        noise = [cupy.full(size, 255, np.uint8) for size in (256, 2048, 16384) for _ in range(16)]
+        for data in (second, first, second):
+            x.set(data, stream=stream)
+            graph.launch(stream)
+        stream.synchronize()
+        assert all(bool((array == 255).all()) for array in noise)
+    wanted = fp4kit.quantize_dequantize(second, backend="reference", **options)
+    dtype = options.get("dtype", "float32")
+    np.testing.assert_array_equal(floats(out, dtype), floats(wanted, dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_graph_capture_of_amax_into_an_array(cupy, dtype):
     """Each replay starts anew: a smaller amax must not be hidden by the last one."""

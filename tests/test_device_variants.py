@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fp4kit import philox, rotation, scale_search, scaling
+from fp4kit import codecs, philox, rotation, scale_search, scaling
 from fp4kit.backends.cuda_module import kernel_directory, options
+from fp4kit.formats import E4M3
 from fp4kit.variant import DEFAULT_SIGN_MASK, ERRORS, Variant
 
 COMPILER = shutil.which("g++")
@@ -105,6 +106,25 @@ def test_stochastic_rounding(library):
         ctypes.c_longlong(len(scaled)), pointer(scaled), pointer(random), pointer(found)
     )
     np.testing.assert_array_equal(found, philox.round_stochastically(scaled, random))
+
+
+@pytest.mark.parametrize("e4m3_max", [448, 256])
+def test_decode_factors(library, e4m3_max):
+    rng = np.random.default_rng(8)
+    corners = [0, -0.0, 1e-45, 4.5e-36, 4.6e-36, 7.8e-36, 7.9e-36, 3.4e38, np.inf, np.nan, -6, 1536]
+    ordinary = np.ldexp(rng.uniform(1, 2, 300), rng.integers(-149, 128, 300))
+    second = np.concatenate([np.array(corners), ordinary]).astype(np.float32)
+    found = np.empty((len(second), 256), np.float32)
+    library.te_factors(
+        ctypes.c_longlong(len(second)),
+        pointer(second),
+        ctypes.c_float(6 * e4m3_max),
+        pointer(found),
+    )
+    q = codecs.decode(np.arange(256, dtype=np.uint8), E4M3)
+    with scaling.quiet():
+        expected = scaling.te_decode_factor(q[None], second[:, None], e4m3_max)
+    np.testing.assert_array_equal(bits(found), bits(expected))
 
 
 @pytest.mark.parametrize("e4m3_max", [448, 256])

@@ -386,6 +386,25 @@ def test_error_sums(option, fast_backend, reference):
         assert_sums(fast_backend.call(error_sums, x, q), expected)
 
 
+@pytest.mark.parametrize("options", [
+    {"scale_search": "four_over_six", "e4m3_max": 256},
+    {"scale_search": "sweep", "e4m3_max": 256, "axis": "column", "scale_layout": "swizzled_128x4"},
+    {"scale_search": "four_over_six", "e4m3_max": 256, "axis": "column", "block": "2d"},
+    {"scale_search": "four_over_six", "e4m3_max": 256, "amax": "row_scaled"},
+    {"axis": "column", "recipe": "nvfuser", "nibble_order": "high_first"},
+    {"axis": "column", "amax": "per_token"},
+    {"axis": "column", "format": "mxfp8"},
+])  # fmt: skip
+def test_error_sums_of_variants(options, fast_backend, reference):
+    for shape, dtype in itertools.product([(129, 80), (5, 3), (2, 24, 60)], DTYPES):
+        # Amaxes whose encode scale is clamped under one range and not under the other, too.
+        for factor in (1, 2.0**-120):
+            x = (values(shape, dtype, "sums").astype(F32) * F32(factor)).astype(NUMPY[dtype])
+            q = reference.quantize(x, pad=True, **options)
+            expected = reference.call(error_sums, x, q)
+            assert_sums(fast_backend.call(error_sums, x, q), expected)
+
+
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPE_PAIRS)
 def test_error_sums_of_arrays(dtype, out_dtype, fast_backend, reference):
     for shape in [(129, 80), (5, 3), (3,), (), (0, 64), (512, 60), (600, 500)]:

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from click.testing import CliRunner
 
 import fp4kit
+from fp4kit import codecs
 from fp4kit.cli.main import cli
 from fp4kit.errors import FileFormatError
 from fp4kit.io.dequantize_file import dequantize_file
@@ -18,6 +21,7 @@ from fp4kit.io.description import METADATA_KEY, find_quantized
 from fp4kit.io.source import open_source
 
 F32 = np.float32
+CHECKPOINTS = Path(__file__).parent / "golden" / "checkpoints"
 SEARCHES = [
     ("four_over_six", "mse", 448),
     ("four_over_six", "mae", 256),
@@ -60,12 +64,15 @@ def rewritten(path, header, data):
 @pytest.mark.parametrize(("search", "error", "e4m3_max"), SEARCHES)
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
 def test_files_hold_and_decode_what_memory_does(
-    search, error, e4m3_max, layout, source, tmp_path, assert_bits
+    search, error, e4m3_max, layout, source, tmp_path, assert_bits, fast_backend
 ):
     target, back = tmp_path / "q.safetensors", tmp_path / "back.npz"
     flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
-    call("quantize", source, "-o", target, "--device", "cpu", "--scale-layout", layout, *flags)
-    call("dequantize", target, "-o", back, "--device", "cpu")
+    flags += ["--device", fast_backend.name, "--report", tmp_path / "report.json"]
+    call("quantize", source, "-o", target, "--scale-layout", layout, *flags)
+    call("dequantize", target, "-o", back, "--device", fast_backend.name)
+    report = json.loads((tmp_path / "report.json").read_text())
+    stats = {tensor["name"]: tensor["stats"] for tensor in report["tensors"]}
     with open_source(target) as opened, np.load(source) as original, np.load(back) as decoded:
         entries = {entry.name: entry for entry in find_quantized(opened)}
         for name, x in original.items():
@@ -79,6 +86,8 @@ def test_files_hold_and_decode_what_memory_does(
             assert_bits(stored.reshape(q.packed.shape), q.packed)
             assert_bits(entry.second, q.amax)
             assert_bits(decoded[name], fp4kit.dequantize(q))
+            expected = fp4kit.error_stats(x, q).to_dict()
+            assert stats[name] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("search", "error", "e4m3_max"), SEARCHES)
@@ -157,3 +166,33 @@ def test_a_search_lowers_the_reported_error(source, tmp_path):
         report = json.loads(output[output.index("{") : output.rindex("}") + 1])
         values.append(report["tensors"][0]["stats"]["mse"])
     assert values[2] < values[1] < values[0]
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize(("search", "error", "e4m3_max"), [SEARCHES[1], SEARCHES[2]])
+def test_checkpoints_decode_by_their_own_tensors(
+    search, error, e4m3_max, layout, tmp_path, assert_bits
+):
+    model = CHECKPOINTS / "llama-tiny"
+    flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
+    decoded = {}
+    for name, more in (("plain", []), ("searched", flags)):
+        target, back = tmp_path / name, tmp_path / f"{name}-back"
+        call("quantize", model, "-o", target, "--layout", layout, "--device", "cpu", *more)
+        assert "no fault" in call("verify", target)
+        call("dequantize", target, "-o", back, "--device", "cpu", "--dtype", "float32")
+        decoded[name] = safetensors.numpy.load_file(back / "model.safetensors")
+    header = content(tmp_path / "searched" / "model.safetensors")[0]["__metadata__"]
+    facts = {"scale_search": search, "error": error, "e4m3_max": e4m3_max}
+    assert json.loads(header["fp4kit_scale_search"]) == facts
+    with open_source(model / "model.safetensors") as opened:
+        for module in ("model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj"):
+            name = f"{module}.weight"
+            spec = opened.tensors[name].spec
+            raw = np.empty(spec.nbytes, np.uint8)
+            opened.read(name, 0, raw.data)
+            x = codecs.to_float32(raw.view(np.uint16).reshape(spec.shape), "bfloat16")
+            errors = [np.sum((decoded[kind][name] - x) ** 2) for kind in ("plain", "searched")]
+            assert errors[1] < 0.95 * errors[0], name
+            q = fp4kit.quantize(x, scale_search=search, error=error, e4m3_max=e4m3_max)
+            np.testing.assert_allclose(decoded["searched"][name], fp4kit.dequantize(q), rtol=1e-6)

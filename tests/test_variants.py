@@ -314,6 +314,18 @@ def test_plain_calls_have_no_variant():
     assert column.variant.axis == "column"
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    ({"axis": "both"}, "axis='both' is not known; choose one of row, column"),
+    ({"rounding": "stochastic"}, "needs seed"),
+    ({"amax": "per_token", "block": "2d"}, "no both"),
+    ({"format": "mxfp8", "hadamard": True}, "not for mxfp8"),
+])  # fmt: skip
+def test_fake_quantization_refuses_what_quantize_does(options, message):
+    with pytest.raises(OptionError) as caught:
+        fp4kit.quantize_dequantize(np.ones((32, 32), F32), **options)
+    assert message in str(caught.value)
+
+
 def test_wrong_variant_and_shapes_of_a_tensor_are_refused():
     column = fp4kit.quantize(normal((32, 48)), axis="column")
     with pytest.raises(ShapeError, match="packed has shape"):

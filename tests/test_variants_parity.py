@@ -118,6 +118,27 @@ def test_random_combinations(fast_backend, reference, assert_tensors, assert_bit
             )
 
 
+@settings(max_examples=60, deadline=None)
+@given(calls(), st.booleans())
+def test_fake_quantization_is_both_calls(backend, assert_bits, call, undo):
+    shape, dtype, options, seed = call
+    x, out = values(shape, dtype, seed), DTYPES[seed % 3]
+    options = options | {"pad": True, "nonfinite": "propagate"}
+    for name in ("scale_layout", "nibble_order", "hadamard_axis"):
+        options.pop(name, None)
+    if options["axis"] == "both":
+        options["axis"] = "row" if seed % 2 else "column"
+    expected = backend.dequantize(backend.quantize(x, **options), out, undo_hadamard=undo)
+    got = backend.call(fp4kit.quantize_dequantize, x, dtype=out, undo_hadamard=undo, **options)
+    assert_bits(got, expected)
+    target = backend.put(np.zeros_like(expected))
+    again = fp4kit.quantize_dequantize(
+        backend.put(x), dtype=out, undo_hadamard=undo, out=target, backend=backend.name, **options
+    )
+    assert again is target
+    assert_bits(backend.get(target), expected)
+
+
 @settings(max_examples=40, deadline=None)
 @given(calls())
 def test_both_is_each(backend, assert_tensors, call):
@@ -192,6 +213,10 @@ def test_empty(rows, axis, format, backend):
     q = backend.quantize(np.zeros(shape, F32), format, axis=axis, block="2d", pad=True)
     assert backend.dequantize(q).shape == shape
     assert q.packed.size == q.block_scale.size == 0
+    fake = backend.call(
+        fp4kit.quantize_dequantize, np.zeros(shape, F32), format, axis=axis, block="2d", pad=True
+    )
+    assert fake.shape == shape
 
 
 def test_options_of_results_survive_replacement(backend):

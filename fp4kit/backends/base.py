@@ -9,6 +9,9 @@ bfloat16 bits. Allocation, contiguity, frameworks and validation are the caller'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
 
 from . import grouped
 from .error_sums import ErrorSums as ErrorSums
@@ -158,7 +161,10 @@ class Backend(Operations, ABC):
     ) -> None:
         """Fills `out` (rows, cols) of element type `dtype`; the inverse of :meth:`quantize`."""
 
-    @abstractmethod
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> RawArray:
+        """An array without values on the current device, for what lies between two steps."""
+        return np.empty(shape, dtype)
+
     def quantize_dequantize(
         self,
         plan: Plan,
@@ -167,8 +173,13 @@ class Backend(Operations, ABC):
         second: RawArray | None,
         out: RawArray,
         out_dtype: str,
+        seed: Seed = NO_SEED,
     ) -> None:
         """Fills `out` (rows, cols) with what dequantize(quantize(x)) gives."""
+        packed = self.scratch(plan.packed_shape, np.uint8)
+        block_scale = self.scratch(plan.scale_shape, np.uint8)
+        self.quantize(plan, x, dtype, second, packed, block_scale, seed)
+        self.dequantize(plan.decoding, packed, block_scale, second, out, out_dtype)
 
     @abstractmethod
     def swizzle(self, scales: RawArray, layout: str, out: RawArray) -> None:

@@ -145,9 +145,11 @@ def search(v, count, kind, error, tiled, rows, blocks, second, largest, amax, by
     encode, q, inverse, decode, total, best = (
         work[0], work[1], work[2], work[3], work[4], work[5],
     )  # fmt: skip
-    code = np.empty(TILE, np.uint32)
+    code, own = np.empty(TILE, np.uint32), np.empty(TILE, np.uint32)
     for b in range(index(count)):
         encode[b] = encode_scale(second[b], largest)
+        scaled_amax = bits_float(amax[b]) * (encode[b] * RECIPROCAL_6)
+        own[b] = encode_e4m3(at_most(scaled_amax, FLT_MAX))
     candidates = 2 if kind == FOUR_OVER_SIX else len(STEPS)
     reciprocal = ONE / largest
     for number in range(candidates):
@@ -158,13 +160,12 @@ def search(v, count, kind, error, tiled, rows, blocks, second, largest, amax, by
                 code[b] = encode_e4m3(at_most(base, E4M3_MAX))
         else:
             for b in range(index(count)):
-                scaled_amax = bits_float(amax[b]) * (encode[b] * RECIPROCAL_6)
-                own = encode_e4m3(at_most(scaled_amax, FLT_MAX))
-                moved = np.int32(own) + STEPS[number]
-                possible = moved >= 1 and moved <= LARGEST_CODE
-                code[b] = u32(moved) if possible else own
+                moved = np.int32(np.int32(own[b]) + STEPS[number])
+                possible = moved >= np.int32(1) and moved <= np.int32(LARGEST_CODE)
+                code[b] = u32(moved) if possible else own[b]
         for b in range(index(count)):
             q[b] = decode_e4m3(code[b])
+        for b in range(index(count)):
             inverse[b] = at_most(ONE / (q[b] * (ONE / encode[b])), FLT_MAX)
         if scaled:
             errors_scaled(v, count, inverse, q, encode, squared, total)

@@ -30,7 +30,7 @@ from .cpu_tiles import (
     load_rows,
     rotate,
 )
-from .cpu_words import f32, float_bits, narrow_bfloat, narrow_half, u32
+from .cpu_words import canonical, f32, float_bits, narrow_bfloat, narrow_half, u32
 
 
 def narrow(value, element):
@@ -42,8 +42,8 @@ def _narrow(value, element):
     if element == types.uint16:
         return lambda value, element: np.uint16(narrow_bfloat(value))
     if element == types.int16:
-        return lambda value, element: np.int16(narrow_half(value))
-    return lambda value, element: value
+        return lambda value, element: np.int16(narrow_half(canonical(value)))
+    return lambda value, element: canonical(value)
 
 
 @jit

@@ -157,11 +157,12 @@ def tile_codes(how, v, count, factor, groups, random, words):
                     v[k, b] * factor[b], u32(how.mantissa_bits), u32(how.bias), how.largest_code,
                     u32(0x7F),
                 )  # fmt: skip
-                words[w, b] |= code << u32(place * index(8))
+                words[w, b] |= u32(code * u32(index(1) << (place * index(8))))
             continue
         if not how.low_first:
             place = place ^ index(1)
-        shift = u32(place * index(4))
+        # A product, because numba would shift in 64 bits.
+        weight = u32(index(1) << (place * index(4)))
         if how.stochastic:
             element = k % index(GROUP)
             if element == index(0):
@@ -173,18 +174,18 @@ def tile_codes(how, v, count, factor, groups, random, words):
             source, turn = element // index(4), u32(element % index(4) * index(8))
             for b in range(index(count)):
                 code = encode_stochastically(v[k, b] * factor[b], random[source, b], turn)
-                words[w, b] |= code << shift
+                words[w, b] |= u32(code * weight)
         elif how.divides:
             for b in range(index(count)):
                 code = encode_e2m1(v[k, b] / factor[b])
                 code = u32(0) if factor[b] == f32(0) else code
                 code = u32(0) if v[k, b] == f32(0) and not how.keeps_zero else code
-                words[w, b] |= code << shift
+                words[w, b] |= u32(code * weight)
         else:
             for b in range(index(count)):
                 code = encode_e2m1(v[k, b] * factor[b])
                 code = u32(0) if v[k, b] == f32(0) and not how.keeps_zero else code
-                words[w, b] |= code << shift
+                words[w, b] |= u32(code * weight)
 
 
 @jit_inner

@@ -20,7 +20,7 @@ from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
 from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
 from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
-from .cuda_variants import Directions
+from .cuda_variants import Directions, variant_of
 
 THREADS = (cuda_module.THREADS,)
 
@@ -115,12 +115,6 @@ class CudaBackend(Backend):
         device = int(request.device.split(":")[1])
         if cuda_device.capability(device) < cuda_device.MIN_CAPABILITY:
             return cuda_device.too_old(device)
-        variant = request.variant
-        if request.operation == "error_stats" and variant is not None and variant.e4m3_max != 448:
-            return (
-                f"has no kernel that measures errors under e4m3_max={variant.e4m3_max}; dequantize "
-                "first, and compare the arrays"
-            )
         return None
 
     def devices(self) -> list[str]:
@@ -128,6 +122,9 @@ class CudaBackend(Backend):
 
     def details(self) -> dict[str, str]:
         return cuda_device.details()
+
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> RawArray:
+        return _scratch(shape, dtype)
 
     # --------------------------------------------------------------------------------------------
     # The second level
@@ -295,17 +292,16 @@ class CudaBackend(Backend):
         second: RawArray | None,
         out: RawArray,
         out_dtype: str,
+        seed: Seed = NO_SEED,
     ) -> None:
-        fused = dtype == out_dtype and cuda_launch.rows_are_vectors(plan.cols, dtype)
+        fused = plan.variant is None and dtype == out_dtype
+        fused = fused and cuda_launch.rows_are_vectors(plan.cols, dtype)
         if fused and _aligned(x.data.ptr | out.data.ptr):
             ready = cuda_ready.fused(_current_device(), plan, dtype, _count(second))
             ready.launch(x.data.ptr, _address(second), out.data.ptr)
             return
         # Rare: not worth two more kernels for each pair of types.
-        packed = _scratch(plan.packed_shape, np.uint8)
-        block_scale = _scratch(plan.scale_shape, np.uint8)
-        self.quantize(plan, x, dtype, second, packed, block_scale)
-        self.dequantize(plan, packed, block_scale, second, out, out_dtype)
+        super().quantize_dequantize(plan, x, dtype, second, out, out_dtype, seed)
 
     # --------------------------------------------------------------------------------------------
     # Scale layouts
@@ -380,7 +376,8 @@ class CudaBackend(Backend):
                 packed = keep_if_captured(cupy.ascontiguousarray(packed.T))
                 if plan.scale_layout == "linear":
                     block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
-            plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=None)
+            variant = replace(variant_of(plan), axis="row")
+            plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=variant)
         partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x.data.ptr)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)

@@ -13,6 +13,8 @@ from math import prod
 
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.layout import TILE
+from fp4kit.scaling import second_level_range
+from fp4kit.variant import PLAIN
 
 from .base import Plan
 from .cuda_module import (
@@ -286,6 +288,7 @@ def quantized_error_launch(plan: Plan, dtype: str, scales: int, vector: bool) ->
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
             plan.recipe.index if plan.recipe is not None else 0,
+            int(second_level_range((plan.variant or PLAIN).e4m3_max)),
             int(vector),
         ),
     )

@@ -169,21 +169,6 @@ class ReferenceBackend(ReferenceOperations, Backend):
         self.unswizzle(block_scale, plan.scale_layout, byte)
         return byte
 
-    def quantize_dequantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        out: RawArray,
-        out_dtype: str,
-    ) -> None:
-        assert plan.variant is None
-        packed = np.empty(plan.packed_shape, np.uint8)
-        block_scale = np.empty(plan.scale_shape, np.uint8)
-        self.quantize(plan, x, dtype, second, packed, block_scale)
-        self.dequantize(plan, packed, block_scale, second, out, out_dtype)
-
     def swizzle(self, scales: RawArray, layout_name: str, out: RawArray) -> None:
         flat = np.zeros(out.size, np.uint8)
         rows, blocks = scales.shape

@@ -36,6 +36,9 @@ class CheckpointOptions(Options):
         layout: `compressed-tensors`, `modelopt` or `comfy`.
         recipe: NVFP4 recipe.
         scale_rule: MX scale rule, None for the format's default.
+        scale_search: `four_over_six` or `sweep`, None for the recipe's own scales.
+        error: what a search compares, None for the mean squared error.
+        e4m3_max: largest block scale of a search, 448 or 256.
         include: name patterns quantized although a default rule leaves them alone.
         exclude: name patterns left alone; wins over `include`.
         activations: None for weights only (W4A16), `uncalibrated`, or the path of a JSON file with
@@ -48,6 +51,9 @@ class CheckpointOptions(Options):
     layout: str = "compressed-tensors"
     recipe: str = "te"
     scale_rule: str | None = None
+    scale_search: str | None = None
+    error: str | None = None
+    e4m3_max: int = 448
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     activations: str | None = None

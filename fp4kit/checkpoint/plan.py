@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.description import METADATA_KEY
+from fp4kit.io.description import METADATA_KEY, search_facts
 from fp4kit.io.safetensors import TensorSpec
 from fp4kit.io.work import TensorPlan
 
@@ -20,8 +21,10 @@ from .layouts.comfy import LAYERS_KEY, SHAPES_KEY
 from .logical import LogicalSource
 from .options import Options
 
+#: Header metadata of files whose block scales were searched: how. Decoding does not need it.
+SEARCH_KEY = "fp4kit_scale_search"
 #: Header metadata that described an older quantization.
-OLD_METADATA = (LAYERS_KEY, METADATA_KEY, SHAPES_KEY, "fp4kit_second_level")
+OLD_METADATA = (LAYERS_KEY, METADATA_KEY, SHAPES_KEY, SEARCH_KEY, "fp4kit_second_level")
 
 
 @dataclass(eq=False)
@@ -117,6 +120,10 @@ class CheckpointPlan:
         }
         entries = [work.entry for work in shard.works if work.entry is not None]
         own = {} if self.layout is None else self.layout.header(entries)
+        searches = [search_facts(entry.plan.variant) for entry in entries]
+        searched = next((facts for facts in searches if facts), None)
+        if searched is not None:
+            own = {**own, SEARCH_KEY: json.dumps(searched, separators=(",", ":"))}
         return {"format": "pt", **kept, **self.header, **own}
 
 

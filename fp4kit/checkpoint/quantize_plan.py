@@ -11,6 +11,7 @@ from fp4kit.formats import DTYPES, get_format
 from fp4kit.io.source import SourceTensor
 from fp4kit.io.work import SecondLevel, TensorPlan
 from fp4kit.planning import resolve_rules
+from fp4kit.variant import search_variant
 
 from .activations import activation_amaxes
 from .codes import Codes
@@ -41,7 +42,10 @@ def check_options(options: CheckpointOptions) -> Layout:
             f"layout {layout.name} holds {' or '.join(layout.formats)}, not {spec.name}; choose "
             "another --layout or --format"
         )
-    resolve_rules(spec, options.recipe, options.scale_rule)
+    recipe, _ = resolve_rules(spec, options.recipe, options.scale_rule)
+    variant = search_variant(options.scale_search, options.error, options.e4m3_max)
+    if variant is not None:
+        variant.check(spec, recipe, spec.has_second_level)
     return layout
 
 
@@ -227,6 +231,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     weights = [name for name, reason in reasons.items() if not reason]
     amaxes = activation_amaxes(options, [module_of(name) for name in weights])
     spec = get_format(options.format)
+    variant = search_variant(options.scale_search, options.error, options.e4m3_max)
     works: dict[str, TensorPlan] = {}
     for name, tensor in list(source.tensors.items()):
         if reasons[name]:
@@ -240,6 +245,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
             options.recipe if spec.has_second_level else None,
             options.scale_rule,
             amaxes.get(module_of(name)),
+            variant,
         )
         works[name] = TensorPlan(tensor, "quantize", tensor.note, entry=entry)
     check_names(checkpoint.path, works.values())

@@ -62,7 +62,7 @@ def take_over(layout: Layout, unit: Unit) -> list[Transfer]:
     for codes, work in zip(unit.codes, works, strict=True):
         entry = _entry(work)
         # Under the recipe of the layout the stored scale is the very power of two.
-        plan = with_changes(entry.plan, recipe=recipe)
+        plan = with_changes(entry.plan, recipe=recipe, variant=None)
         work.entry = with_changes(entry, plan=plan, second=second)
         work.action, work.reason = "transfer", "MXFP4 codes taken over, no value changes"
         transfers.append(Transfer(codes, work.entry, partial(_scales, level)))

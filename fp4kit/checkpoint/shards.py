@@ -106,7 +106,10 @@ def _restore(shard: Shard, results: dict[str, Any]) -> None:
         work.sums = ErrorSums(**noted["sums"])
         if work.entry is not None and noted["second"] is not None:
             second = np.array([noted["second"]], np.uint32).view(np.float32)
-            plan = with_changes(work.entry.plan, recipe=get_recipe(noted["recipe"]))
+            recipe = get_recipe(noted["recipe"])
+            # Codes that were taken over have the recipe of the layout, and nothing was searched.
+            variant = work.entry.plan.variant if recipe == work.entry.plan.recipe else None
+            plan = with_changes(work.entry.plan, recipe=recipe, variant=variant)
             work.entry = with_changes(work.entry, plan=plan, second=second)
 
 

@@ -24,7 +24,7 @@ from fp4kit.backends.base import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError
 from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
 from fp4kit.planning import plan_quantize
-from fp4kit.scaling import convert_second_level, quiet, te_encode_scale
+from fp4kit.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 
 from .naming import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
@@ -110,11 +110,10 @@ class QuantizedEntry:
         assert self.plan.recipe is not None
         assert self.second is not None
         with quiet():
-            if self.plan.variant is not None:
-                # 1536/amax for scales up to 256: right for readers that only know this tensor.
-                return te_encode_scale(self.second, self.plan.variant.e4m3_max)
+            # 1536/amax for scales up to 256: right for readers that only know this tensor.
+            e4m3_max = (self.plan.variant or Variant()).e4m3_max
             return convert_second_level(
-                self.second, self.plan.recipe.direction, self.storage.direction
+                self.second, self.plan.recipe.direction, self.storage.direction, e4m3_max
             )
 
     def facts(self) -> dict[str, Any]:
@@ -134,7 +133,7 @@ class QuantizedEntry:
             "scale_layout": plan.scale_layout,
             "nibble_order": plan.nibble_order,
             "second_level": second,
-            **_search_facts(plan.variant),
+            **search_facts(plan.variant),
         }
 
 
@@ -146,7 +145,7 @@ def describe(entries: Iterable[QuantizedEntry]) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
-def _search_facts(variant: Variant | None) -> dict[str, Any]:
+def search_facts(variant: Variant | None) -> dict[str, Any]:
     """How scales were searched, as part of an entry."""
     if variant is None:
         return {}
@@ -155,7 +154,7 @@ def _search_facts(variant: Variant | None) -> dict[str, Any]:
 
 
 def _parse_search(facts: dict[str, Any]) -> Variant | None:
-    """The inverse of :func:`_search_facts`."""
+    """The inverse of :func:`search_facts`."""
     if "scale_search" not in facts:
         return None
     error, e4m3_max = facts["error"], facts["e4m3_max"]

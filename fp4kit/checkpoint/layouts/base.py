@@ -22,6 +22,7 @@ from fp4kit.io.safetensors import TensorSpec
 from fp4kit.io.source import Source
 from fp4kit.planning import plan_quantize
 from fp4kit.scaling import convert_second_level, quiet
+from fp4kit.variant import Variant
 
 WEIGHT = ".weight"
 
@@ -97,6 +98,7 @@ class Layout(ABC):
         recipe: str | None,
         scale_rule: str | None,
         activation_amax: float | None = None,
+        variant: Variant | None = None,
     ) -> QuantizedEntry:
         """The quantized form of a weight in this layout.
 
@@ -108,6 +110,7 @@ class Layout(ABC):
             recipe: NVFP4 order of operations.
             scale_rule: MX rule.
             activation_amax: largest magnitude of the module's input, None for weights only.
+            variant: how scales are searched, None for the recipe's own.
         """
         plan = plan_quantize(
             shape,
@@ -116,6 +119,7 @@ class Layout(ABC):
             scale_rule=scale_rule,
             scale_layout=self.storage.scale_layout or "linear",
             nibble_order=self.storage.nibble_order or "low_first",
+            variant=variant,
         )
         constants = self.markers(name)
         if activation_amax is not None and plan.has_second_level:
