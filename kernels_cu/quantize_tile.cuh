@@ -20,7 +20,7 @@ namespace fp4kit {
 template <class C>
 __device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Side& side,
                                                 float range) {
-  if (side.scales == 1 && threadIdx.x < kScaleBytes) {
+  if (C::kOneLevel && threadIdx.x < kScaleBytes) {
     const Level level = level_of<C>(__ldg(side.second), range);
     shared.decoded.candidate[threadIdx.x] =
         make_candidate<C::V::kSearch>(threadIdx.x, level, range, C::V::kError);
@@ -39,14 +39,13 @@ template <class C>
 __device__ __forceinline__ void fill_tables(TileShared<C>& shared, const Task<typename C::T>& task,
                                             const Options& options) {
   if constexpr (!C::Format::kIsMx) {
-    // The halves of the thread block take a direction each.
-    const u32 half = threadIdx.x / (kThreads / 2);
-    const u32 thread = threadIdx.x % (kThreads / 2);
-    if (C::kRows && half == 0) {
-      fill_levels(shared.rows, task.row, task.row0, task.rows, options.range, thread);
+    // Each half of a thread block takes a direction if there are enough threads.
+    constexpr u32 kOther = kTileThreads >= 2 * kScaleBytes ? kScaleBytes : 0;
+    if (C::kRows) {
+      fill_levels(shared.rows, task.row, task.row0, task.rows, options.range, threadIdx.x);
     }
-    if (C::kCols && half == 1) {
-      fill_levels(shared.cols, task.col, task.col0, task.cols, options.range, thread);
+    if (C::kCols) {
+      fill_levels(shared.cols, task.col, task.col0, task.cols, options.range, threadIdx.x - kOther);
     }
   }
   if constexpr (C::kSearches) {
@@ -113,10 +112,8 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
       load_task<C>(shared.tile[0], cursor.task());
       end_copies();
     }
-    const bool one_level =
-        (!C::kRows || task.row.scales == 1) && (!C::kCols || task.col.scales == 1);
-    const bool keeps = C::Format::kIsMx || (Cursor::kOneMatrix && one_level);
-    fills = !keeps || (C::kSearches && C::kRows && C::kCols && !C::V::kSquare);
+    constexpr bool kKeeps = C::Format::kIsMx || (Cursor::kOneMatrix && C::kOneLevel);
+    fills = !kKeeps || (C::kSearches && C::kRows && C::kCols && !C::V::kSquare);
   }
 }
 

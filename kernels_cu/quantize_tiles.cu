@@ -63,7 +63,7 @@ struct MatrixTiles {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kThreads, tile_blocks<C>())
+__global__ void __launch_bounds__(kTileThreads, tile_blocks<C>())
     quantize_tiles_kernel(const typename C::T::Bits* __restrict__ x, i64 rows, i64 cols, i64 across,
                           i64 total, const float* row_second, u8* row_packed, u8* row_scale,
                           i64 row_blocks, i64 row_stored, i64 row_scales, i64 row_per_scale,

@@ -35,19 +35,13 @@ __device__ __forceinline__ void gather_column(const u32 (&word)[kLanes * kLaneEl
   }
 }
 
-// Whether pairs of columns can be encoded together: the plain arithmetic of multiplied elements.
+// Whether pairs of columns can be encoded together.
 template <class C>
 FP4KIT_HD constexpr bool encodes_pairs() {
-#ifdef FP4KIT_HARDWARE_E2M1
-  return false;
-#else
-  return C::T::kSize == 2 && !C::kRotateCols && !C::V::kStochastic && !C::kSearches &&
-         !recipe_divides(C::kRecipe) && recipe_keeps_negative_zero(C::kRecipe);
-#endif
+  return C::kOneLevel && !C::kRotateCols && !C::V::kStochastic && !C::kSearches &&
+         has_simple_lanes<typename C::Format, typename C::T, C::kRecipe>();
 }
 
-// Codes of two columns whose words these are, under ordinary scales and without NaN or infinity.
-// Four rows at a time: the codes of both columns fill the halves of a word.
 template <class C>
 __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const float (&factor)[2],
                                             u32 (&code)[2][C::Format::kLanes][2]) {
@@ -64,7 +58,7 @@ __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const 
         u32 sum[4];
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-          sum[i] = e2m1_magic<false>(mul_magnitude_rn(half_value<T>(four[i], half), factor[half]));
+          sum[i] = e2m1_magic_product(half_value<T>(four[i], half), factor[half]);
         }
         joined[half] = e2m1_join4(sum[0], sum[1], sum[2], sum[3]);
       }
@@ -99,8 +93,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   constexpr u32 kHalves = Tile<T>::kPerWord;
   constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
   constexpr u32 kItems = Tile<T>::kWords * C::kDown;
-  constexpr u32 kEach = kItems < kThreads ? 1 : kItems / kThreads;
-  const Scales<C, kTileColumns> scales{shared.cols, !C::kHasLevels || task.col.scales == 1};
+  constexpr u32 kEach = kItems < kTileThreads ? 1 : kItems / kTileThreads;
   const i64 block0 = task.row0 / kBlock;
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   // Of the first block in the tile.
@@ -108,11 +101,11 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
 #pragma unroll 1
   for (u32 k = 0; k < kEach; ++k) {
-    const u32 index = k * kThreads + threadIdx.x;
+    const u32 index = k * kTileThreads + threadIdx.x;
     // Blocks of one column lie together in the result.
     const u32 b = index % C::kDown;
     const u32 w = index / C::kDown;
-    if (b >= blocks_left || (kItems < kThreads && index >= kItems)) break;
+    if (b >= blocks_left || (kItems < kTileThreads && index >= kItems)) break;
     u32 word[kBlock];
     const u32* first_word = &tile.at(b * kBlock, w);
 #pragma unroll
@@ -129,11 +122,12 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const u32 bits = maximum.half(half);
-        const Level& level = scales.level(w * 2 + half);
+        const Level& level = level_at(shared.cols, 0);
         byte[half] = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(from_input_bits<T>(bits),
                                                                          level, options.rule);
-        factor[half] = scales.factor(byte[half], level);
-        done = done && bits < T::kInf && is_ordinary_scale<Format>(byte[half], options.rule);
+        const Factor found = factor_at(shared.cols, byte[half], level, options.rule);
+        factor[half] = found.value;
+        done = done && bits < T::kInf && found.simple;
       }
       if (done) encode_pair<C>(word, factor, code);
     }
@@ -151,8 +145,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
         const float amax = lanes_amax<Format, R>(x, raw);
         const u64 group = (piece0 + col * static_cast<u64>(task.col.blocks) + b) * kLanes;
         Coded<Format> coded;
-        encode_block<C>(shared, x, amax, raw, scales.level(col), scales, options, group, 1,
-                        task.stream, coded);
+        encode_block(shared, x, amax, raw, shared.cols, col, options, group, 1, task.stream, coded);
         const bool first = half == 0;
 #pragma unroll
         for (u32 l = 0; l < kLanes; ++l) {
@@ -199,7 +192,7 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
 #pragma unroll 1
-  for (u32 index = threadIdx.x; index < kWords * C::kDown; index += kThreads) {
+  for (u32 index = threadIdx.x; index < kWords * C::kDown; index += kTileThreads) {
     const u32 b = index / kWords;
     const u32 w = index % kWords;
     const u32 col0 = w * kHalves;
@@ -278,7 +271,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks) * (kBlock / 2);
   u8* packed = task.col.packed + task.col0 * pitch + task.row0 / 2;
-  for (u32 index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kThreads) {
+  for (u32 index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kTileThreads) {
     const u32 piece = index % kPieces;
     const u32 w = index / kPieces;
     if (piece * 8 / kBlock >= blocks_left) continue;
@@ -302,7 +295,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
     }
   }
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
-  for (u32 index = threadIdx.x; index < kTileColumns * C::kDown; index += kThreads) {
+  for (u32 index = threadIdx.x; index < kTileColumns * C::kDown; index += kTileThreads) {
     const u32 b = index % C::kDown;
     const u32 col = index / C::kDown;
     if (col < task.cols_left && b < blocks_left) {

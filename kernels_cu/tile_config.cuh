@@ -64,8 +64,9 @@ struct Variant {
 
 // kRows, kCols: the directions asked for. RowR, ColR: what their elements are after the rotation.
 template <class FormatType, class ElementType, int kRecipeNumber, bool kHasSecond,
-          class VariantType, int kScaleLayout, bool kWantsRows, bool kRotatesRows, class RowElement,
-          bool kWantsCols, bool kRotatesCols, class ColElement, bool kVectors>
+          bool kSharesSecond, class VariantType, int kScaleLayout, bool kWantsRows,
+          bool kRotatesRows, class RowElement, bool kWantsCols, bool kRotatesCols, class ColElement,
+          bool kVectors>
 struct TileConfig {
   using Format = FormatType;
   using T = ElementType;
@@ -83,8 +84,10 @@ struct TileConfig {
   static constexpr u32 kBlock = Format::kBlockSize;
   static constexpr u32 kAcross = kTileColumns / kBlock;
   static constexpr u32 kDown = kTileRows / kBlock;
-  static constexpr u32 kEach = kTileRows * kAcross / kThreads;  // blocks of rows for a thread
+  static constexpr u32 kEach = kTileRows * kAcross / kTileThreads;  // blocks of rows for a thread
   static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
+  // All vectors of a direction have the same second level.
+  static constexpr bool kOneLevel = !kHasLevels || kSharesSecond;
   static constexpr bool kSearches = V::kSearch != kSearchNone;
   // While one tile is worked on, the next one is on its way. Wide elements and tables of a search
   // leave no room for that.
@@ -105,18 +108,18 @@ struct TileCodes {
   }
 };
 
-// What one direction's scales come to: by scale byte if all vectors share one second level, else
-// one level per vector.
+// What one direction's scales come to: element factors by scale byte if all vectors share one
+// second level, else one level per vector. A factor has a sign if its blocks are not simple.
 template <class C, u32 kVectors>
 struct TileLevels {
-  float factor[kScaleBytes];
-  Level level[kVectors];
+  float factor[C::kOneLevel && !C::Format::kIsMx ? kScaleBytes : 1];
+  Level level[C::kOneLevel ? 1 : kVectors];
 };
 
 template <class C>
 struct Decoded {
   Candidate candidate[kScaleBytes];
-  float value[8 * kThreads];
+  float value[8 * kTileThreads];
 };
 
 struct Nothing {};
@@ -159,14 +162,19 @@ __device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
   }
 }
 
-// Threads `first` and following fill in the levels of a direction.
+// Thread number `thread` of those that fill in the levels of a direction.
 template <class C, u32 kVectors>
 __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, const Side& side,
                                             i64 vector0, i64 vectors, float range, u32 thread) {
-  if (!C::kHasLevels || side.scales == 1) {
+  if constexpr (C::kOneLevel) {
     if (thread < kScaleBytes) {
       const Level level = level_of<C>(C::kHasLevels ? __ldg(side.second) : 1.0f, range);
-      if constexpr (!C::kSearches) levels.factor[thread] = factor_of<C>(thread, level);
+      if constexpr (!C::kSearches) {
+        const float factor = factor_of<C>(thread, level);
+        const bool simple = is_ordinary_scale<typename C::Format>(thread, 0) &&
+                            is_simple_factor<typename C::T>(factor);
+        levels.factor[thread] = simple ? factor : as_float(as_bits(factor) | kSignBit);
+      }
       if (thread == 0) levels.level[0] = level;
     }
   } else if (thread < kVectors) {
@@ -179,24 +187,33 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, con
   }
 }
 
-// The levels of one direction, as a block asks for them.
-template <class C, u32 kVectors>
-struct Scales {
-  const TileLevels<C, kVectors>& levels;
-  bool shared;
-
-  __device__ __forceinline__ const Level& level(u32 vector) const {
-    return levels.level[shared ? 0 : vector];
-  }
-
-  __device__ __forceinline__ float factor(u32 byte, const Level& level) const {
-    if constexpr (C::Format::kIsMx) {
-      return inverse_e8m0(byte);
-    } else {
-      return shared ? levels.factor[byte % kScaleBytes] : factor_of<C>(byte, level);
-    }
-  }
+// The element factor of a block, and whether its lanes may be encoded as encode_lane_simple does,
+// NaN and infinity aside.
+struct Factor {
+  float value;
+  bool simple;
 };
+
+template <class C, u32 kVectors>
+__device__ __forceinline__ const Level& level_at(const TileLevels<C, kVectors>& levels,
+                                                 u32 vector) {
+  return levels.level[C::kOneLevel ? 0 : vector];
+}
+
+template <class C, u32 kVectors>
+__device__ __forceinline__ Factor factor_at(const TileLevels<C, kVectors>& levels, u32 byte,
+                                            const Level& level, int rule) {
+  if constexpr (C::Format::kIsMx) {
+    // Twice the factor of byte 0 is not a number any more, and 255 is NaN.
+    const bool doubles = byte - 1u < 2 * kE8m0Bias;
+    return {inverse_e8m0(byte), is_ordinary_scale<typename C::Format>(byte, rule) && doubles};
+  } else if constexpr (C::kOneLevel) {
+    const u32 bits = as_bits(levels.factor[byte % kScaleBytes]);
+    return {as_float(opaque(bits & kMagnitudeMask)), bits < kSignBit};
+  } else {
+    return {factor_of<C>(byte, level), false};
+  }
+}
 
 // Where a direction's block scales go, from the tile's first vector and block on.
 template <int kLayout>
@@ -262,7 +279,7 @@ struct SharedTable {
       : address(static_cast<u32>(__cvta_generic_to_shared(values + threadIdx.x))) {}
 
   __device__ __forceinline__ void set(u32 k, float value) const {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kThreads)), "f"(value)
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kTileThreads)), "f"(value)
                  : "memory");
   }
 
@@ -270,7 +287,7 @@ struct SharedTable {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];"
                  : "=f"(value)
-                 : "r"(address + sum * (4 * kThreads))
+                 : "r"(address + sum * (4 * kTileThreads))
                  : "memory");
     return value;
   }
@@ -311,15 +328,14 @@ __device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 ma
   }
 }
 
-template <class C, class R, class AllScales>
+template <class C, class R>
 __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words<R>& x, float amax,
-                                              u32 raw, const Level& level, const AllScales& scales,
-                                              float range) {
+                                              u32 raw, const Level& level, float range) {
   using V = typename C::V;
   const SharedTable table(shared.decoded.value);
   const auto candidate_of = [&](u32 byte) {
-    return scales.shared ? shared.decoded.candidate[byte % kScaleBytes]
-                         : make_candidate<V::kSearch>(byte, level, range, V::kError);
+    return C::kOneLevel ? shared.decoded.candidate[byte % kScaleBytes]
+                        : make_candidate<V::kSearch>(byte, level, range, V::kError);
   };
   if constexpr (V::kSquare) {
     return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,
@@ -338,40 +354,45 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
 }
 
 // Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
-template <class C, class R, class AllScales>
+template <class C, class R, u32 kVectors>
 __device__ __forceinline__ void encode_block(TileShared<C>& shared,
                                              const Words<R> (&x)[C::Format::kLanes], float amax,
                                              const u32 (&raw)[C::Format::kLanes],
-                                             const Level& level, const AllScales& scales,
+                                             const TileLevels<C, kVectors>& levels, u32 vector,
                                              const Options& options, u64 group, u32 direction,
                                              u32 stream, Coded<typename C::Format>& coded) {
   using Format = typename C::Format;
-  float factor;
-  bool ordinary;
+  const Level& level = level_at(levels, vector);
   if constexpr (C::kSearches) {
-    const Found found = search_block<C>(shared, x[0], amax, raw[0], level, scales, options.range);
+    const Found found = search_block<C>(shared, x[0], amax, raw[0], level, options.range);
     coded.byte = found.byte;
     if (C::V::kSearch == kSearchFourOverSix && raw[0] < R::kInf) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         coded.code[0][i] = found.codes[i] | sign_nibbles<R>(x[0].word + i * 2 * R::kSize);
       }
-      return;
+    } else {
+      encode_lane<Format, R, C::kRecipe>(x[0], raw[0], found.factor, coded.code[0]);
     }
-    factor = found.factor;
-    ordinary = is_ordinary_scale<Format>(found.byte, 0) && C::V::kSearch == kSearchNone;
   } else {
     coded.byte = block_scale_byte<Format, R, C::kRecipe, C::kSecond>(amax, level, options.rule);
-    factor = scales.factor(coded.byte, level);
-    ordinary = is_ordinary_scale<Format>(coded.byte, options.rule);
-  }
+    const Factor factor = factor_at(levels, coded.byte, level, options.rule);
+    const bool ordinary = is_ordinary_scale<Format>(coded.byte, options.rule);
 #pragma unroll
-  for (int l = 0; l < Format::kLanes; ++l) {
-    if constexpr (C::V::kStochastic) {
-      const Random random = philox(group + l, direction, stream, options.key);
-      encode_lane_stochastic(x[l], raw[l], ordinary, factor, random, coded.code[l]);
-    } else {
-      encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor, coded.code[l]);
+    for (int l = 0; l < Format::kLanes; ++l) {
+      if constexpr (C::V::kStochastic) {
+        const Random random = philox(group + l, direction, stream, options.key);
+        encode_lane_stochastic(x[l], raw[l], ordinary, factor.value, random, coded.code[l]);
+      } else if constexpr ((C::kOneLevel || Format::kIsMx) && SameType<R, typename C::T>::kValue &&
+                           has_simple_lanes<Format, R, C::kRecipe>()) {
+        if (factor.simple && raw[l] < R::kInf) {
+          encode_lane_simple(x[l], factor.value, coded.code[l]);
+        } else {
+          encode_lane<Format, R, C::kRecipe>(x[l], raw[l], factor.value, coded.code[l]);
+        }
+      } else {
+        encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor.value, coded.code[l]);
+      }
     }
   }
 }

@@ -16,7 +16,7 @@ struct RowBlock {
   u32 block;
 
   __device__ __forceinline__ explicit RowBlock(u32 k) {
-    const u32 index = k * kThreads + threadIdx.x;
+    const u32 index = k * kTileThreads + threadIdx.x;
     if constexpr (C::V::kSquare && C::kSearches) {
       block = index / C::kBlock % C::kAcross;
       row = index / (C::kBlock * C::kAcross) * C::kBlock + index % C::kBlock;
@@ -70,9 +70,6 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, Tile<typena
   constexpr u32 kBlock = C::kBlock;
   constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
   const Side& side = C::kRows ? task.row : task.col;
-  const bool one_level = !C::kHasLevels || side.scales == 1;
-  const Scales<C, kTileRows> row_scales{shared.rows, one_level};
-  const Scales<C, kTileColumns> col_scales{shared.cols, one_level};
   const i64 block0 = task.col0 / kBlock;
   const i64 across = C::kRows ? side.blocks : (task.cols + kBlock - 1) / kBlock;
   // Of the first block in the tile, also where the columns alone are asked for.
@@ -106,11 +103,11 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, Tile<typena
     const u64 piece = piece0 + r * static_cast<u64>(across) + b;
     Coded<Format> coded;
     if constexpr (C::kRows) {
-      encode_block<C>(shared, x, amax, raw, row_scales.level(r), row_scales, options,
-                      piece * kLanes, 0, task.stream, coded);
+      encode_block(shared, x, amax, raw, shared.rows, r, options, piece * kLanes, 0, task.stream,
+                   coded);
     } else {
-      encode_block<C>(shared, x, amax, raw, col_scales.level(0), col_scales, options,
-                      piece * kLanes, 0, task.stream, coded);
+      encode_block(shared, x, amax, raw, shared.cols, 0, options, piece * kLanes, 0, task.stream,
+                   coded);
     }
     if constexpr (C::V::kSquare) {
       if (r % kBlock == 0) shared.square_byte[r / kBlock][b] = static_cast<u8>(coded.byte);

@@ -12,6 +12,9 @@
 
 namespace fp4kit {
 
+// Threads of a block that quantizes tiles; the launcher (cuda_module.py) decides.
+constexpr u32 kTileThreads = FP4KIT_TILE_THREADS;
+
 // Unsigned, so that divisions by powers of two are shifts.
 constexpr u32 kTileRows = 128;
 constexpr u32 kTileColumns = 64;
@@ -26,7 +29,8 @@ struct alignas(16) Tile {
   static constexpr u32 kPerWord = 4 / T::kSize;
   u32 word[kGroups * (kRowGroup * kStride + kPadding)];
 
-  // Offsets of rows add up if one of the rows is a multiple of kRowGroup.
+  // Offsets of rows add up if they do not pass a multiple of kRowGroup together that neither does
+  // alone.
   FP4KIT_HD static constexpr u32 offset(u32 row, u32 w) {
     return row * kStride + row / kRowGroup * kPadding + w;
   }
@@ -93,7 +97,7 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
   constexpr u32 kWords = Tile<T>::kWords;
   if constexpr (kVector) {
     constexpr u32 kPieces = kWords / 4;  // of 16 bytes in a row
-    constexpr u32 kRowsAtOnce = kThreads / kPieces;
+    constexpr u32 kRowsAtOnce = kTileThreads / kPieces;
     constexpr u32 kElements = 16 / T::kSize;
     const u32 first = threadIdx.x / kPieces;
     const u32 place = threadIdx.x % kPieces;
@@ -108,7 +112,7 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
     }
   } else {
     constexpr u32 kPerWord = Tile<T>::kPerWord;
-    for (u32 index = threadIdx.x; index < kTileRows * kWords; index += kThreads) {
+    for (u32 index = threadIdx.x; index < kTileRows * kWords; index += kTileThreads) {
       const u32 row = index / kWords;
       u32 word = 0;
 #pragma unroll

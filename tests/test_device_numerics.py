@@ -375,3 +375,61 @@ def test_fast_division(library):
     magic, shift = cuda_launch.fast_division(7, 2**33)
     arguments = (ctypes.c_longlong(v) for v in (2**33, 7, magic, shift))
     assert library.divide(*arguments) == 2**33 // 7
+
+
+@pytest.mark.parametrize("is_half", [True, False])
+def test_products_need_no_rounding_under_simple_factors(library, is_half):
+    bits = 11 if is_half else 8
+    significands = np.arange(1 << (bits - 1), 1 << bits)
+    # Factors around those that take an element right onto a tie, and any others.
+    ties = np.array([1, 1.25, 1.5, 1.75])
+    rng = np.random.default_rng(8)
+    near = (ties[:, None] / significands).astype(np.float32).ravel()
+    near = rng.choice(near, 300, replace=False)
+    near = np.concatenate(
+        [near.view(np.uint32) + np.uint32(step & 0xFFFFFFFF) for step in range(-2, 3)]
+    )
+    near = np.ldexp(np.frexp(near.view(np.float32))[0], 1)
+    factors = np.concatenate([near, rng.uniform(1, 2, 300)]).astype(np.float32)
+    steps = np.arange(-4, 3)
+    values = np.ldexp(significands[:, None] / (1 << (bits - 1)), steps).ravel()
+    if is_half:
+        words = values.astype(np.float16).view(np.uint16)
+    else:
+        words = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    simple = np.empty(len(factors), np.uint8)
+    rounded, direct = (np.empty((len(factors), len(words)), np.uint8) for _ in range(2))
+    library.products(
+        ctypes.c_longlong(len(factors)),
+        ctypes.c_longlong(len(words)),
+        pointer(factors),
+        pointer(words),
+        ctypes.c_int(is_half),
+        pointer(simple),
+        pointer(rounded),
+        pointer(direct),
+    )
+    # e2m1_magic without a cap is for products below 7.
+    inside = factors[:, None].astype(np.float64) * values < 6.9
+    differ = ((rounded != direct) & inside).any(axis=1)
+    assert differ.any()
+    assert not (differ & (simple == 1)).any()
+    # Hardly any other factor is refused.
+    assert simple[-300:].mean() > 0.98
+
+
+def test_factors_at_the_ends_are_not_simple(library):
+    factors = np.array([0, 2.0**-149, 2.0**-126, 2.0**127, np.inf, np.nan, 1.5], np.float32)
+    simple = np.empty(len(factors), np.uint8)
+    none = np.empty(0, np.uint16)
+    library.products(
+        ctypes.c_longlong(len(factors)),
+        ctypes.c_longlong(0),
+        pointer(factors),
+        pointer(none),
+        ctypes.c_int(0),
+        pointer(simple),
+        pointer(none),
+        pointer(none),
+    )
+    assert simple.tolist() == [0, 0, 0, 0, 0, 0, 1]

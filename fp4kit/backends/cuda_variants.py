@@ -116,6 +116,7 @@ def _config(directions: Directions, dtype: str, vector: bool) -> str:
         CXX_DTYPES[dtype],
         _recipe(plan),
         plan.has_second_level and plan.recipe is not None,
+        all(side is None or side.scales == 1 for side in (directions.row, directions.column)),
         _options(variant_of(plan)),
         CXX_LAYOUTS[plan.scale_layout],
         directions.row is not None,
