@@ -146,7 +146,7 @@ __device__ __forceinline__ void load_elements(const typename T::Bits* __restrict
   }
 }
 
-// Stores past L1: nobody reads the result again soon.
+// Stores that do not stay in L2: nobody reads the result again soon.
 template <int kWords>
 __device__ __forceinline__ void store_words_aligned(void* out, const u32 (&word)[kWords]) {
   if constexpr (kWords == 1) {
@@ -163,11 +163,24 @@ __device__ __forceinline__ void store_words_aligned(void* out, const u32 (&word)
   }
 }
 
-// Codes: whole blocks always, so only the alignment may be missing.
-template <bool kVector, int kWords>
+// Codes: whole blocks always, so only the alignment may be missing. kStreams: as above; otherwise
+// they stay until the rest of their line is written.
+template <bool kVector, bool kStreams = true, int kWords>
 __device__ __forceinline__ void store_codes(u8* __restrict__ out, const u32 (&word)[kWords]) {
-  if constexpr (kVector) {
+  if constexpr (kVector && kStreams) {
     store_words_aligned(out, word);
+  } else if constexpr (kVector) {
+    if constexpr (kWords == 1) {
+      *reinterpret_cast<u32*>(out) = word[0];
+    } else if constexpr (kWords == 2) {
+      *reinterpret_cast<uint2*>(out) = make_uint2(word[0], word[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) {
+        reinterpret_cast<uint4*>(out)[i] =
+            make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+      }
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < 4 * kWords; ++i) out[i] = static_cast<u8>(word[i / 4] >> (8 * (i % 4)));

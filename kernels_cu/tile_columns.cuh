@@ -290,7 +290,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
         const u32 col = w * 8 + 2 * j + half;
         if (col >= task.cols_left) continue;
         const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
-        store_codes<C::kVector>(packed + col * pitch + piece * 4, codes);
+        store_codes<C::kVector, C::kStreams>(packed + col * pitch + piece * 4, codes);
       }
     }
   }

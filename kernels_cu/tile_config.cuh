@@ -92,6 +92,8 @@ struct TileConfig {
   // While one tile is worked on, the next one is on its way. Wide elements and tables of a search
   // leave no room for that.
   static constexpr int kBuffers = kCopiesAsync && kVector && T::kSize == 2 && !kSearches ? 2 : 1;
+  // Several tiles write to a line of the result.
+  static constexpr bool kStreams = false;
   // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;
   // Columns of squares are the rows' codes, turned.
@@ -406,9 +408,9 @@ __device__ __forceinline__ void store_lane(u8* __restrict__ out,
     u32 swapped[C::Format::kLaneWords];
 #pragma unroll
     for (int i = 0; i < C::Format::kLaneWords; ++i) swapped[i] = swap_nibbles(code[i]);
-    store_codes<C::kVector>(out, swapped);
+    store_codes<C::kVector, C::kStreams>(out, swapped);
   } else {
-    store_codes<C::kVector>(out, code);
+    store_codes<C::kVector, C::kStreams>(out, code);
   }
 }
 
