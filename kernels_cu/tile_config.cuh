@@ -111,7 +111,7 @@ struct TileCodes {
 };
 
 // What one direction's scales come to: element factors by scale byte if all vectors share one
-// second level, else one level per vector. A factor has a sign if its blocks are not simple.
+// second level, else one level per vector.
 template <class C, u32 kVectors>
 struct TileLevels {
   float factor[C::kOneLevel && !C::Format::kIsMx ? kScaleBytes : 1];
@@ -171,12 +171,7 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, con
   if constexpr (C::kOneLevel) {
     if (thread < kScaleBytes) {
       const Level level = level_of<C>(C::kHasLevels ? __ldg(side.second) : 1.0f, range);
-      if constexpr (!C::kSearches) {
-        const float factor = factor_of<C>(thread, level);
-        const bool simple = is_ordinary_scale<typename C::Format>(thread, 0) &&
-                            is_simple_factor<typename C::T>(factor);
-        levels.factor[thread] = simple ? factor : as_float(as_bits(factor) | kSignBit);
-      }
+      if constexpr (!C::kSearches) levels.factor[thread] = factor_of<C>(thread, level);
       if (thread == 0) levels.level[0] = level;
     }
   } else if (thread < kVectors) {
@@ -189,13 +184,6 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, con
   }
 }
 
-// The element factor of a block, and whether its lanes may be encoded as encode_lane_simple does,
-// NaN and infinity aside.
-struct Factor {
-  float value;
-  bool simple;
-};
-
 template <class C, u32 kVectors>
 __device__ __forceinline__ const Level& level_at(const TileLevels<C, kVectors>& levels,
                                                  u32 vector) {
@@ -203,17 +191,14 @@ __device__ __forceinline__ const Level& level_at(const TileLevels<C, kVectors>& 
 }
 
 template <class C, u32 kVectors>
-__device__ __forceinline__ Factor factor_at(const TileLevels<C, kVectors>& levels, u32 byte,
-                                            const Level& level, int rule) {
+__device__ __forceinline__ float factor_at(const TileLevels<C, kVectors>& levels, u32 byte,
+                                           const Level& level) {
   if constexpr (C::Format::kIsMx) {
-    // Twice the factor of byte 0 is not a number any more, and 255 is NaN.
-    const bool doubles = byte - 1u < 2 * kE8m0Bias;
-    return {inverse_e8m0(byte), is_ordinary_scale<typename C::Format>(byte, rule) && doubles};
+    return inverse_e8m0(byte);
   } else if constexpr (C::kOneLevel) {
-    const u32 bits = as_bits(levels.factor[byte % kScaleBytes]);
-    return {as_float(opaque(bits & kMagnitudeMask)), bits < kSignBit};
+    return levels.factor[byte % kScaleBytes];
   } else {
-    return {factor_of<C>(byte, level), false};
+    return factor_of<C>(byte, level);
   }
 }
 
@@ -378,22 +363,15 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
     }
   } else {
     coded.byte = block_scale_byte<Format, R, C::kRecipe, C::kSecond>(amax, level, options.rule);
-    const Factor factor = factor_at(levels, coded.byte, level, options.rule);
+    const float factor = factor_at(levels, coded.byte, level);
     const bool ordinary = is_ordinary_scale<Format>(coded.byte, options.rule);
 #pragma unroll
     for (int l = 0; l < Format::kLanes; ++l) {
       if constexpr (C::V::kStochastic) {
         const Random random = philox(group + l, direction, stream, options.key);
-        encode_lane_stochastic(x[l], raw[l], ordinary, factor.value, random, coded.code[l]);
-      } else if constexpr ((C::kOneLevel || Format::kIsMx) && SameType<R, typename C::T>::kValue &&
-                           has_simple_lanes<Format, R, C::kRecipe>()) {
-        if (factor.simple && raw[l] < R::kInf) {
-          encode_lane_simple(x[l], factor.value, coded.code[l]);
-        } else {
-          encode_lane<Format, R, C::kRecipe>(x[l], raw[l], factor.value, coded.code[l]);
-        }
+        encode_lane_stochastic(x[l], raw[l], ordinary, factor, random, coded.code[l]);
       } else {
-        encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor.value, coded.code[l]);
+        encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor, coded.code[l]);
       }
     }
   }

@@ -109,21 +109,6 @@ int dispatch_type(int dtype, Args... args) {
 
 extern "C" {
 
-// For each factor: whether it is simple for elements of 16 bits, and the sums that two ways of
-// multiplying leave for elements x.
-void products(i64 factors, i64 elements, const float* factor, const u16* x, int is_half,
-              u8* simple, u8* rounded, u8* direct) {
-  for (i64 f = 0; f < factors; ++f) {
-    simple[f] = is_half ? is_simple_factor<F16>(factor[f]) : is_simple_factor<Bf16>(factor[f]);
-    for (i64 i = 0; i < elements; ++i) {
-      const float value = is_half ? from_input_bits<F16>(x[i]) : from_input_bits<Bf16>(x[i]);
-      const float y = mul_magnitude_rn(value, factor[f]);
-      rounded[f * elements + i] = static_cast<u8>(e2m1_magic<false>(y));
-      direct[f * elements + i] = static_cast<u8>(e2m1_magic_product(value, factor[f]));
-    }
-  }
-}
-
 int run(int dtype, int format, int recipe, int has_second, i64 blocks, const void* x,
         const float* second, int rule, u8* byte, float* factor, u32* codes, float* first,
         float* last, float* decoded) {
