@@ -41,47 +41,6 @@ FP4KIT_HD u32 e2m1_magic(float y) {
   return kCapped ? min_u32(least, kMagic23 + E2m1::kMaxCode) : least;
 }
 
-// e2m1_magic<false> of |x| * factor, without rounding the product first. The same where
-// is_simple_factor says so.
-FP4KIT_HD u32 e2m1_magic_product(float x, float factor) {
-  const u32 halves = as_bits(fma_magnitude_rn(x, mul_rn(factor, 2.0f), as_float(kMagic23)));
-  const u32 ones = as_bits(fma_magnitude_rn(x, factor, as_float(kMagic23 + 2)));
-  const u32 twos = as_bits(fma_magnitude_rn(x, mul_rn(factor, 0.5f), as_float(kMagic23 + 4)));
-  return min_u32(min_u32(halves, ones), twos);
-}
-
-// Whether rounding x * factor first changes no code, whatever x of type T is. It would where the
-// product lies next to a tie, and is rounded onto it. Ties are 1, 5/4, 3/2 and 7/4 times powers of
-// two; only the x whose significand is nearest to tie / factor can come that close.
-template <class T>
-FP4KIT_HD bool is_simple_factor(float factor) {
-  if constexpr (T::kSize == 4) return false;
-  constexpr int kBits = SameType<T, Bf16>::kValue ? 8 : 11;  // of a significand
-  constexpr u32 kMantissa = (1u << kF32MantissaBits) - 1u;
-  constexpr u32 kOne = static_cast<u32>(kF32Bias) << kF32MantissaBits;
-  // Twice and half the factor must be normal numbers.
-  const u32 bits = as_bits(factor);
-  if ((bits >> kF32MantissaBits) - 2u > 250u) return false;
-  const float significand = as_float(opaque((bits & kMantissa) | kOne));
-  const float inverse = div_rn(1.0f, significand);
-  bool simple = true;
-#pragma unroll
-  for (u32 k = 0; k < 4; ++k) {
-    const u32 tie_bits = kOne | (k << (kF32MantissaBits - 2));
-    const float quotient = mul_rn(as_float(tie_bits), inverse);
-    // Shifted so that the quotient's integer part has kBits bits.
-    const u32 shift = as_bits(quotient) < kOne ? kBits : kBits - 1;
-    const float power = as_float(kOne + (shift << kF32MantissaBits));
-    const float sum = fma_rn(quotient, power, as_float(kMagic23));
-    const float nearest = sub_rn(sum, as_float(kMagic23));
-    const float tie = mul_rn(as_float(tie_bits), power);
-    const float rest = fma_rn(nearest, significand, as_float(as_bits(tie) | kSignBit));
-    const bool onto = as_bits(mul_rn(nearest, significand)) == as_bits(tie);
-    simple = simple && !(onto && !is_zero(rest));
-  }
-  return simple;
-}
-
 // The codes of four sums that e2m1_magic gives, the first lowest, in the low half of a word. The
 // rest of the word is anything: that of kMagic23 does not reach into the low half.
 FP4KIT_HD u32 e2m1_join4(u32 a, u32 b, u32 c, u32 d) { return a + 16 * b + 256 * (c + 16 * d); }

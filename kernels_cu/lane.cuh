@@ -122,38 +122,6 @@ FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, bool ordinary, float fact
   }
 }
 
-// Whether lanes can be encoded by encode_lane_simple: E2M1 by multiplication, where the hardware
-// has no conversion, and zeros keep their sign.
-template <class Format, class T, int kRecipe>
-FP4KIT_HD constexpr bool has_simple_lanes() {
-#ifdef FP4KIT_HARDWARE_E2M1
-  return false;
-#else
-  return Format::kIsFp4 && T::kSize == 2 && !recipe_divides(kRecipe) &&
-         recipe_keeps_negative_zero(kRecipe);
-#endif
-}
-
-// encode_lane under an ordinary scale whose factor is simple (is_simple_factor, or a power of two),
-// without NaN or infinity.
-template <class T>
-FP4KIT_HD void encode_lane_simple(const Words<T>& x, float factor, u32 (&codes)[2]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    u32 half[2];
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      u32 sum[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sum[e] = e2m1_magic_product(x.value(8 * i + 4 * k + e), factor);
-      }
-      half[k] = e2m1_join4(sum[0], sum[1], sum[2], sum[3]);
-    }
-    codes[i] = byte_perm(half[0], half[1], 0x5410u) | sign_nibbles<T>(x.word + 2 * T::kSize * i);
-  }
-}
-
 // The same for any scale.
 template <class Format, class T, int kRecipe>
 FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, float factor,

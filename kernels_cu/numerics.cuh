@@ -206,23 +206,6 @@ FP4KIT_HD float fma_rn(float a, float b, float c) {
 #endif
 }
 
-// |a| * b + c.
-FP4KIT_HD float fma_magnitude_rn(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("{\n"
-      ".reg .f32 magnitude;\n"
-      "abs.f32 magnitude, %1;\n"
-      "fma.rn.f32 %0, magnitude, %2, %3;\n"
-      "}"
-      : "=f"(result)
-      : "f"(a), "f"(b), "f"(c));
-  return result;
-#else
-  return __builtin_fmaf(as_float(magnitude_bits(a)), b, c);
-#endif
-}
-
 // a * b + c rounded down, for a product that is exact.
 FP4KIT_HD float fma_down(float a, float b, float c) {
 #ifdef __CUDA_ARCH__

@@ -12,8 +12,6 @@ namespace fp4kit {
 // into a negation or an absolute value of floats, which flush subnormals (seen in PTX of
 // NVRTC 12.9).
 FP4KIT_HD float flip_sign(float value, u32 sign) { return as_float(opaque(as_bits(value) ^ sign)); }
-FP4KIT_HD float negate(float value) { return flip_sign(value, kSignBit); }
-FP4KIT_HD float magnitude(float value) { return as_float(opaque(magnitude_bits(value))); }
 
 // Four butterfly stages of sums and differences, then / 4.
 FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {

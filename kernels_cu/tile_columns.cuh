@@ -35,13 +35,19 @@ __device__ __forceinline__ void gather_column(const u32 (&word)[kLanes * kLaneEl
   }
 }
 
-// Whether pairs of columns can be encoded together.
+// Whether pairs of columns can be encoded together: the plain arithmetic of multiplied elements.
 template <class C>
 FP4KIT_HD constexpr bool encodes_pairs() {
-  return C::kOneLevel && !C::kRotateCols && !C::V::kStochastic && !C::kSearches &&
-         has_simple_lanes<typename C::Format, typename C::T, C::kRecipe>();
+#ifdef FP4KIT_HARDWARE_E2M1
+  return false;
+#else
+  return C::T::kSize == 2 && !C::kRotateCols && !C::V::kStochastic && !C::kSearches &&
+         !recipe_divides(C::kRecipe) && recipe_keeps_negative_zero(C::kRecipe);
+#endif
 }
 
+// Codes of two columns whose words these are, under ordinary scales and without NaN or infinity.
+// Four rows at a time: the codes of both columns fill the halves of a word.
 template <class C>
 __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const float (&factor)[2],
                                             u32 (&code)[2][C::Format::kLanes][2]) {
@@ -58,7 +64,7 @@ __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const 
         u32 sum[4];
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-          sum[i] = e2m1_magic_product(half_value<T>(four[i], half), factor[half]);
+          sum[i] = e2m1_magic<false>(mul_magnitude_rn(half_value<T>(four[i], half), factor[half]));
         }
         joined[half] = e2m1_join4(sum[0], sum[1], sum[2], sum[3]);
       }
@@ -122,12 +128,11 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const u32 bits = maximum.half(half);
-        const Level& level = level_at(shared.cols, 0);
+        const Level& level = level_at(shared.cols, w * 2 + half);
         byte[half] = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(from_input_bits<T>(bits),
                                                                          level, options.rule);
-        const Factor found = factor_at(shared.cols, byte[half], level, options.rule);
-        factor[half] = found.value;
-        done = done && bits < T::kInf && found.simple;
+        factor[half] = factor_at(shared.cols, byte[half], level);
+        done = done && bits < T::kInf && is_ordinary_scale<Format>(byte[half], options.rule);
       }
       if (done) encode_pair<C>(word, factor, code);
     }
