@@ -37,16 +37,6 @@ struct Words {
       return from_input_bits<T>(bits(i));
     }
   }
-
-  // Signs cleared. Opaque to the compiler, which would otherwise mask every half again after
-  // shifting it out of the word: an instruction more for each element.
-  FP4KIT_HD Words magnitudes() const {
-    constexpr u32 kMask = T::kSize == 4 ? kMagnitudeMask : 0x7FFF7FFFu;
-    Words result;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) result.word[i] = opaque(word[i] & kMask);
-    return result;
-  }
 };
 
 // Running maximum of magnitude bits. The fast form lets NaN win, so that a result above T::kInf
@@ -54,26 +44,28 @@ struct Words {
 // there is none.
 template <class T>
 struct MaxBits {
-  u32 packed = 0;
-  u32 low = 0;  // only below sm_90, which has no packed maximum
+  static constexpr u32 kMask = T::kSize == 4 ? kMagnitudeMask : 0x7FFF7FFFu;
+  u32 packed = 0;  // its signs mean nothing
+  u32 low = 0;     // only where there is no packed maximum
 
   FP4KIT_HD void add(u32 word) {
-    add_magnitude(word & (T::kSize == 4 ? kMagnitudeMask : 0x7FFF7FFFu));
-  }
-
-  // The same for a word whose signs are cleared already.
-  FP4KIT_HD void add_magnitude(u32 word) {
-    if constexpr (T::kSize == 4) {
-      packed = max_u32(packed, word);
-    } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-      packed = max_u16x2(packed, word);
-#else
-      // The low half below a high one decides only between equal high halves.
-      packed = max_u32(packed, word);
-      low = max_u32(low, word & 0xFFFFu);
-#endif
+    // Maxima of floats here, as they take magnitudes for free.
+    if constexpr (SameType<T, Bf16>::kValue) {
+      asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(packed) : "r"(word));
+    } else if constexpr (SameType<T, F16>::kValue) {
+      asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(packed) : "r"(word));
+    } else {
+      float value = __uint_as_float(packed);
+      asm("max.NaN.xorsign.abs.f32 %0, %0, %1;" : "+f"(value) : "f"(__uint_as_float(word)));
+      packed = as_bits(value);
     }
+#else
+    // The low half below a high one decides only between equal high halves.
+    const u32 magnitude = word & kMask;
+    packed = max_u32(packed, magnitude);
+    if constexpr (T::kSize == 2) low = max_u32(low, magnitude & 0xFFFFu);
+#endif
   }
 
   FP4KIT_HD void add_careful(u32 word) {
@@ -87,9 +79,16 @@ struct MaxBits {
     }
   }
 
+  // The maximum of the low halves, or of the high ones.
+  FP4KIT_HD u32 half(int number) const {
+    const u32 magnitude = packed & kMask;
+    if (number == 1) return magnitude >> 16;
+    return max_u32(magnitude & (kPackedHalves ? 0xFFFFu : 0u), low);
+  }
+
   FP4KIT_HD u32 result() const {
-    if constexpr (T::kSize == 4) return packed;
-    return max_u32(packed >> 16, max_u32(packed & (kPackedHalves ? 0xFFFFu : 0u), low));
+    if constexpr (T::kSize == 4) return packed & kMask;
+    return max_u32(half(0), half(1));
   }
 
  private:
@@ -100,18 +99,18 @@ struct MaxBits {
 #endif
 };
 
-// Largest of a lane's magnitudes (signs cleared) as bits of T. `raw` is that with NaN as the
-// largest, and the result ignores NaN.
+// Largest of a lane's magnitudes as bits of T. `raw` is that with NaN as the largest, and the
+// result ignores NaN.
 template <class T>
-FP4KIT_HD u32 lane_amax_bits(const Words<T>& magnitude, u32& raw) {
+FP4KIT_HD u32 lane_amax_bits(const Words<T>& x, u32& raw) {
   MaxBits<T> maximum;
 #pragma unroll
-  for (int i = 0; i < Words<T>::kWords; ++i) maximum.add_magnitude(magnitude.word[i]);
+  for (int i = 0; i < Words<T>::kWords; ++i) maximum.add(x.word[i]);
   raw = maximum.result();
   if (raw <= T::kInf) return raw;
   MaxBits<T> numbers;
 #pragma unroll
-  for (int i = 0; i < Words<T>::kWords; ++i) numbers.add_careful(magnitude.word[i]);
+  for (int i = 0; i < Words<T>::kWords; ++i) numbers.add_careful(x.word[i]);
   return numbers.result();
 }
 
@@ -147,7 +146,7 @@ __device__ __forceinline__ void load_elements(const typename T::Bits* __restrict
   }
 }
 
-// Stores past L1: nobody reads the result again soon.
+// Stores that do not stay in L2: nobody reads the result again soon.
 template <int kWords>
 __device__ __forceinline__ void store_words_aligned(void* out, const u32 (&word)[kWords]) {
   if constexpr (kWords == 1) {
@@ -164,11 +163,24 @@ __device__ __forceinline__ void store_words_aligned(void* out, const u32 (&word)
   }
 }
 
-// Codes: whole blocks always, so only the alignment may be missing.
-template <bool kVector, int kWords>
+// Codes: whole blocks always, so only the alignment may be missing. kStreams: as above; otherwise
+// they stay until the rest of their line is written.
+template <bool kVector, bool kStreams = true, int kWords>
 __device__ __forceinline__ void store_codes(u8* __restrict__ out, const u32 (&word)[kWords]) {
-  if constexpr (kVector) {
+  if constexpr (kVector && kStreams) {
     store_words_aligned(out, word);
+  } else if constexpr (kVector) {
+    if constexpr (kWords == 1) {
+      *reinterpret_cast<u32*>(out) = word[0];
+    } else if constexpr (kWords == 2) {
+      *reinterpret_cast<uint2*>(out) = make_uint2(word[0], word[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) {
+        reinterpret_cast<uint4*>(out)[i] =
+            make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+      }
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < 4 * kWords; ++i) out[i] = static_cast<u8>(word[i / 4] >> (8 * (i % 4)));

@@ -8,9 +8,9 @@
 // codes per thread, and writes it out along the rows.
 //
 // Launch: 256 threads, one block per tile.
+#include "scale_search.cuh"
 #include "swizzle.cuh"
 #include "tiles.cuh"
-#include "variants.cuh"
 
 namespace fp4kit {
 

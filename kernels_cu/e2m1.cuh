@@ -41,18 +41,20 @@ FP4KIT_HD u32 e2m1_magic(float y) {
   return kCapped ? min_u32(least, kMagic23 + E2m1::kMaxCode) : least;
 }
 
-// Eight magnitude codes, the first in the lowest nibble. Adding up shifted sums lets kMagic23
-// contribute a constant, which is taken off once.
+// The codes of four sums that e2m1_magic gives, the first lowest, in the low half of a word. The
+// rest of the word is anything: that of kMagic23 does not reach into the low half.
+FP4KIT_HD u32 e2m1_join4(u32 a, u32 b, u32 c, u32 d) { return a + 16 * b + 256 * (c + 16 * d); }
+
+// Eight magnitude codes, the first in the lowest nibble.
 template <bool kCapped>
 FP4KIT_HD u32 e2m1_magnitudes8(const float (&y)[8]) {
-  u32 bytes[4];
+  u32 half[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    bytes[i] = e2m1_magic<kCapped>(y[2 * i]) + (e2m1_magic<kCapped>(y[2 * i + 1]) << 4);
+  for (int i = 0; i < 2; ++i) {
+    half[i] = e2m1_join4(e2m1_magic<kCapped>(y[4 * i]), e2m1_magic<kCapped>(y[4 * i + 1]),
+                         e2m1_magic<kCapped>(y[4 * i + 2]), e2m1_magic<kCapped>(y[4 * i + 3]));
   }
-  const u32 low = bytes[0] + (bytes[1] << 8);
-  const u32 high = bytes[2] + (bytes[3] << 8);
-  return low + (high << 16) - kMagic23 * 0x11111111u;
+  return byte_perm(half[0], half[1], 0x5410u);
 }
 
 #ifdef FP4KIT_HARDWARE_E2M1

@@ -15,23 +15,23 @@ namespace fp4kit {
 // Encode
 // ---------------------------------------------------------------------------------------------
 
-// Signs of eight elements as bit 3 of eight nibbles: the bytes that hold signs are gathered, even
-// elements apart from odd ones, and masked together.
+// Signs of eight elements as bit 3 of eight nibbles: the bytes that hold them are spread over whole
+// bytes, even elements apart from odd ones, and masked together.
 template <class T>
 FP4KIT_HD u32 sign_nibbles(const u32* word) {
-  u32 first, second;  // sign bytes of elements 0..3 and 4..7
+  u32 even, odd;  // of the first four and the last four elements: two bytes each
   if constexpr (T::kSize == 4) {
-    first =
-        byte_perm(byte_perm(word[0], word[1], 0x73u), byte_perm(word[2], word[3], 0x73u), 0x5410u);
-    second =
-        byte_perm(byte_perm(word[4], word[5], 0x73u), byte_perm(word[6], word[7], 0x73u), 0x5410u);
+    even = byte_perm(sign_perm(word[0], word[2], 0xFBFBu), sign_perm(word[4], word[6], 0xFBFBu),
+                     0x5410u);
+    odd = byte_perm(sign_perm(word[1], word[3], 0xFBFBu), sign_perm(word[5], word[7], 0xFBFBu),
+                    0x5410u);
   } else {
-    first = byte_perm(word[0], word[1], 0x7531u);
-    second = byte_perm(word[2], word[3], 0x7531u);
+    const u32 first = sign_perm(word[0], word[1], 0xFBD9u);
+    const u32 second = sign_perm(word[2], word[3], 0xFBD9u);
+    even = byte_perm(first, second, 0x5410u);
+    odd = byte_perm(first, second, 0x7632u);
   }
-  const u32 even = byte_perm(first, second, 0x6420u);
-  const u32 odd = byte_perm(first, second, 0x7531u);
-  return ((even >> 4) & 0x08080808u) | (odd & 0x80808080u);
+  return (even & 0x08080808u) | (odd & 0x80808080u);
 }
 
 template <int kRecipe>
@@ -39,9 +39,15 @@ FP4KIT_HD float scale_element(float value, float factor) {
   return recipe_divides(kRecipe) ? div_rn(value, factor) : mul_rn(value, factor);
 }
 
+template <int kRecipe>
+FP4KIT_HD float scale_magnitude(float value, float factor) {
+  return recipe_divides(kRecipe) ? div_rn(as_float(opaque(magnitude_bits(value))), factor)
+                                 : mul_magnitude_rn(value, factor);
+}
+
 // Eight E2M1 codes, low nibble first. kCareful: some product may be NaN, or beyond what codes hold.
 template <class T, int kRecipe, bool kCareful>
-FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int start, float factor) {
+FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, int start, float factor) {
   float y[8];
 #ifdef FP4KIT_HARDWARE_E2M1
 #pragma unroll
@@ -50,7 +56,7 @@ FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int st
 #else
   // The sign stays out of the arithmetic: |x| * factor rounds like x * factor.
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = scale_element<kRecipe>(magnitude.value(start + i), factor);
+  for (int i = 0; i < 8; ++i) y[i] = scale_magnitude<kRecipe>(x.value(start + i), factor);
   u32 signs = sign_nibbles<T>(x.word + start * T::kSize / 4);
   if constexpr (kCareful) {
     // NaN has code 7 with a positive sign, whatever its own sign was.
@@ -63,7 +69,7 @@ FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int st
     // Only zeros proper: a negative value that rounds to zero keeps its sign.
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      codes &= magnitude.bits(start + i) == 0 ? ~(15u << (4 * i)) : ~0u;
+      codes &= is_zero(x.value(start + i)) ? ~(15u << (4 * i)) : ~0u;
     }
   }
   return codes;
@@ -95,17 +101,17 @@ FP4KIT_HD bool is_ordinary_scale(u32 byte, int rule) {
 // The lane's codes in memory order, low nibble first. `raw` is the lane's largest magnitude, NaN
 // included; `ordinary` as is_ordinary_scale.
 template <class Format, class T, int kRecipe>
-FP4KIT_HD void encode_lane(const Words<T>& x, const Words<T>& magnitude, u32 raw, bool ordinary,
-                           float factor, u32 (&codes)[Format::kLaneWords]) {
+FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, bool ordinary, float factor,
+                           u32 (&codes)[Format::kLaneWords]) {
   if constexpr (Format::kIsFp4) {
     if (recipe_divides(kRecipe) && is_zero(factor)) {
       codes[0] = codes[1] = 0;
     } else if (ordinary && raw < T::kInf) {
-      codes[0] = encode_e2m1_8<T, kRecipe, false>(x, magnitude, 0, factor);
-      codes[1] = encode_e2m1_8<T, kRecipe, false>(x, magnitude, 8, factor);
+      codes[0] = encode_e2m1_8<T, kRecipe, false>(x, 0, factor);
+      codes[1] = encode_e2m1_8<T, kRecipe, false>(x, 8, factor);
     } else {
-      codes[0] = encode_e2m1_8<T, kRecipe, true>(x, magnitude, 0, factor);
-      codes[1] = encode_e2m1_8<T, kRecipe, true>(x, magnitude, 8, factor);
+      codes[0] = encode_e2m1_8<T, kRecipe, true>(x, 0, factor);
+      codes[1] = encode_e2m1_8<T, kRecipe, true>(x, 8, factor);
     }
   } else if (Format::Element::kHasInfinity && raw > T::kInf) {
     // Without NaN among the elements there is none among the products: MX factors of numbers are
@@ -116,11 +122,11 @@ FP4KIT_HD void encode_lane(const Words<T>& x, const Words<T>& magnitude, u32 raw
   }
 }
 
-// The same where the magnitudes are not at hand, for any scale.
+// The same for any scale.
 template <class Format, class T, int kRecipe>
 FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, float factor,
                            u32 (&codes)[Format::kLaneWords]) {
-  encode_lane<Format, T, kRecipe>(x, x.magnitudes(), raw, false, factor, codes);
+  encode_lane<Format, T, kRecipe>(x, raw, false, factor, codes);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -336,15 +342,10 @@ FP4KIT_HD void decode_words(const u32* codes, const DecoderOf<Format, Out>& deco
 
 // Block amax with NaN ignored. Every thread of the warp must call it.
 template <class Format, class T>
-__device__ __forceinline__ float block_amax_of(const Words<T>& magnitude, u32& raw) {
-  u32 bits = lane_amax_bits<T>(magnitude, raw);
+__device__ __forceinline__ float block_amax(const Words<T>& x, u32& raw) {
+  u32 bits = lane_amax_bits<T>(x, raw);
   if constexpr (Format::kLanes == 2) bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, 1));
   return from_input_bits<T>(bits);
-}
-
-template <class Format, class T>
-__device__ __forceinline__ float block_amax(const Words<T>& x, u32& raw) {
-  return block_amax_of<Format, T>(x.magnitudes(), raw);
 }
 
 // The second-level values on the device: one for the whole tensor is worked out once a thread.

@@ -66,6 +66,23 @@ FP4KIT_HD u32 byte_perm(u32 low, u32 high, u32 selector) {
 #endif
 }
 
+// byte_perm in which bit 3 of a selector's nibble asks for the byte's top bit, eight times.
+FP4KIT_HD u32 sign_perm(u32 low, u32 high, u32 selector) {
+#ifdef __CUDA_ARCH__
+  u32 result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
+#else
+  u32 result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 nibble = (selector >> (4 * i)) & 15;
+    const u32 byte = byte_perm(low, high, nibble) & 0xFF;
+    result |= (nibble < 8 ? byte : byte < 0x80 ? 0u : 0xFFu) << (8 * i);
+  }
+  return result;
+#endif
+}
+
 // A value the compiler must take as it is: it can neither recompute nor merge it.
 FP4KIT_HD u32 opaque(u32 value) {
 #ifdef __CUDA_ARCH__
@@ -119,6 +136,66 @@ FP4KIT_HD float add_rn(float a, float b) {
 #endif
 }
 
+FP4KIT_HD float sub_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a - b;
+#endif
+}
+
+// |a| * b: the magnitude costs nothing there.
+FP4KIT_HD float mul_magnitude_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 magnitude;\n"
+      "abs.f32 magnitude, %1;\n"
+      "mul.rn.f32 %0, magnitude, %2;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return as_float(magnitude_bits(a)) * b;
+#endif
+}
+
+// a - |b| and a + |b|, likewise.
+FP4KIT_HD float sub_magnitude_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 magnitude;\n"
+      "abs.f32 magnitude, %2;\n"
+      "sub.rn.f32 %0, %1, magnitude;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return a - as_float(magnitude_bits(b));
+#endif
+}
+
+FP4KIT_HD float add_magnitude_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 magnitude;\n"
+      "abs.f32 magnitude, %2;\n"
+      "add.rn.f32 %0, %1, magnitude;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return a + as_float(magnitude_bits(b));
+#endif
+}
+
 FP4KIT_HD float fma_rn(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   float result;
@@ -126,6 +203,23 @@ FP4KIT_HD float fma_rn(float a, float b, float c) {
   return result;
 #else
   return __builtin_fmaf(a, b, c);
+#endif
+}
+
+// a * b + c rounded down, for a product that is exact.
+FP4KIT_HD float fma_down(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("fma.rm.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+#else
+  // The rounding error of a sum is a float itself.
+  const float product = a * b;
+  const float sum = product + c;
+  const float rest = sum - product;
+  const float error = (product - (sum - rest)) + (c - rest);
+  if (!(error < 0.0f)) return sum;
+  return as_float(sum > 0.0f ? as_bits(sum) - 1 : as_bits(sum) + 1);
 #endif
 }
 

@@ -10,7 +10,7 @@
 //
 // Launch: 256 threads, one thread per group. vector_amax raises zeroed results by integer maxima of
 // the bits of positive floats: their order does not matter.
-#include "variants.cuh"
+#include "rotation.cuh"
 
 namespace fp4kit {
 
@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(kThreads)
     u32 raw;
     if constexpr (kRotate) {
       const Words<R> rotated = rotate_lane<R>(elements, static_cast<u32>(mask));
-      bits = lane_amax_bits<R>(rotated.magnitudes(), raw);
+      bits = lane_amax_bits<R>(rotated, raw);
     } else {
-      bits = lane_amax_bits<R>(elements.magnitudes(), raw);
+      bits = lane_amax_bits<R>(elements, raw);
     }
     bits = as_bits(from_input_bits<R>(bits));
   }

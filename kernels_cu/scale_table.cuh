@@ -45,9 +45,8 @@ template <class Format, class T, int kRecipe, bool kSecond>
 __device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const ScaleTable& table,
                                              const Level& level, int rule, bool high_first,
                                              u32 (&codes)[Format::kLaneWords]) {
-  const Words<T> magnitude = elements.magnitudes();
   u32 raw;
-  const float amax = block_amax_of<Format, T>(magnitude, raw);
+  const float amax = block_amax<Format, T>(elements, raw);
   const u32 byte = block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, rule);
   float factor;
   if constexpr (Format::kIsMx) {
@@ -56,7 +55,7 @@ __device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const Sca
     factor = table.factor[byte % kScaleBytes];
   }
   const bool ordinary = is_ordinary_scale<Format>(byte, rule);
-  encode_lane<Format, T, kRecipe>(elements, magnitude, raw, ordinary, factor, codes);
+  encode_lane<Format, T, kRecipe>(elements, raw, ordinary, factor, codes);
   if (Format::kIsFp4 && high_first) {
 #pragma unroll
     for (int i = 0; i < Format::kLaneWords; ++i) codes[i] = swap_nibbles(codes[i]);

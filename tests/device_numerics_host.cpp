@@ -21,7 +21,7 @@ void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8
     u32 bits = 0;
     for (int k = 0; k < Format::kLanes; ++k) {
       for (u32& word : lane[k].word) word = *x++;
-      bits = max_u32(bits, lane_amax_bits<T>(lane[k].magnitudes(), raw[k]));
+      bits = max_u32(bits, lane_amax_bits<T>(lane[k], raw[k]));
     }
     const float amax = from_input_bits<T>(bits);
     byte[b] = static_cast<u8>(block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, rule));

@@ -1,9 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of variants (kernels_cu/variants.cuh) as a host library, for
-// tests/test_device_variants.py: plain loops over groups of 16 elements.
-#include "variants.cuh"
+// The arithmetic of variants as a host library, for tests/test_device_variants.py: plain loops over
+// groups of 16 elements.
+#include "rotation.cuh"
+#include "scale_search.cuh"
+#include "stochastic.cuh"
 
 using namespace fp4kit;
 
@@ -15,19 +17,46 @@ Words<F32> load(const u32* x) {
   return result;
 }
 
-template <int kSearch>
-void search(i64 groups, const u32* x, const float* second, float range, int error, u8* byte,
-            float* factor) {
+struct Table {
+  float* values;
+  void set(u32 k, float value) const { values[k] = value; }
+  float get(u32 sum) const { return values[sum - kMagic23]; }
+};
+
+template <int kSearch, int kError>
+void search(i64 groups, const u32* x, const float* second, float range, u8* byte, float* factor,
+            u32* codes) {
   for (i64 g = 0; g < groups; ++g) {
     const Words<F32> elements = load(x + g * kLaneElements);
     u32 raw;
-    const float amax = as_float(lane_amax_bits<F32>(elements.magnitudes(), raw));
-    float v[kLaneElements];
-    for (int i = 0; i < kLaneElements; ++i) v[i] = elements.value(i);
+    const float amax = as_float(lane_amax_bits<F32>(elements, raw));
     const Level level = make_te_level(second[g], range);
-    const Candidate best = search_scale<kSearch>(v, amax, level, range, error, AloneSum());
+    const auto candidate_of = [&](u32 of) {
+      return make_candidate<kSearch>(of, level, range, kError);
+    };
+    float values[8];
+    const Table table{values};
+    const Found best = search_scale<kSearch, kError, true>(elements, amax, level, range, table,
+                                                           candidate_of, AloneSum());
     byte[g] = static_cast<u8>(best.byte);
     factor[g] = best.factor;
+    codes[2 * g] = best.codes[0];
+    codes[2 * g + 1] = best.codes[1];
+  }
+}
+
+template <int kSearch>
+void search(i64 groups, const u32* x, const float* second, float range, int error, u8* byte,
+            float* factor, u32* codes) {
+  switch (error) {
+    case kErrorMse:
+      return search<kSearch, kErrorMse>(groups, x, second, range, byte, factor, codes);
+    case kErrorMae:
+      return search<kSearch, kErrorMae>(groups, x, second, range, byte, factor, codes);
+    case kErrorMseScaled:
+      return search<kSearch, kErrorMseScaled>(groups, x, second, range, byte, factor, codes);
+    default:
+      return search<kSearch, kErrorMaeScaled>(groups, x, second, range, byte, factor, codes);
   }
 }
 
@@ -47,16 +76,36 @@ void rotate(i64 groups, const u32* x, u32 mask, int to_bf16, u32* out) {
   }
 }
 
-void uniform(i64 groups, u64 first, u64 key, u32 stream, u32 direction, float* out) {
+void random_bits(i64 groups, u64 first, u64 key, u32 stream, u32 direction, u32* out) {
   for (i64 g = 0; g < groups; ++g) {
     const Random random = philox(first + g, direction, stream, key);
-    for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.uniform(i);
+    for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.bits(i) - kMagic16;
   }
 }
 
-void stochastic(i64 count, const float* scaled, const float* random, u8* code) {
+// Codes of elements that one lane holds, and those of single values with given bits.
+void stochastic_lanes(i64 groups, const u32* x, const float* factor, int ordinary, u64 first,
+                      u64 key, u32* codes) {
+  for (i64 g = 0; g < groups; ++g) {
+    const Words<F32> elements = load(x + g * kLaneElements);
+    u32 raw;
+    lane_amax_bits<F32>(elements, raw);
+    u32 own[2];
+    encode_lane_stochastic(elements, raw, ordinary != 0, factor[g], philox(first + g, 0, 0, key),
+                           own);
+    codes[2 * g] = own[0];
+    codes[2 * g + 1] = own[1];
+  }
+}
+
+void stochastic(i64 count, const float* scaled, const u32* random, int careful, u8* code) {
   for (i64 i = 0; i < count; ++i) {
-    code[i] = static_cast<u8>(round_stochastically(scaled[i], random[i]));
+    const float y = as_float(magnitude_bits(scaled[i]));
+    u32 sum[8] = {};
+    sum[0] = careful ? stochastic_magic<true>(y, kMagic16 | random[i])
+                     : stochastic_magic<false>(y, kMagic16 | random[i]);
+    const u32 sign = is_nan(scaled[i]) ? 0u : (as_bits(scaled[i]) >> 28) & 8u;
+    code[i] = static_cast<u8>((stochastic_join8(sum) & 7u) | sign);
   }
 }
 
@@ -71,11 +120,11 @@ void te_factors(i64 count, const float* second, float range, float* factor) {
 }
 
 void search_scales(i64 groups, const u32* x, const float* second, float range, int error, int kind,
-                   u8* byte, float* factor) {
+                   u8* byte, float* factor, u32* codes) {
   if (kind == kSearchFourOverSix) {
-    search<kSearchFourOverSix>(groups, x, second, range, error, byte, factor);
+    search<kSearchFourOverSix>(groups, x, second, range, error, byte, factor, codes);
   } else {
-    search<kSearchSweep>(groups, x, second, range, error, byte, factor);
+    search<kSearchSweep>(groups, x, second, range, error, byte, factor, codes);
   }
 }
 }

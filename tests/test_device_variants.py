@@ -12,7 +12,7 @@ import pytest
 
 from fp4kit import codecs, philox, rotation, scale_search, scaling
 from fp4kit.backends.cuda_module import kernel_directory, options
-from fp4kit.formats import E4M3
+from fp4kit.formats import E2M1, E4M3
 from fp4kit.variant import DEFAULT_SIGN_MASK, ERRORS, Variant
 
 COMPILER = shutil.which("g++")
@@ -77,8 +77,8 @@ def test_rotation(library, mask, rounding):
 @pytest.mark.parametrize(("key", "stream"), [(0, 0), (1, 0), (2**64 - 1, 2**32 - 1), (77, 5)])
 @pytest.mark.parametrize("direction", [0, 1])
 def test_random_numbers(library, key, stream, direction):
-    found = np.empty((GROUPS, 16), np.float32)
-    library.uniform(
+    found = np.empty((GROUPS, 16), np.uint32)
+    library.random_bits(
         ctypes.c_longlong(GROUPS),
         ctypes.c_ulonglong(0),
         ctypes.c_ulonglong(key),
@@ -86,26 +86,65 @@ def test_random_numbers(library, key, stream, direction):
         ctypes.c_uint32(direction),
         pointer(found),
     )
-    expected = philox.uniform(GROUPS, (key, stream), direction)
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    expected = philox.random_bits(GROUPS, (key, stream), direction)
+    np.testing.assert_array_equal(found, expected)
 
 
-def test_stochastic_rounding(library):
+@pytest.mark.parametrize("careful", [True, False])
+def test_stochastic_rounding(library, careful):
     rng = np.random.default_rng(6)
     scaled = np.concatenate(
         [
             rng.uniform(-8, 8, 200_000).astype(np.float32),
+            np.ldexp(rng.uniform(-1, 1, 20_000), rng.integers(-140, 0, 20_000)).astype(np.float32),
             np.arange(-7, 7.25, 0.25, np.float32),
             np.array([0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-42, -1e-42], np.float32),
         ]
     )
-    random = rng.random(len(scaled), np.float32)
-    random = np.floor(random * 2**24).astype(np.float32) * np.float32(2.0**-24)
+    if not careful:
+        scaled = scaled[np.abs(scaled) < 8]
+    scaled = np.tile(scaled, 2)
+    random = rng.integers(0, 2**16, len(scaled), np.uint32)
+    # Both ends, and exactly what is missing to the code above, or one less.
+    random[1::8], random[2::8] = 0, 2**16 - 1
+    with np.errstate(invalid="ignore", over="ignore"):
+        fraction = np.nan_to_num(np.abs(scaled[3::8]) * 2 % 1)
+    random[3::8] = (2**16 - np.floor(fraction * 2**16)).astype(np.uint32) & 0xFFFF
+    random[4::8] = (random[3::8][: len(random[4::8])] - np.uint32(1)) & np.uint32(0xFFFF)
+    scaled[4::8] = scaled[3::8][: len(scaled[4::8])]
     found = np.empty(len(scaled), np.uint8)
     library.stochastic(
-        ctypes.c_longlong(len(scaled)), pointer(scaled), pointer(random), pointer(found)
+        ctypes.c_longlong(len(scaled)),
+        pointer(scaled),
+        pointer(random),
+        ctypes.c_int(careful),
+        pointer(found),
     )
     np.testing.assert_array_equal(found, philox.round_stochastically(scaled, random))
+
+
+@pytest.mark.parametrize("ordinary", [True, False])
+def test_stochastic_lanes(library, ordinary):
+    values = groups_of_numbers()
+    amax = np.nanmax(np.abs(np.where(np.isfinite(values), values, 0)), axis=1)
+    largest = np.float32(6.3 if ordinary else 11)
+    with scaling.quiet():
+        factor = np.where(amax > 1e-30, largest / amax, 1).astype(np.float32)
+    found = np.empty((GROUPS, 2), np.uint32)
+    library.stochastic_lanes(
+        ctypes.c_longlong(GROUPS),
+        pointer(values),
+        pointer(factor),
+        ctypes.c_int(ordinary),
+        ctypes.c_ulonglong(0),
+        ctypes.c_ulonglong(9),
+        pointer(found),
+    )
+    with scaling.quiet():
+        scaled = values * factor[:, None]
+    code = philox.round_stochastically(scaled, philox.random_bits(GROUPS, (9, 0), 0))
+    packed = code[:, ::2] | code[:, 1::2] << 4
+    np.testing.assert_array_equal(found.view(np.uint8), packed)
 
 
 @pytest.mark.parametrize("e4m3_max", [448, 256])
@@ -144,6 +183,7 @@ def test_search(library, kind, error, e4m3_max):
         )
     byte = np.empty(GROUPS, np.uint8)
     factor = np.empty(GROUPS, np.float32)
+    codes = np.empty((GROUPS, 2), np.uint32)
     library.search_scales(
         ctypes.c_longlong(GROUPS),
         pointer(values),
@@ -153,6 +193,11 @@ def test_search(library, kind, error, e4m3_max):
         ctypes.c_int(1 if kind == "four_over_six" else 2),
         pointer(byte),
         pointer(factor),
+        pointer(codes),
     )
     np.testing.assert_array_equal(byte, expected.byte[:, 0])
     np.testing.assert_array_equal(bits(factor), bits(expected.factor[:, 0]))
+    if kind == "four_over_six":
+        with scaling.quiet():
+            code = codecs.encode(values * factor[:, None], E2M1) & 7
+        np.testing.assert_array_equal(codes.view(np.uint8), code[:, ::2] | code[:, 1::2] << 4)

@@ -23,11 +23,11 @@ from fp4kit.formats import (
     Recipe,
 )
 from fp4kit.scaling import second_level_range
-from fp4kit.variant import AXES, BLOCKS, ERRORS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
+from fp4kit.variant import AXES, BLOCKS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
 from .cuda_launch import Launch, grid_for, rows_are_vectors
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_RECIPES, NAMESPACE, Instance, instance
+from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, CXX_RECIPES, NAMESPACE, Instance, instance
 
 #: Extent of a tile (tiles.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
@@ -35,6 +35,13 @@ CXX_SEARCHES = {
     None: "kSearchNone",
     "four_over_six": "kSearchFourOverSix",
     "sweep": "kSearchSweep",
+}
+CXX_ERRORS = {
+    None: "kErrorMse",
+    "mse": "kErrorMse",
+    "mae": "kErrorMae",
+    "mse_scaled": "kErrorMseScaled",
+    "mae_scaled": "kErrorMaeScaled",
 }
 
 
@@ -70,14 +77,24 @@ def _rotated(plan: Plan | None, dtype: str) -> tuple[bool, str]:
     return True, "Bf16" if variant_of(plan).rht_rounding == "bf16" else "F32"
 
 
+def _cxx(template: str, *arguments: str | bool) -> str:
+    """A template instance as an argument of another one."""
+    words = [
+        ("true" if word else "false") if isinstance(word, bool) else f"{NAMESPACE}::{word}"
+        for word in arguments
+    ]
+    return f"{template}<{', '.join(words)}>"
+
+
 def _options(variant: Variant) -> str:
-    words = (
-        "true" if variant.block == "2d" else "false",
-        f"{NAMESPACE}::{CXX_SEARCHES[variant.scale_search]}",
-        "true" if variant.rounding == "stochastic" else "false",
-        "true" if variant.per_token else "false",
+    return _cxx(
+        "Variant",
+        variant.block == "2d",
+        CXX_SEARCHES[variant.scale_search],
+        CXX_ERRORS[variant.error],
+        variant.rounding == "stochastic",
+        variant.per_token,
     )
-    return f"Variant<{', '.join(words)}>"
 
 
 def _recipe(plan: Plan) -> str:
@@ -87,15 +104,21 @@ def _recipe(plan: Plan) -> str:
 @lru_cache(maxsize=1024)
 def quantize_tiles_kernel(directions: Directions, dtype: str, vector: bool) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones."""
+    return instance("quantize_tiles_kernel", "quantize_tiles.cu", _config(directions, dtype, vector))
+
+
+def _config(directions: Directions, dtype: str, vector: bool) -> str:
+    """The TileConfig of an instance."""
     plan = directions.any
-    return instance(
-        "quantize_tiles_kernel",
-        "quantize_tiles.cu",
+    return _cxx(
+        "TileConfig",
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
         _recipe(plan),
         plan.has_second_level and plan.recipe is not None,
+        all(side is None or side.scales == 1 for side in (directions.row, directions.column)),
         _options(variant_of(plan)),
+        CXX_LAYOUTS[plan.scale_layout],
         directions.row is not None,
         *_rotated(directions.row, dtype),
         directions.column is not None,
@@ -134,7 +157,7 @@ def quantize_arguments(
     column: tuple[int, int, int],
     seed: tuple[int, int],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and arguments of `quantize_tiles_kernel`.
+    """Tiles and arguments of `quantize_tiles_kernel`; fewer blocks stride over the tiles.
 
     Args:
         directions: the plans.
@@ -152,12 +175,11 @@ def quantize_arguments(
         plan.rows,
         plan.cols,
         across,
+        *grid,
         *_side(directions.row, row),
         *_side(directions.column, column),
-        SCALE_LAYOUTS.index(plan.scale_layout),
         int(plan.nibble_order == "high_first"),
         0 if plan.scale_rule is None else SCALE_RULES.index(plan.scale_rule),
-        0 if variant.error is None else ERRORS.index(variant.error),
         int(second_level_range(variant.e4m3_max)),
         _mask(directions.row),
         _mask(directions.column),

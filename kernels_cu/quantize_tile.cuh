@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a thread block does to one tile: quantize it along rows, along columns, or both. Must equal
+// ReferenceBackend.quantize.
+//
+// Algorithm: the tile lies in shared memory (tiles.cuh). Each thread takes blocks of a row
+// (tile_rows.cuh), then of columns (tile_columns.cuh). What follows from the second level is worked
+// out before: once for all scale bytes, or once per row and column if they have levels of their
+// own. Squares need their scale first: a square's rows sit in neighbouring lanes, which share it by
+// shuffles; their columns have the codes of the rows, turned in shared memory.
+#pragma once
+
+#include "tile_columns.cuh"
+#include "tile_rows.cuh"
+
+namespace fp4kit {
+
+// What the scale bytes come to as candidates, if all vectors share one second level.
+template <class C>
+__device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Side& side,
+                                                float range) {
+  if (C::kOneLevel && threadIdx.x < kScaleBytes) {
+    const Level level = level_of<C>(__ldg(side.second), range);
+    shared.decoded.candidate[threadIdx.x] =
+        make_candidate<C::V::kSearch>(threadIdx.x, level, range, C::V::kError);
+  }
+}
+
+// Begins to load the tile of a task.
+template <class C>
+__device__ __forceinline__ void load_task(Tile<typename C::T>& tile,
+                                          const Task<typename C::T>& task) {
+  load_tile<C::kVector>(tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
+                        task.rows_left, task.cols_left);
+}
+
+template <class C>
+__device__ __forceinline__ void fill_tables(TileShared<C>& shared, const Task<typename C::T>& task,
+                                            const Options& options) {
+  if constexpr (!C::Format::kIsMx) {
+    // Each half of a thread block takes a direction if there are enough threads.
+    constexpr u32 kOther = kTileThreads >= 2 * kScaleBytes ? kScaleBytes : 0;
+    if (C::kRows) {
+      fill_levels(shared.rows, task.row, task.row0, task.rows, options.range, threadIdx.x);
+    }
+    if (C::kCols) {
+      fill_levels(shared.cols, task.col, task.col0, task.cols, options.range, threadIdx.x - kOther);
+    }
+  }
+  if constexpr (C::kSearches) {
+    fill_candidates(shared, C::kRows ? task.row : task.col, options.range);
+  }
+}
+
+// Squares gather their amax in shared memory.
+template <class C>
+__device__ __forceinline__ void clear_squares(TileShared<C>& shared, u32 parity) {
+  constexpr u32 kSquares = C::kDown * C::kAcross;
+  if (C::kGathers && threadIdx.x < kSquares) {
+    shared.square_amax[parity][threadIdx.x / C::kAcross][threadIdx.x % C::kAcross] = 0;
+  }
+}
+
+// A tile that has been loaded, under filled tables.
+template <class C>
+__device__ __forceinline__ void quantize_tile(TileShared<C>& shared, Tile<typename C::T>& tile,
+                                              const Task<typename C::T>& task,
+                                              const Options& options, u32 parity) {
+  if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, tile, task, options, parity);
+  if constexpr (C::kCols) {
+    if constexpr (C::V::kSquare) {
+      __syncthreads();
+    } else if constexpr (C::kSearches && C::kRows) {
+      __syncthreads();
+      fill_candidates(shared, task.col, options.range);
+      __syncthreads();
+    }
+    quantize_columns<C>(shared, tile, task, options);
+  }
+}
+
+// All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and
+// `advance`; kOneMatrix if they all belong to the same one. The first must be valid.
+template <class C, class Cursor>
+__device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
+                                                   const Options& options) {
+  bool fills = true;
+  u32 parity = 0;
+  load_task<C>(shared.tile[0], cursor.task());
+  end_copies();
+  clear_squares(shared, parity);
+  while (true) {
+    const Task<typename C::T> task = cursor.task();
+    cursor.advance();
+    const bool more = cursor.valid();
+    await_copies();
+    // The tile is there, and everyone is done with the one before it.
+    __syncthreads();
+    if (fills) {
+      fill_tables(shared, task, options);
+      __syncthreads();
+    }
+    clear_squares(shared, 1 - parity);
+    if (C::kBuffers == 2 && more) load_task<C>(shared.tile[1 - parity], cursor.task());
+    end_copies();
+    quantize_tile(shared, shared.tile[C::kBuffers == 2 ? parity : 0], task, options, parity);
+    if (!more) break;
+    parity = 1 - parity;
+    if constexpr (C::kBuffers == 1) {
+      __syncthreads();
+      load_task<C>(shared.tile[0], cursor.task());
+      end_copies();
+    }
+    constexpr bool kKeeps = C::Format::kIsMx || (Cursor::kOneMatrix && C::kOneLevel);
+    fills = !kKeeps || (C::kSearches && C::kRows && C::kCols && !C::V::kSquare);
+  }
+}
+
+}  // namespace fp4kit

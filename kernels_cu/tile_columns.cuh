@@ -1,0 +1,325 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The columns of a tile. A thread takes the column that a 32-bit word of each row belongs to, or
+// the two columns of 16-bit elements: those are encoded together, straight from the words.
+#pragma once
+
+#include "tile_config.cuh"
+
+namespace fp4kit {
+
+// Element `half` of a word.
+template <class T>
+__device__ __forceinline__ float half_value(u32 word, u32 half) {
+  Words<T, 4 / T::kSize> one{{word}};
+  return one.value(half);
+}
+
+// The elements of one of the columns that share words, as they would lie in memory.
+template <class T, u32 kLanes>
+__device__ __forceinline__ void gather_column(const u32 (&word)[kLanes * kLaneElements], u32 half,
+                                              Words<T> (&result)[kLanes]) {
+  const u32 selector = half == 0 ? 0x5410u : 0x7632u;
+#pragma unroll
+  for (u32 l = 0; l < kLanes; ++l) {
+#pragma unroll
+    for (u32 i = 0; i < Words<T>::kWords; ++i) {
+      if constexpr (T::kSize == 4) {
+        result[l].word[i] = word[l * kLaneElements + i];
+      } else {
+        const u32 at = l * kLaneElements + 2 * i;
+        result[l].word[i] = byte_perm(word[at], word[at + 1], selector);
+      }
+    }
+  }
+}
+
+// Whether pairs of columns can be encoded together: the plain arithmetic of multiplied elements.
+template <class C>
+FP4KIT_HD constexpr bool encodes_pairs() {
+#ifdef FP4KIT_HARDWARE_E2M1
+  return false;
+#else
+  return C::T::kSize == 2 && !C::kRotateCols && !C::V::kStochastic && !C::kSearches &&
+         !recipe_divides(C::kRecipe) && recipe_keeps_negative_zero(C::kRecipe);
+#endif
+}
+
+// Codes of two columns whose words these are, under ordinary scales and without NaN or infinity.
+// Four rows at a time: the codes of both columns fill the halves of a word.
+template <class C>
+__device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const float (&factor)[2],
+                                            u32 (&code)[2][C::Format::kLanes][2]) {
+  using T = typename C::T;
+#pragma unroll
+  for (u32 first = 0; first < C::kBlock; first += 8) {
+    u32 fours[2];
+#pragma unroll
+    for (u32 f = 0; f < 2; ++f) {
+      const u32* four = word + first + 4 * f;
+      u32 joined[2];
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        u32 sum[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+          sum[i] = e2m1_magic<false>(mul_magnitude_rn(half_value<T>(four[i], half), factor[half]));
+        }
+        joined[half] = e2m1_join4(sum[0], sum[1], sum[2], sum[3]);
+      }
+      const u32 even = sign_perm(four[0], four[2], 0xFBD9u);
+      const u32 odd = sign_perm(four[1], four[3], 0xFBD9u);
+      fours[f] =
+          byte_perm(joined[0], joined[1], 0x5410u) | (even & 0x08080808u) | (odd & 0x80808080u);
+    }
+    const u32 l = first / kLaneElements;
+    const u32 i = first % kLaneElements / 8;
+    code[0][l][i] = byte_perm(fours[0], fours[1], 0x5410u);
+    code[1][l][i] = byte_perm(fours[0], fours[1], 0x7632u);
+  }
+}
+
+// The words of a column of a block: element i of the block in word i.
+template <class T>
+__device__ __forceinline__ u32 column_word(const u32* first, u32 i) {
+  return first[Tile<T>::offset(i, 0)];
+}
+
+template <class C>
+__device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
+                                                     Tile<typename C::T>& tile,
+                                                     const Task<typename C::T>& task,
+                                                     const Options& options) {
+  using Format = typename C::Format;
+  using T = typename C::T;
+  using R = typename C::ColR;
+  constexpr u32 kLanes = Format::kLanes;
+  constexpr u32 kBlock = C::kBlock;
+  constexpr u32 kHalves = Tile<T>::kPerWord;
+  constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
+  constexpr u32 kItems = Tile<T>::kWords * C::kDown;
+  constexpr u32 kEach = kItems < kTileThreads ? 1 : kItems / kTileThreads;
+  const i64 block0 = task.row0 / kBlock;
+  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
+  // Of the first block in the tile.
+  const u64 piece0 = static_cast<u64>(task.col0 * task.col.blocks + block0);
+  const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
+#pragma unroll 1
+  for (u32 k = 0; k < kEach; ++k) {
+    const u32 index = k * kTileThreads + threadIdx.x;
+    // Blocks of one column lie together in the result.
+    const u32 b = index % C::kDown;
+    const u32 w = index / C::kDown;
+    if (b >= blocks_left || (kItems < kTileThreads && index >= kItems)) break;
+    u32 word[kBlock];
+    const u32* first_word = &tile.at(b * kBlock, w);
+#pragma unroll
+    for (u32 i = 0; i < kBlock; ++i) word[i] = column_word<T>(first_word, i);
+    u32 code[2][kLanes][2];
+    u32 byte[2];
+    bool done = false;
+    if constexpr (encodes_pairs<C>()) {
+      MaxBits<T> maximum;
+#pragma unroll
+      for (u32 i = 0; i < kBlock; ++i) maximum.add(word[i]);
+      float factor[2];
+      done = true;
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        const u32 bits = maximum.half(half);
+        const Level& level = level_at(shared.cols, w * 2 + half);
+        byte[half] = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(from_input_bits<T>(bits),
+                                                                         level, options.rule);
+        factor[half] = factor_at(shared.cols, byte[half], level);
+        done = done && bits < T::kInf && is_ordinary_scale<Format>(byte[half], options.rule);
+      }
+      if (done) encode_pair<C>(word, factor, code);
+    }
+    if (!done) {
+      // Rare where pairs are possible, and then not worth more code.
+#pragma unroll(encodes_pairs<C>() ? 1 : kHalves)
+      for (u32 half = 0; half < kHalves; ++half) {
+        const u32 col = w * kHalves + half;
+        Words<T> elements[kLanes];
+        gather_column<T>(word, half, elements);
+        Words<R> x[kLanes];
+        const u32 left = task.rows_left > b * kBlock ? task.rows_left - b * kBlock : 0;
+        maybe_rotate<C::kRotateCols>(elements, options.col_mask, left, x);
+        u32 raw[kLanes];
+        const float amax = lanes_amax<Format, R>(x, raw);
+        const u64 group = (piece0 + col * static_cast<u64>(task.col.blocks) + b) * kLanes;
+        Coded<Format> coded;
+        encode_block(shared, x, amax, raw, shared.cols, col, options, group, 1, task.stream, coded);
+        const bool first = half == 0;
+#pragma unroll
+        for (u32 l = 0; l < kLanes; ++l) {
+#pragma unroll
+          for (u32 i = 0; i < 2; ++i) {
+            // Selected, not indexed: the array stays in registers.
+            code[0][l][i] = first ? coded.code[l][i] : code[0][l][i];
+            code[1][l][i] = first ? code[1][l][i] : coded.code[l][i];
+          }
+        }
+        byte[0] = first ? coded.byte : byte[0];
+        byte[1] = first ? byte[1] : coded.byte;
+      }
+    }
+#pragma unroll
+    for (u32 half = 0; half < kHalves; ++half) {
+      const u32 col = w * kHalves + half;
+      if (col >= task.cols_left) continue;
+      u8* out = task.col.packed +
+                (piece0 + col * static_cast<u64>(task.col.blocks) + b) * (kLanes * kLaneBytes);
+#pragma unroll
+      for (u32 l = 0; l < kLanes; ++l) {
+        store_lane<C>(out + l * kLaneBytes, code[half][l], options);
+      }
+      *place.at(col, b) = static_cast<u8>(byte[half]);
+    }
+  }
+}
+
+// Columnwise FP8 keeps the order of the elements. So rows of codes are written as they are found,
+// from a second pass over the words.
+template <class C>
+__device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
+                                                     Tile<typename C::T>& tile,
+                                                     const Task<typename C::T>& task,
+                                                     const Options& options) {
+  using Format = typename C::Format;
+  using Element = typename Format::Element;
+  using T = typename C::T;
+  constexpr u32 kBlock = C::kBlock;
+  constexpr u32 kWords = Tile<T>::kWords;
+  constexpr u32 kHalves = Tile<T>::kPerWord;
+  const i64 block0 = task.row0 / kBlock;
+  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
+  const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
+#pragma unroll 1
+  for (u32 index = threadIdx.x; index < kWords * C::kDown; index += kTileThreads) {
+    const u32 b = index / kWords;
+    const u32 w = index % kWords;
+    const u32 col0 = w * kHalves;
+    if (b >= blocks_left || col0 >= task.cols_left) continue;
+    const u32* first_word = &tile.at(b * kBlock, w);
+    const bool pair = kHalves == 2 && col0 + 1 < task.cols_left;
+    MaxBits<T> maximum;
+#pragma unroll
+    for (u32 i = 0; i < kBlock; ++i) maximum.add(column_word<T>(first_word, i));
+    const bool has_nan = maximum.result() > T::kInf;
+    if (has_nan) {
+      maximum = MaxBits<T>();
+#pragma unroll 1
+      for (u32 i = 0; i < kBlock; ++i) maximum.add_careful(column_word<T>(first_word, i));
+    }
+    u8* scale_at[2];
+    float factor[2];
+#pragma unroll
+    for (u32 half = 0; half < kHalves; ++half) {
+      const u32 col = col0 + half;
+      u32 byte;
+      if constexpr (C::V::kSquare) {
+        byte = shared.square_byte[b][col / kBlock];
+      } else {
+        const u32 bits = kHalves == 1 ? maximum.result() : maximum.half(half);
+        byte = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(
+            from_input_bits<T>(bits), Level{1.0f, 1.0f, 1.0f, 1.0f, false}, options.rule);
+      }
+      factor[half] = inverse_e8m0(byte);
+      // Scales of data that is not transposed are not either, where they are linear.
+      scale_at[half] = C::kLayout == kLayoutLinear
+                           ? task.col.block_scale + (block0 + b) * task.cols + task.col0 + col
+                           : place.at(col, b);
+      if (half == 0 || pair) *scale_at[half] = static_cast<u8>(byte);
+    }
+    u8* out = task.col.packed + (task.row0 + b * kBlock) * task.cols + task.col0 + col0;
+#pragma unroll 8
+    for (u32 i = 0; i < kBlock; ++i) {
+      const u32 word = column_word<T>(first_word, i);
+      const float first = mul_rn(half_value<T>(word, 0), factor[0]);
+      const float second =
+          kHalves == 2 ? mul_rn(half_value<T>(word, kHalves - 1), factor[1]) : 0.0f;
+      const u32 codes = has_nan ? encode_fp8_pair<Element, true>(first, second)
+                                : encode_fp8_pair<Element, false>(first, second);
+      if (C::kVector && kHalves == 2) {
+        // Columns come in pairs where rows are whole 16-byte pieces.
+        *reinterpret_cast<u16*>(out) = static_cast<u16>(codes);
+      } else {
+        out[0] = static_cast<u8>(codes);
+        if (pair) out[1] = static_cast<u8>(codes >> 8);
+      }
+      out += task.cols;
+    }
+  }
+}
+
+// Byte j of four words, as word j.
+__device__ __forceinline__ void turn_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out)[4]) {
+  const u32 low_ab = byte_perm(a, b, 0x5140u);
+  const u32 high_ab = byte_perm(a, b, 0x7362u);
+  const u32 low_cd = byte_perm(c, d, 0x5140u);
+  const u32 high_cd = byte_perm(c, d, 0x7362u);
+  out[0] = byte_perm(low_ab, low_cd, 0x5410u);
+  out[1] = byte_perm(low_ab, low_cd, 0x7632u);
+  out[2] = byte_perm(high_ab, high_cd, 0x5410u);
+  out[3] = byte_perm(high_ab, high_cd, 0x7632u);
+}
+
+// Columns of squares: the codes of the rows, turned, eight rows and eight columns at a time.
+template <class C>
+__device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typename C::T>& task,
+                                           const Options& options) {
+  constexpr u32 kPieces = kTileRows / 8;
+  constexpr u32 kBlock = C::kBlock;
+  const i64 block0 = task.row0 / kBlock;
+  const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
+  const u64 pitch = static_cast<u64>(task.col.blocks) * (kBlock / 2);
+  u8* packed = task.col.packed + task.col0 * pitch + task.row0 / 2;
+  for (u32 index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kTileThreads) {
+    const u32 piece = index % kPieces;
+    const u32 w = index / kPieces;
+    if (piece * 8 / kBlock >= blocks_left) continue;
+    u32 word[8];
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) word[i] = shared.codes.at(piece * 8 + i, w);
+    u32 even[4], odd[4];
+    turn_bytes(word[0], word[2], word[4], word[6], even);
+    turn_bytes(word[1], word[3], word[5], word[7], odd);
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+      const u32 columns[2] = {(even[j] & 0x0F0F0F0Fu) | ((odd[j] << 4) & 0xF0F0F0F0u),
+                              ((even[j] >> 4) & 0x0F0F0F0Fu) | (odd[j] & 0xF0F0F0F0u)};
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        const u32 col = w * 8 + 2 * j + half;
+        if (col >= task.cols_left) continue;
+        const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
+        store_codes<C::kVector, C::kStreams>(packed + col * pitch + piece * 4, codes);
+      }
+    }
+  }
+  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
+  for (u32 index = threadIdx.x; index < kTileColumns * C::kDown; index += kTileThreads) {
+    const u32 b = index % C::kDown;
+    const u32 col = index / C::kDown;
+    if (col < task.cols_left && b < blocks_left) {
+      *place.at(col, b) = shared.square_byte[b][col / kBlock];
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void quantize_columns(TileShared<C>& shared, Tile<typename C::T>& tile,
+                                                 const Task<typename C::T>& task,
+                                                 const Options& options) {
+  if constexpr (C::kTurns) {
+    turn_codes<C>(shared, task, options);
+  } else if constexpr (C::Format::kIsFp4) {
+    quantize_columns_fp4<C>(shared, tile, task, options);
+  } else {
+    quantize_columns_fp8<C>(shared, tile, task, options);
+  }
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,395 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the passes over a tile share: the configuration of an instance, what lies in shared memory,
+// the second levels and scales, and one block of 16 or 32 elements.
+#pragma once
+
+#include "rotation.cuh"
+#include "scale_search.cuh"
+#include "scale_table.cuh"
+#include "stochastic.cuh"
+#include "swizzle.cuh"
+#include "tiles.cuh"
+
+namespace fp4kit {
+
+// One direction of a result. A direction that is not asked for is not looked at.
+struct Side {
+  const float* second;
+  u8* packed;
+  u8* block_scale;
+  i64 blocks;       // per vector
+  i64 stored_cols;  // of the scale matrix, padding included
+  i64 scales;       // second-level values
+  i64 vectors_per_scale;
+};
+
+// A matrix x (rows, cols), and the tile of it that begins at (row0, col0). What is left of the
+// matrix from there on is at most a tile's extent.
+template <class T>
+struct Task {
+  const typename T::Bits* x;
+  i64 rows;
+  i64 cols;
+  i64 row0;
+  i64 col0;
+  u32 rows_left;
+  u32 cols_left;
+  Side row;
+  Side col;
+  u32 stream;
+};
+
+// What all tiles of a launch share.
+struct Options {
+  int rule;
+  bool high_first;
+  float range;
+  u32 row_mask;
+  u32 col_mask;
+  u64 key;
+};
+
+// What a kernel instance does; all known when it is compiled.
+template <bool kSquareTiles, int kSearchKind, int kErrorKind, bool kStochasticRounding,
+          bool kPerTokenFactor>
+struct Variant {
+  static constexpr bool kSquare = kSquareTiles;
+  static constexpr int kSearch = kSearchKind;
+  static constexpr int kError = kErrorKind;
+  static constexpr bool kStochastic = kStochasticRounding;
+  static constexpr bool kPerToken = kPerTokenFactor;
+};
+
+// kRows, kCols: the directions asked for. RowR, ColR: what their elements are after the rotation.
+template <class FormatType, class ElementType, int kRecipeNumber, bool kHasSecond,
+          bool kSharesSecond, class VariantType, int kScaleLayout, bool kWantsRows,
+          bool kRotatesRows, class RowElement, bool kWantsCols, bool kRotatesCols, class ColElement,
+          bool kVectors>
+struct TileConfig {
+  using Format = FormatType;
+  using T = ElementType;
+  using V = VariantType;
+  using RowR = RowElement;
+  using ColR = ColElement;
+  static constexpr int kRecipe = kRecipeNumber;
+  static constexpr bool kSecond = kHasSecond;
+  static constexpr int kLayout = kScaleLayout;
+  static constexpr bool kRows = kWantsRows;
+  static constexpr bool kRotateRows = kRotatesRows;
+  static constexpr bool kCols = kWantsCols;
+  static constexpr bool kRotateCols = kRotatesCols;
+  static constexpr bool kVector = kVectors;
+  static constexpr u32 kBlock = Format::kBlockSize;
+  static constexpr u32 kAcross = kTileColumns / kBlock;
+  static constexpr u32 kDown = kTileRows / kBlock;
+  static constexpr u32 kEach = kTileRows * kAcross / kTileThreads;  // blocks of rows for a thread
+  static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
+  // All vectors of a direction have the same second level.
+  static constexpr bool kOneLevel = !kHasLevels || kSharesSecond;
+  static constexpr bool kSearches = V::kSearch != kSearchNone;
+  // While one tile is worked on, the next one is on its way. Wide elements and tables of a search
+  // leave no room for that.
+  static constexpr int kBuffers = kCopiesAsync && kVector && T::kSize == 2 && !kSearches ? 2 : 1;
+  // Several tiles write to a line of the result.
+  static constexpr bool kStreams = false;
+  // Squares whose rows need not sit in neighbouring lanes.
+  static constexpr bool kGathers = V::kSquare && !kSearches;
+  // Columns of squares are the rows' codes, turned.
+  static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
+};
+
+// Codes of a tile's rows: as kTilePadding in Tile, so that 16 rows apart means four banks apart.
+struct TileCodes {
+  static constexpr u32 kWords = kTileColumns / 8;
+  u32 word[kTileRows * kWords + kTileRows / kRowGroup * kPadding];
+
+  __device__ __forceinline__ u32& at(u32 row, u32 w) {
+    return word[row * kWords + row / kRowGroup * kPadding + w];
+  }
+};
+
+// What one direction's scales come to: element factors by scale byte if all vectors share one
+// second level, else one level per vector.
+template <class C, u32 kVectors>
+struct TileLevels {
+  float factor[C::kOneLevel && !C::Format::kIsMx ? kScaleBytes : 1];
+  Level level[C::kOneLevel ? 1 : kVectors];
+};
+
+template <class C>
+struct Decoded {
+  Candidate candidate[kScaleBytes];
+  float value[8 * kTileThreads];
+};
+
+struct Nothing {};
+template <bool kCondition, class A>
+struct Maybe {
+  using Type = A;
+};
+template <class A>
+struct Maybe<false, A> {
+  using Type = Nothing;
+};
+
+template <class C>
+struct TileShared {
+  Tile<typename C::T> tile[C::kBuffers];
+  TileLevels<C, kTileRows> rows;
+  TileLevels<C, kTileColumns> cols;
+  u8 square_byte[C::kDown][C::kAcross];
+  u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
+  typename Maybe<C::kTurns, TileCodes>::Type codes;
+  typename Maybe<C::kSearches, Decoded<C>>::Type decoded;
+};
+
+template <class C>
+__device__ __forceinline__ Level level_of(float second, float range) {
+  if constexpr (C::kSearches) {
+    return make_te_level(second, range);
+  } else {
+    return make_level<C::kRecipe, C::kSecond>(second);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
+  if constexpr (C::V::kPerToken) {
+    const float q = decode_fp8<E4m3>(byte);
+    return is_zero(q) ? 0.0f : div_rn(level.scale, q);
+  } else {
+    return element_factor<typename C::Format, C::kRecipe, C::kSecond>(byte, level);
+  }
+}
+
+// Thread number `thread` of those that fill in the levels of a direction.
+template <class C, u32 kVectors>
+__device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, const Side& side,
+                                            i64 vector0, i64 vectors, float range, u32 thread) {
+  if constexpr (C::kOneLevel) {
+    if (thread < kScaleBytes) {
+      const Level level = level_of<C>(C::kHasLevels ? __ldg(side.second) : 1.0f, range);
+      if constexpr (!C::kSearches) levels.factor[thread] = factor_of<C>(thread, level);
+      if (thread == 0) levels.level[0] = level;
+    }
+  } else if (thread < kVectors) {
+    const i64 vector = vector0 + thread;
+    if (vector < vectors) {
+      const i64 each = side.vectors_per_scale;
+      const i64 index = each == 1 ? vector : vector / each;
+      levels.level[thread] = level_of<C>(__ldg(side.second + index), range);
+    }
+  }
+}
+
+template <class C, u32 kVectors>
+__device__ __forceinline__ const Level& level_at(const TileLevels<C, kVectors>& levels,
+                                                 u32 vector) {
+  return levels.level[C::kOneLevel ? 0 : vector];
+}
+
+template <class C, u32 kVectors>
+__device__ __forceinline__ float factor_at(const TileLevels<C, kVectors>& levels, u32 byte,
+                                           const Level& level) {
+  if constexpr (C::Format::kIsMx) {
+    return inverse_e8m0(byte);
+  } else if constexpr (C::kOneLevel) {
+    return levels.factor[byte % kScaleBytes];
+  } else {
+    return factor_of<C>(byte, level);
+  }
+}
+
+// Where a direction's block scales go, from the tile's first vector and block on.
+template <int kLayout>
+struct ScalePlace {
+  u8* base;
+  u64 stride;  // linear: bytes per vector; 8x4: per eight vectors
+  u32 vector;  // of the first one in its layout tile
+  u32 block;
+
+  __device__ __forceinline__ ScalePlace(const Side& side, i64 vector0, i64 block0) {
+    const u64 tiles = static_cast<u64>(side.stored_cols) / kTileCols;
+    const u64 v = static_cast<u64>(vector0);
+    const u64 b = static_cast<u64>(block0);
+    vector = 0;
+    block = static_cast<u32>(b) % kTileCols;
+    if constexpr (kLayout == kLayoutLinear) {
+      stride = static_cast<u64>(side.stored_cols);
+      base = side.block_scale + v * stride + b;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      stride = 0;
+      vector = static_cast<u32>(v) % kTileRows128;
+      base = side.block_scale + (v / kTileRows128 * tiles + b / kTileCols) * kTileBytes128;
+    } else {
+      stride = tiles * kTileBytes8;
+      base = side.block_scale + (v / kTileRows8 * tiles + b / kTileCols) * kTileBytes8;
+    }
+  }
+
+  __device__ __forceinline__ u8* at(u32 v, u32 b) const {
+    const u32 r = v + vector;
+    const u32 c = b + block;
+    if constexpr (kLayout == kLayoutLinear) {
+      return base + v * stride + b;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      return base +
+             (c / kTileCols * kTileBytes128 + r % 32 * 16 + r / 32 * kTileCols + c % kTileCols);
+    } else {
+      return base + r / kTileRows8 * stride +
+             (c / kTileCols * kTileBytes8 + r % kTileRows8 * kTileCols + c % kTileCols);
+    }
+  }
+};
+
+// Sums over the rows of a square, pairs 8, 4, 2 and 1 apart. The halves of a warp hold two squares,
+// which may try different numbers of scales.
+struct SquareSum {
+  __device__ __forceinline__ float operator()(float error) const {
+    const u32 half = 0xFFFFu << (threadIdx.x & 16u);
+#pragma unroll
+    for (int distance = kLaneElements / 2; distance > 0; distance /= 2) {
+      error = add_rn(error, __shfl_xor_sync(half, error, distance));
+    }
+    return error;
+  }
+};
+
+// A thread's own table of eight numbers in shared memory, an entry per row of banks. Read by
+// address, as the sums of e2m1_magic are: what kMagic23 adds does not reach into 32 bits.
+struct SharedTable {
+  u32 address;
+
+  __device__ __forceinline__ explicit SharedTable(float* values)
+      : address(static_cast<u32>(__cvta_generic_to_shared(values + threadIdx.x))) {}
+
+  __device__ __forceinline__ void set(u32 k, float value) const {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kTileThreads)), "f"(value)
+                 : "memory");
+  }
+
+  __device__ __forceinline__ float get(u32 sum) const {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(value)
+                 : "r"(address + sum * (4 * kTileThreads))
+                 : "memory");
+    return value;
+  }
+};
+
+// A block's codes, low nibble first, and its scale.
+template <class Format>
+struct Coded {
+  u32 code[Format::kLanes][Format::kLaneWords];
+  u32 byte;
+};
+
+template <class Format, class R>
+__device__ __forceinline__ float lanes_amax(const Words<R> (&x)[Format::kLanes],
+                                            u32 (&raw)[Format::kLanes]) {
+  u32 bits = 0;
+#pragma unroll
+  for (int l = 0; l < Format::kLanes; ++l) bits = max_u32(bits, lane_amax_bits<R>(x[l], raw[l]));
+  return from_input_bits<R>(bits);
+}
+
+// The lanes of a block as they are quantized; only those of the first `left` elements are rotated:
+// what fills a block up stays +0.0.
+template <bool kRotate, class R, class T, int kLanes>
+__device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 mask, u32 left,
+                                             Words<R> (&result)[kLanes]) {
+#pragma unroll
+  for (int l = 0; l < kLanes; ++l) {
+    if constexpr (kRotate) {
+      if (kLanes == 1 || l * kLaneElements < left) {
+        result[l] = rotate_lane<R>(x[l], mask);
+      } else {
+        result[l] = Words<R>{};
+      }
+    } else {
+      result[l] = x[l];
+    }
+  }
+}
+
+template <class C, class R>
+__device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words<R>& x, float amax,
+                                              u32 raw, const Level& level, float range) {
+  using V = typename C::V;
+  const SharedTable table(shared.decoded.value);
+  const auto candidate_of = [&](u32 byte) {
+    return C::kOneLevel ? shared.decoded.candidate[byte % kScaleBytes]
+                        : make_candidate<V::kSearch>(byte, level, range, V::kError);
+  };
+  if constexpr (V::kSquare) {
+    return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,
+                                                     SquareSum());
+  } else {
+    // Both scales of four_over_six keep elements below 7 if the smaller one does.
+    const float six = mul_rn(div_rn(amax, kE2m1Max), level.scale);
+    if (V::kSearch == kSearchFourOverSix && raw < R::kInf &&
+        is_ordinary_scale<typename C::Format>(encode_e4m3(six), 0)) {
+      return search_scale<V::kSearch, V::kError, false>(x, amax, level, range, table, candidate_of,
+                                                        AloneSum());
+    }
+    return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,
+                                                     AloneSum());
+  }
+}
+
+// Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
+template <class C, class R, u32 kVectors>
+__device__ __forceinline__ void encode_block(TileShared<C>& shared,
+                                             const Words<R> (&x)[C::Format::kLanes], float amax,
+                                             const u32 (&raw)[C::Format::kLanes],
+                                             const TileLevels<C, kVectors>& levels, u32 vector,
+                                             const Options& options, u64 group, u32 direction,
+                                             u32 stream, Coded<typename C::Format>& coded) {
+  using Format = typename C::Format;
+  const Level& level = level_at(levels, vector);
+  if constexpr (C::kSearches) {
+    const Found found = search_block<C>(shared, x[0], amax, raw[0], level, options.range);
+    coded.byte = found.byte;
+    if (C::V::kSearch == kSearchFourOverSix && raw[0] < R::kInf) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        coded.code[0][i] = found.codes[i] | sign_nibbles<R>(x[0].word + i * 2 * R::kSize);
+      }
+    } else {
+      encode_lane<Format, R, C::kRecipe>(x[0], raw[0], found.factor, coded.code[0]);
+    }
+  } else {
+    coded.byte = block_scale_byte<Format, R, C::kRecipe, C::kSecond>(amax, level, options.rule);
+    const float factor = factor_at(levels, coded.byte, level);
+    const bool ordinary = is_ordinary_scale<Format>(coded.byte, options.rule);
+#pragma unroll
+    for (int l = 0; l < Format::kLanes; ++l) {
+      if constexpr (C::V::kStochastic) {
+        const Random random = philox(group + l, direction, stream, options.key);
+        encode_lane_stochastic(x[l], raw[l], ordinary, factor, random, coded.code[l]);
+      } else {
+        encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor, coded.code[l]);
+      }
+    }
+  }
+}
+
+// Codes of a lane to memory, in the order of nibbles that is asked for.
+template <class C>
+__device__ __forceinline__ void store_lane(u8* __restrict__ out,
+                                           const u32 (&code)[C::Format::kLaneWords],
+                                           const Options& options) {
+  if (C::Format::kIsFp4 && options.high_first) {
+    u32 swapped[C::Format::kLaneWords];
+#pragma unroll
+    for (int i = 0; i < C::Format::kLaneWords; ++i) swapped[i] = swap_nibbles(code[i]);
+    store_codes<C::kVector, C::kStreams>(out, swapped);
+  } else {
+    store_codes<C::kVector, C::kStreams>(out, code);
+  }
+}
+
+}  // namespace fp4kit
