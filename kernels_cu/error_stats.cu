@@ -13,8 +13,8 @@
 //
 // Memory layout: partials is float64 (gridDim.x, kSums). Counts are float64 too: exact to 2^53.
 // Launch: 256 threads, 1024 blocks.
-#include "swizzle.cuh"
 #include "scale_search.cuh"
+#include "swizzle.cuh"
 
 namespace fp4kit {
 
