@@ -119,6 +119,16 @@ FP4KIT_HD float add_rn(float a, float b) {
 #endif
 }
 
+FP4KIT_HD float sub_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a - b;
+#endif
+}
+
 FP4KIT_HD float fma_rn(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   float result;
