@@ -70,7 +70,7 @@ def variant_of(plan: Plan) -> Variant:
     return plan.variant or PLAIN
 
 
-def _rotated(plan: Plan | None, dtype: str) -> tuple[bool, str]:
+def rotated(plan: Plan | None, dtype: str) -> tuple[bool, str]:
     """Whether a direction is rotated, and what its elements then are."""
     if plan is None or variant_of(plan).hadamard is None:
         return False, CXX_DTYPES[dtype]
@@ -97,30 +97,33 @@ def _options(variant: Variant) -> str:
     )
 
 
-def _recipe(plan: Plan) -> str:
+def cxx_recipe(plan: Plan) -> str:
+    """The recipe's name in the kernels."""
     return "kRecipeNone" if plan.recipe is None else CXX_RECIPES[plan.recipe.name]
 
 
 @lru_cache(maxsize=1024)
 def quantize_tiles_kernel(directions: Directions, dtype: str, vector: bool) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones."""
-    return instance("quantize_tiles_kernel", "quantize_tiles.cu", _config(directions, dtype, vector))
+    return instance(
+        "quantize_tiles_kernel", "quantize_tiles.cu", tile_config(directions, dtype, vector)
+    )
 
 
-def _config(directions: Directions, dtype: str, vector: bool) -> str:
+def tile_config(directions: Directions, dtype: str, vector: bool) -> str:
     """The TileConfig of an instance."""
     plan = directions.any
     return _cxx(
         "TileConfig",
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
-        _recipe(plan),
+        cxx_recipe(plan),
         plan.has_second_level and plan.recipe is not None,
         _options(variant_of(plan)),
         directions.row is not None,
-        *_rotated(directions.row, dtype),
+        *rotated(directions.row, dtype),
         directions.column is not None,
-        *_rotated(directions.column, dtype),
+        *rotated(directions.column, dtype),
         vector,
     )
 
@@ -133,7 +136,8 @@ def _side(plan: Plan | None, pointers: tuple[int, int, int]) -> tuple[int, ...]:
     return (*pointers, plan.blocks, stored_cols, plan.scales, plan.rows_per_scale)
 
 
-def _mask(plan: Plan | None) -> int:
+def sign_mask_of(plan: Plan | None) -> int:
+    """The sign mask of a direction's rotation."""
     return 0 if plan is None else variant_of(plan).hadamard or 0
 
 
@@ -179,8 +183,8 @@ def quantize_arguments(
         int(plan.nibble_order == "high_first"),
         0 if plan.scale_rule is None else SCALE_RULES.index(plan.scale_rule),
         int(second_level_range(variant.e4m3_max)),
-        _mask(directions.row),
-        _mask(directions.column),
+        sign_mask_of(directions.row),
+        sign_mask_of(directions.column),
         # The kernel takes the bits of an unsigned number.
         key - (1 << 64) if key >= 1 << 63 else key,
         stream,
@@ -196,7 +200,7 @@ def dequantize_launch(plan: Plan, dtype: str) -> Launch:
         "dequantize_tiles.cu",
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
-        _recipe(plan),
+        cxx_recipe(plan),
         plan.has_second_level and plan.recipe is not None,
         plan.is_columnwise,
     )
@@ -226,11 +230,11 @@ def amax_launch(plan: Plan, dtype: str) -> Launch:
     length = plan.rows if columns else plan.cols
     groups = -(-length // GROUP)
     total = groups * (plan.cols if columns else plan.rows)
-    rotated, elements = _rotated(plan, dtype)
+    turned, elements = rotated(plan, dtype)
     return Launch(
-        instance("vector_amax_kernel", "rotate.cu", CXX_DTYPES[dtype], elements, columns, rotated),
+        instance("vector_amax_kernel", "rotate.cu", CXX_DTYPES[dtype], elements, columns, turned),
         grid_for(total),
-        (plan.rows, plan.cols, groups, total, plan.scales, plan.rows_per_scale, _mask(plan)),
+        (plan.rows, plan.cols, groups, total, plan.scales, plan.rows_per_scale, sign_mask_of(plan)),
     )
 
 
@@ -312,8 +316,8 @@ def _other_samples() -> Iterator[Instance]:
             recipe = te if spec.has_second_level else None
             yield dequantize_launch(_plan(spec, recipe, axis="column"), dtype).instance
         for axis in AXES:
-            rotated = {"axis": axis, "hadamard": 1, "rht_rounding": "bf16"}
-            yield amax_launch(_plan(NVFP4, te, **rotated), dtype).instance
+            turned = {"axis": axis, "hadamard": 1, "rht_rounding": "bf16"}
+            yield amax_launch(_plan(NVFP4, te, **turned), dtype).instance
             yield amax_launch(_plan(NVFP4, te, axis=axis), dtype).instance
             yield rotate_launch(64, 64, dtype, axis, 1, "none", False, dtype).instance
     for recipe in ALL_RECIPES.values():
