@@ -171,9 +171,8 @@ def prepare(
         NonFiniteError: if NaN and infinity are refused and an input holds some.
     """
     if activation_name is not None:
-        raw = _activated(raw, activation_name, activation_input, refuses_nonfinite, backend)
-    else:
-        refuse_lone_input(activation_input)
+        return _activated(raw, activation_name, activation_input, dbias, refuses_nonfinite, backend)
+    refuse_lone_input(activation_input)
     if dbias is not None:
         _write_sums(raw, dbias, backend)
     return raw
@@ -220,7 +219,12 @@ def refuse_lone_input(activation_input: Any) -> None:
 
 
 def _activated(
-    raw: Raw, name: str, activation_input: Any, refuses_nonfinite: bool, backend: str | None
+    raw: Raw,
+    name: str,
+    activation_input: Any,
+    dbias: Any,
+    refuses_nonfinite: bool,
+    backend: str | None,
 ) -> Raw:
     other = opened_input(raw, name, activation_input)
     shape, dtype, origin = tuple(raw.data.shape), raw.dtype, raw.origin
@@ -230,15 +234,20 @@ def _activated(
     rows, cols = prod(shape[:-1]), shape[-1]
     width = cols // 2 if name == "swiglu" else cols
     with arrays.device_scope(origin):
-        out = arrays.array_module(origin).empty((rows, width), arrays.RAW_DTYPES[dtype])
+        out = arrays.scratch((rows, width), arrays.RAW_DTYPES[dtype], origin)
+        sums = None if dbias is None else result_buffer(dbias, (width,), "float32", origin)
         x = rows_of(raw, rows, cols)
         z = None if other is None else rows_of(other, rows, cols)
         if refuses_nonfinite and rows and cols:
             check_finite(engine, x, dtype, shape, "x")
             if z is not None:
                 check_finite(engine, z, dtype, shape, "activation_input")
-        if rows and width:
+        if sums is not None and rows and width:
+            engine.activate_with_sums(name, x, dtype, z, out, sums)
+        elif rows and width:
             engine.activate(name, x, dtype, z, out)
+        elif sums is not None:
+            sums[...] = 0
         return Raw(out.reshape((*shape[:-1], width)), dtype, origin)
 
 

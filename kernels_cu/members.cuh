@@ -56,6 +56,7 @@ struct MemberTile {
 
 // The tile that a thread block is for, where `first` counts the tiles of members. A barrier must
 // follow.
+template <int kRows = kTileRows, int kColumns = kTileColumns>
 __device__ __forceinline__ void find_tile(const i64* __restrict__ first,
                                           const Member* __restrict__ members, i64 count,
                                           MemberTile& found) {
@@ -64,10 +65,10 @@ __device__ __forceinline__ void find_tile(const i64* __restrict__ first,
   const Member member = members[at];
   // A grid has fewer than 2^31 blocks: within a member 32 bits do.
   const u32 tile = static_cast<u32>(blockIdx.x - __ldg(first + at));
-  const u32 across = static_cast<u32>((member.cols + kTileColumns - 1) / kTileColumns);
+  const u32 across = static_cast<u32>((member.cols + kColumns - 1) / kColumns);
   const u32 down = tile / across;
-  found = {member, static_cast<i64>(down) * kTileRows,
-           static_cast<i64>(tile - down * across) * kTileColumns};
+  found = {member, static_cast<i64>(down) * kRows,
+           static_cast<i64>(tile - down * across) * kColumns};
 }
 
 #endif  // __CUDACC__

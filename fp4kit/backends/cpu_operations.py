@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit import activations, scaling
+from fp4kit import activations, codecs, scaling
 
 from .cpu_threads import run
 from .cpu_variants import VariantOperations, elements
@@ -56,7 +56,7 @@ class CpuOperations(VariantOperations):
             values, rows = sums.reshape(-1), groups
             if rows == 1:
                 break
-        out[...] = values
+        out[...] = codecs.from_float32(values, "float32")
 
     @staticmethod
     def _sum_level(

@@ -11,6 +11,8 @@ from collections import deque
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from fp4kit.arrays import is_capturing, keep_if_captured
 
 from . import cuda_members
@@ -124,3 +126,26 @@ class CudaGrouped:
             launch = cuda_members.dequantize_launch(plan, dtype)
             arrays = (packed.data.ptr, block_scale.data.ptr, _address(second), out.data.ptr)
             _run(launch, arrays)
+
+    def grouped_column_sums(
+        self,
+        dims: tuple[tuple[int, int], ...],
+        starts: tuple[int, ...],
+        x: RawArray,
+        dtype: str,
+        out: RawArray,
+    ) -> None:
+        """A launch for every 1024-fold of rows of the tallest member."""
+        from .cuda import _launch, _scratch
+
+        if not out.size:
+            return
+        out.data.memset_async(0, out.nbytes)  # members without rows
+        levels = cuda_members.sum_levels(dims, starts, dtype)
+        values = x
+        for level in levels:
+            sums = out if level is levels[-1] else _scratch(level.size, np.float32)
+            kernel = cuda_members.column_sums_kernel(dtype, level.vector and _aligned(values))
+            arguments = (values.data.ptr, *_send(level.table), sums.data.ptr)
+            _launch(kernel, level.table.grid, arguments)
+            values, dtype = sums, "float32"

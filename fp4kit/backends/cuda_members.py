@@ -9,7 +9,7 @@ copy of a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -32,6 +32,8 @@ from fp4kit.scaling import second_level_range
 from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
 
 from .base import Plan
+from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
+from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
 from .cuda_launch import AMAX_CHUNK, ITEM_SIZES, MAX_GRID, VECTOR, WARP, rows_are_vectors
 from .cuda_module import CXX_DTYPES, CXX_FORMATS, LANE, THREADS, Instance, instance
 from .cuda_variants import (
@@ -180,13 +182,20 @@ def amax_chunk(dtype: str) -> int:
     return AMAX_CHUNK // ITEM_SIZES[dtype]
 
 
+def _make_table(pieces: Sequence[int], members: NDArray[np.int64]) -> MemberTable:
+    """A table of the pieces of work of each member, and of what there is to know about it."""
+    count = len(members)
+    # The second part begins on 16 bytes.
+    first = np.zeros(count + 1 + (count + 1) % 2, np.int64)
+    np.cumsum(pieces, out=first[1 : count + 1])
+    words = np.concatenate([first, members.reshape(-1)])
+    return MemberTable(words, count, int(first[count]))
+
+
 def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
     plan = sides.any
     numbers = filled(plan)
-    count = len(numbers)
-    first = np.zeros(count + 1 + (count + 1) % 2, np.int64)
-    np.cumsum([pieces(plan.members[number]) for number in numbers], out=first[1 : count + 1])
-    members = np.zeros((count, MEMBER_WORDS), np.int64)
+    members = np.zeros((len(numbers), MEMBER_WORDS), np.int64)
     members[:, 0] = np.array(plan.starts, np.int64)[numbers]
     members[:, 1] = [plan.members[number].rows for number in numbers]
     members[:, 2] = [plan.members[number].cols for number in numbers]
@@ -196,8 +205,7 @@ def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
             offsets = (side.packed_offsets, side.scale_offsets, side.second_offsets)
             for number, values in enumerate(offsets):
                 members[:, place + number] = np.array(values, np.int64)[numbers]
-    words = np.concatenate([first, members.reshape(-1)])
-    return MemberTable(words, count, int(first[count]))
+    return _make_table([pieces(plan.members[number]) for number in numbers], members)
 
 
 @lru_cache(maxsize=256)
@@ -408,6 +416,53 @@ def _vector_amax_kernel(plan: Plan, dtype: str, vector: bool) -> Instance:
     )
 
 
+@dataclass(frozen=True)
+class SumLevel:
+    """One launch of column sums, for (values, table, sums).
+
+    Attributes:
+        table: tiles of all members.
+        size: numbers that it leaves.
+        vector: whether aligned values are read 16 bytes at a time.
+    """
+
+    table: MemberTable
+    size: int
+    vector: bool
+
+
+@lru_cache(maxsize=64)
+def sum_levels(
+    dims: tuple[tuple[int, int], ...], starts: tuple[int, ...], dtype: str
+) -> tuple[SumLevel, ...]:
+    """The launches that leave the column sums of all members, one after the other."""
+    numbers = [number for number, shape in enumerate(dims) if prod(shape)]
+    rows, cols = np.array(dims, np.int64).reshape(-1, 2)[numbers].T
+    begin = np.array(starts, np.int64)[numbers]
+    ends = np.cumsum([0, *(shape[1] for shape in dims)], dtype=np.int64)
+    levels: list[SumLevel] = []
+    while numbers and (not levels or rows.max() > 1):
+        left = -(-rows // SUM_TILE_ROWS)
+        last = left.max() == 1
+        sizes = left * cols
+        places = ends[:-1][numbers] if last else np.cumsum(sizes) - sizes
+        members = np.zeros((len(numbers), MEMBER_WORDS), np.int64)
+        members[:, :3] = np.stack([begin, rows, cols], axis=1)
+        members[:, 6] = places
+        across = -(-cols // (SUM_TILE_BYTES // ITEM_SIZES[dtype]))
+        aligned = (np.stack([begin, cols]) * ITEM_SIZES[dtype] % VECTOR == 0).all()
+        table = _make_table((left * across).tolist(), members)
+        levels.append(SumLevel(table, int(ends[-1] if last else sizes.sum()), bool(aligned)))
+        rows, begin, dtype = left, places, "float32"
+    return tuple(levels)
+
+
+def column_sums_kernel(dtype: str, vector: bool) -> Instance:
+    """Two levels of the sums of an element type."""
+    names = CXX_DTYPES[dtype], vector
+    return instance("grouped_column_sums_kernel", "column_sums_grouped.cu", *names)
+
+
 # ------------------------------------------------------------------------------------------------
 # Instances for tests
 # ------------------------------------------------------------------------------------------------
@@ -469,6 +524,7 @@ def _other_samples() -> Iterator[Instance]:
     te = ALL_RECIPES["te"]
     for dtype in DTYPES:
         yield _amax_kernel(dtype)
+        yield from (column_sums_kernel(dtype, vector) for vector in (True, False))
         for axis in AXES:
             for spec in ALL_FORMATS.values():
                 recipe = te if spec.has_second_level else None

@@ -107,8 +107,21 @@ class Operations:
         raise NotImplementedError(self.lacks("activate"))
 
     def column_sums(self, x: RawArray, dtype: str, out: RawArray) -> None:
-        """Fills float32 (cols,) with `activations.column_sums` of x (rows, cols)."""
+        """Fills float32 (cols,) with `activations.column_sums` of x (rows, cols); NaN canonical."""
         raise NotImplementedError(self.lacks("column_sums"))
+
+    def activate_with_sums(
+        self,
+        name: str,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        sums: RawArray,
+    ) -> None:
+        """:meth:`activate`, and :meth:`column_sums` of its result; neither array is empty."""
+        self.activate(name, x, dtype, other, out)
+        self.column_sums(out, dtype, sums)
 
     def quantize_residual(
         self,

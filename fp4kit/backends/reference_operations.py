@@ -25,7 +25,8 @@ class ReferenceOperations(Operations):
 
     def column_sums(self, x: RawArray, dtype: str, out: RawArray) -> None:
         with scaling.quiet():
-            out[...] = activations.column_sums(codecs.to_float32(x, dtype))
+            sums = activations.column_sums(codecs.to_float32(x, dtype))
+            out[...] = codecs.from_float32(sums, "float32")
 
     def quantize_residual(
         self,
