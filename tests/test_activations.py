@@ -127,6 +127,38 @@ def test_column_sums(rows, dtype, fast_backend, reference, assert_bits):
     np.testing.assert_allclose(sums[1], wanted, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (5, 24), (33, 33), (257, 66), (1030, 72), (2049, 16)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gelu", "swiglu", "dsilu"])
+def test_activations_with_sums(name, dtype, shape, fast_backend, reference, assert_bits):
+    """Results and their sums from one call are those of two, NaN included."""
+    rows, width = shape
+    x = normal((rows, 2 * width if name == "swiglu" else width), 3).astype(NUMPY[dtype])
+    x[rows // 2, 1] = np.nan
+    z = normal(x.shape, 4).astype(NUMPY[dtype])
+    raw = [v.view(np.uint16) if dtype == "bfloat16" else v for v in (x, z)]
+    results = []
+    for backend in (fast_backend, reference):
+        engine = get_backend(backend.name)
+        moved = [backend.put(v) for v in raw]
+        out, sums = (
+            backend.put(np.empty(size, kind))
+            for size, kind in ((shape, raw[0].dtype), (width, F32))
+        )
+        other = moved[1] if name in DERIVATIVES else None
+        engine.activate_with_sums(name, moved[0], dtype, other, out, sums)
+        results.append((backend.get(out), backend.get(sums).view(np.uint32)))
+    assert_bits(results[0][0], results[1][0], "activation")
+    assert_bits(results[0][1], results[1][1], "sums")
+
+
+def test_sums_of_nothing(backend):
+    for shape in ((0, 32), (4, 0)):
+        out = backend.put(np.full(shape[1] // 2, np.nan, F32))
+        backend.call(fp4kit.quantize, np.empty(shape, F32), activation="swiglu", dbias=out)
+        assert not backend.get(out).any()
+
+
 def test_column_sums_are_of_what_is_quantized(backend):
     x = normal((40, 32))
     out = backend.put(np.empty(16, F32))

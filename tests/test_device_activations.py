@@ -12,7 +12,7 @@ import pytest
 
 from fp4kit import activations, codecs, scaling
 from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import cuda_activations
+from fp4kit.backends import cuda_activations, cuda_launch, cuda_module
 from fp4kit.backends.cuda_module import kernel_directory, options
 
 COMPILER = shutil.which("g++")
@@ -136,3 +136,28 @@ def test_reciprocals_do_not_depend_on_the_guess(library):
     last = np.zeros(1, np.uint32)
     assert library.wrong_reciprocals(pointer(last)) == 1
     assert last[0] == (1 << 23) - 1
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", SUFFIX)
+def test_launches_cover_all_elements(name, dtype):
+    """No more blocks than there are tiles, and the division is right for every index of a tile."""
+    for rows, width in ((1, 1), (3, 8), (1000, 4096), (1025, 72), (1 << 20, 1 << 14)):
+        for vector in (False, True):
+            if vector and not cuda_activations.can_vector(name, width, dtype):
+                continue
+            launch = cuda_activations.activate_launch(name, dtype, rows, width, vector)
+            size, row, magic, shift = launch.scalars
+            unit = 16 // cuda_launch.ITEM_SIZES[dtype] if vector else 1
+            covered = cuda_activations._unroll(name, vector) * cuda_module.THREADS
+            (blocks,) = launch.grid
+            assert size == rows * width
+            assert (blocks - 1) * covered < max(1, size // unit) <= blocks * covered
+            if name == "swiglu" and magic:
+                last = blocks * covered - 1
+                for place in {0, row - 1, row, 7 * row - 1, last - last % row, last}:
+                    assert place * magic >> shift == place // row or place > last
+        sums = cuda_activations.column_sums_launch(name, dtype, rows, width, True)
+        across = -(-width * cuda_launch.ITEM_SIZES[dtype] // 128)
+        assert sums.grid == (-(-rows // 1024) * across,)
+        assert sums.scalars == (rows, width, width * (1 + (name == "swiglu")), across)
