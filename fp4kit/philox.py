@@ -49,12 +49,12 @@ def philox(counter: tuple[Any, Any, Any, Any], key: int) -> list[Words]:
     return [word.astype(np.uint32) for word in c]
 
 
-def uniform(groups: int, seed: tuple[int, int], direction: int) -> NDArray[np.float32]:
-    """A number in [0, 1) of 24 bits for each element of `groups` groups.
+def random_bits(groups: int, seed: tuple[int, int], direction: int) -> NDArray[np.uint32]:
+    """16 random bits for each element of `groups` groups.
 
-    The counter of group g is (g low, g high, direction, stream). Element e takes word e // 4,
-    rotated right by 8 * (e % 4): the leading byte, which nearly always decides, is its own, the
-    lower ones it shares with its neighbours.
+    The counter of group g is (g low, g high, direction, stream). Element e takes the upper half of
+    word e // 4, rotated right by 8 * (e % 4): the leading byte, which nearly always decides, is its
+    own, the lower one it shares with a neighbour.
 
     Args:
         groups: number of groups of 16 elements.
@@ -62,7 +62,7 @@ def uniform(groups: int, seed: tuple[int, int], direction: int) -> NDArray[np.fl
         direction: 0 for rowwise codes, 1 for columnwise ones.
 
     Returns:
-        float32 (groups, 16).
+        uint32 (groups, 16), below 2^16.
     """
     key, stream = seed
     g = np.arange(groups, dtype=np.uint64)
@@ -70,20 +70,20 @@ def uniform(groups: int, seed: tuple[int, int], direction: int) -> NDArray[np.fl
     word = np.broadcast_to(np.stack(words, axis=-1)[:, :, None], (groups, 4, 4))
     turn = np.arange(4, dtype=np.uint32) * np.uint32(8)
     bits = (word >> turn) | (word << ((np.uint32(32) - turn) & np.uint32(31)))
-    return (bits >> np.uint32(8)).astype(np.float32).reshape(-1, GROUP) * np.float32(2.0**-24)
+    return (bits >> np.uint32(16)).reshape(-1, GROUP)
 
 
 def round_stochastically(
-    scaled: NDArray[np.float32], random: NDArray[np.float32]
+    scaled: NDArray[np.float32], random: NDArray[np.uint32]
 ) -> NDArray[np.uint8]:
     """E2M1 codes of `scaled`, each one of its two neighbours.
 
-    The upper one is taken if the number is below the fraction of the step that `scaled` has gone,
-    so exact values stay. Saturates at 6; NaN becomes code 7, as in rounding to nearest.
+    The upper one is taken if the fraction of the step that `scaled` has gone, plus random * 2^-16,
+    reaches 1: so exact values stay. Saturates at 6; NaN becomes code 7, as in rounding to nearest.
 
     Args:
         scaled: float32 of any shape.
-        random: numbers in [0, 1), of the same shape.
+        random: numbers of 16 bits, of the same shape.
     """
     magnitude = np.minimum(np.abs(scaled), np.float32(E2M1.max))
     # In steps of the code's binade, counted from its first code.
@@ -92,8 +92,8 @@ def round_stochastically(
     steps = magnitude * per_step
     first = np.where(below_2, 0, np.where(below_4, 2, 4))
     whole = np.floor(steps)
-    up = random < steps - whole
     with np.errstate(invalid="ignore"):
-        code = first + np.nan_to_num(whole).astype(np.int64) + up
+        gone = np.nan_to_num(np.floor((steps - whole) * np.float32(1 << 16))).astype(np.int64)
+        code = first + np.nan_to_num(whole).astype(np.int64) + ((gone + random) >> 16)
     sign = np.signbit(scaled).astype(np.int64) << (E2M1.bits - 1)
     return np.where(np.isnan(scaled), E2M1.nan_code, code | sign).astype(np.uint8)

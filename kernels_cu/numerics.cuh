@@ -206,11 +206,11 @@ FP4KIT_HD float fma_rn(float a, float b, float c) {
 #endif
 }
 
-// a * b + c rounded up, for a product that is exact.
-FP4KIT_HD float fma_up(float a, float b, float c) {
+// a * b + c rounded down, for a product that is exact.
+FP4KIT_HD float fma_down(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   float result;
-  asm("fma.rp.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  asm("fma.rm.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
   return result;
 #else
   // The rounding error of a sum is a float itself.
@@ -218,18 +218,8 @@ FP4KIT_HD float fma_up(float a, float b, float c) {
   const float sum = product + c;
   const float rest = sum - product;
   const float error = (product - (sum - rest)) + (c - rest);
-  if (!(error > 0.0f)) return sum;
-  return sum == 0.0f ? as_float(1u) : as_float(sum > 0.0f ? as_bits(sum) + 1 : as_bits(sum) - 1);
-#endif
-}
-
-FP4KIT_HD float add_up(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("add.rp.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  return fma_up(a, 1.0f, b);
+  if (!(error < 0.0f)) return sum;
+  return as_float(sum > 0.0f ? as_bits(sum) - 1 : as_bits(sum) + 1);
 #endif
 }
 

@@ -27,11 +27,17 @@ __device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Sid
   }
 }
 
+// Begins to load the tile of a task.
 template <class C>
-__device__ __forceinline__ void quantize_tile(TileShared<C>& shared,
-                                              const Task<typename C::T>& task,
-                                              const Options& options) {
-  load_tile<C::kVector>(shared.tile, task.x, task.row0, task.col0, task.rows, task.cols);
+__device__ __forceinline__ void load_task(Tile<typename C::T>& tile,
+                                          const Task<typename C::T>& task) {
+  load_tile<C::kVector>(tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
+                        task.rows_left, task.cols_left);
+}
+
+template <class C>
+__device__ __forceinline__ void fill_tables(TileShared<C>& shared, const Task<typename C::T>& task,
+                                            const Options& options) {
   if constexpr (!C::Format::kIsMx) {
     // The halves of the thread block take a direction each.
     const u32 half = threadIdx.x / (kThreads / 2);
@@ -43,10 +49,26 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared,
       fill_levels(shared.cols, task.col, task.col0, task.cols, options.range, thread);
     }
   }
-  if constexpr (C::kSearches)
+  if constexpr (C::kSearches) {
     fill_candidates(shared, C::kRows ? task.row : task.col, options.range);
-  __syncthreads();
-  if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, task, options);
+  }
+}
+
+// Squares gather their amax in shared memory.
+template <class C>
+__device__ __forceinline__ void clear_squares(TileShared<C>& shared, u32 parity) {
+  constexpr u32 kSquares = C::kDown * C::kAcross;
+  if (C::kGathers && threadIdx.x < kSquares) {
+    shared.square_amax[parity][threadIdx.x / C::kAcross][threadIdx.x % C::kAcross] = 0;
+  }
+}
+
+// A tile that has been loaded, under filled tables.
+template <class C>
+__device__ __forceinline__ void quantize_tile(TileShared<C>& shared, Tile<typename C::T>& tile,
+                                              const Task<typename C::T>& task,
+                                              const Options& options, u32 parity) {
+  if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, tile, task, options, parity);
   if constexpr (C::kCols) {
     if constexpr (C::V::kSquare) {
       __syncthreads();
@@ -55,7 +77,46 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared,
       fill_candidates(shared, task.col, options.range);
       __syncthreads();
     }
-    quantize_columns<C>(shared, task, options);
+    quantize_columns<C>(shared, tile, task, options);
+  }
+}
+
+// All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and
+// `advance`; kOneMatrix if they all belong to the same one. The first must be valid.
+template <class C, class Cursor>
+__device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
+                                                   const Options& options) {
+  bool fills = true;
+  u32 parity = 0;
+  load_task<C>(shared.tile[0], cursor.task());
+  end_copies();
+  clear_squares(shared, parity);
+  while (true) {
+    const Task<typename C::T> task = cursor.task();
+    cursor.advance();
+    const bool more = cursor.valid();
+    await_copies();
+    // The tile is there, and everyone is done with the one before it.
+    __syncthreads();
+    if (fills) {
+      fill_tables(shared, task, options);
+      __syncthreads();
+    }
+    clear_squares(shared, 1 - parity);
+    if (C::kBuffers == 2 && more) load_task<C>(shared.tile[1 - parity], cursor.task());
+    end_copies();
+    quantize_tile(shared, shared.tile[C::kBuffers == 2 ? parity : 0], task, options, parity);
+    if (!more) break;
+    parity = 1 - parity;
+    if constexpr (C::kBuffers == 1) {
+      __syncthreads();
+      load_task<C>(shared.tile[0], cursor.task());
+      end_copies();
+    }
+    const bool one_level =
+        (!C::kRows || task.row.scales == 1) && (!C::kCols || task.col.scales == 1);
+    const bool keeps = C::Format::kIsMx || (Cursor::kOneMatrix && one_level);
+    fills = !keeps || (C::kSearches && C::kRows && C::kCols && !C::V::kSquare);
   }
 }
 

@@ -4,8 +4,9 @@
 // quantize of variants: along rows, along columns, or both from one read; blocks or square tiles;
 // rotated, rounded stochastically, with a searched scale.
 //
-// Launch: 256 threads, one block per tile, tiles of a row next to each other. Scales past the last
-// vector or block are not written here: the launcher clears the scales of padded layouts first.
+// Launch: 256 threads; at most as many blocks as the device holds at once, each striding over the
+// tiles, which are fewer than 2^31. Scales past the last vector or block are not written here: the
+// launcher clears the scales of padded layouts first.
 #include "quantize_tile.cuh"
 
 namespace fp4kit {
@@ -13,34 +14,78 @@ namespace fp4kit {
 // Thread blocks per multiprocessor that registers are limited for.
 template <class C>
 FP4KIT_HD constexpr int tile_blocks() {
-  return 4;
+  return FP4KIT_TILE_BLOCKS;
 }
+
+// The tiles of one matrix in row-major order.
+template <class T>
+struct MatrixTiles {
+  static constexpr bool kOneMatrix = true;
+  Task<T> matrix;
+  u32 across;
+  u32 total;
+  u32 tile;
+  u32 down;
+  u32 col;
+  u32 step_down;
+  u32 step_col;
+
+  __device__ __forceinline__ MatrixTiles(const Task<T>& matrix_, i64 across_, i64 total_)
+      : matrix(matrix_),
+        across(static_cast<u32>(across_)),
+        total(static_cast<u32>(total_)),
+        tile(blockIdx.x),
+        down(blockIdx.x / across),
+        col(blockIdx.x - down * across),
+        step_down(gridDim.x / across),
+        step_col(gridDim.x - step_down * across) {}
+
+  __device__ __forceinline__ bool valid() const { return tile < total; }
+
+  __device__ __forceinline__ void advance() {
+    tile += gridDim.x;
+    down += step_down;
+    col += step_col;
+    if (col >= across) {
+      col -= across;
+      ++down;
+    }
+  }
+
+  __device__ __forceinline__ Task<T> task() const {
+    Task<T> result = matrix;
+    result.row0 = static_cast<i64>(down) * kTileRows;
+    result.col0 = static_cast<i64>(col) * kTileColumns;
+    result.rows_left = tile_rest(matrix.rows, result.row0, kTileRows);
+    result.cols_left = tile_rest(matrix.cols, result.col0, kTileColumns);
+    return result;
+  }
+};
 
 template <class C>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
-    quantize_tiles_kernel(const typename C::T::Bits* __restrict__ x, i64 rows, i64 cols,
-                          i64 tiles_across, const float* row_second, u8* row_packed, u8* row_scale,
+    quantize_tiles_kernel(const typename C::T::Bits* __restrict__ x, i64 rows, i64 cols, i64 across,
+                          i64 total, const float* row_second, u8* row_packed, u8* row_scale,
                           i64 row_blocks, i64 row_stored, i64 row_scales, i64 row_per_scale,
                           const float* col_second, u8* col_packed, u8* col_scale, i64 col_blocks,
-                          i64 col_stored, i64 col_scales, i64 col_per_scale, i64 layout,
-                          i64 high_first, i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key,
-                          i64 stream) {
+                          i64 col_stored, i64 col_scales, i64 col_per_scale, i64 high_first,
+                          i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream) {
   __shared__ TileShared<C> shared;
-  const i64 down = blockIdx.x / tiles_across;
-  const Task<typename C::T> task{
+  const Task<typename C::T> matrix{
       x,
       rows,
       cols,
-      down * kTileRows,
-      (blockIdx.x - down * tiles_across) * kTileColumns,
+      0,
+      0,
+      0,
+      0,
       {row_second, row_packed, row_scale, row_blocks, row_stored, row_scales, row_per_scale},
       {col_second, col_packed, col_scale, col_blocks, col_stored, col_scales, col_per_scale},
       static_cast<u32>(stream)};
-  const Options options{
-      static_cast<int>(layout),  static_cast<int>(rule),     high_first != 0,
-      static_cast<float>(range), static_cast<u32>(row_mask), static_cast<u32>(col_mask),
-      static_cast<u64>(key)};
-  quantize_tile<C>(shared, task, options);
+  const Options options{static_cast<int>(rule),     high_first != 0,
+                        static_cast<float>(range),  static_cast<u32>(row_mask),
+                        static_cast<u32>(col_mask), static_cast<u64>(key)};
+  quantize_all_tiles<C>(shared, MatrixTiles<typename C::T>(matrix, across, total), options);
 }
 
 }  // namespace fp4kit

@@ -8,19 +8,19 @@
 
 namespace fp4kit {
 
+// 192 as bits. Between 128 and 256 the last bit of a float is worth 2^-16, so that this | r is
+// 192 + r * 2^-16.
+constexpr u32 kMagic16 = 0x43400000u;
+
 // The random bits of 16 elements.
 struct Random {
   u32 word[4];
 
-  // 24 bits for element e, a constant after unrolling: bits 8 to 31 of a turned word.
+  // kMagic16 | the 16 bits of element e, a constant after unrolling: the upper half of a turned
+  // word.
   FP4KIT_HD u32 bits(int e) const {
-    constexpr u32 kSelectors[4] = {0x4321u, 0x4032u, 0x4103u, 0x4210u};
-    return byte_perm(word[e / 4], 0u, kSelectors[e % 4]);
-  }
-
-  // The number in [0, 1) that they stand for.
-  FP4KIT_HD float uniform(int e) const {
-    return mul_rn(static_cast<float>(bits(e)), 1.0f / 16777216.0f);
+    constexpr u32 kSelectors[4] = {0x7632u, 0x7603u, 0x7610u, 0x7621u};
+    return byte_perm(word[e / 4], kMagic16, kSelectors[e % 4]);
   }
 };
 
@@ -53,52 +53,51 @@ FP4KIT_HD Random philox(u64 group, u32 direction, u32 stream, u64 key) {
   return {{c0, c1, c2, c3}};
 }
 
-// 1.5 * 2^23 + k as bits: adding a small number rounds it to an integer in the last bits. The half
-// keeps sums with numbers below zero in the same binade.
-constexpr u32 kMagicHalf = kMagic23 | (1u << (kF32MantissaBits - 1));
-
-// kMagicHalf + the magnitude code of y >= 0, rounded up with a probability of the distance.
+// The magnitude code of y >= 0 in bits 16 to 19, below those of kMagic16: one of the two codes next
+// to y, each with a probability of how near y is. `random` as Random::bits gives it. 8 may come out
+// for 7.
 //
-// On the grid of y's range the code is base + floor(t) + (u < t - floor(t)), t = y / step, which is
-// base + ceil(t - u). Rounding up to a float first and to an integer then gives the same, as
-// integers are floats; so neither a comparison nor the fraction is needed. The step is a power of
-// two that follows from y's exponent, the base is twice the exponent.
+// On the grid of y's range the code is base + floor(t + r * 2^-16), t = y / step. A sum with 192 is
+// rounded down to a multiple of 2^-16, which does not change the integer below it. Grids that are
+// not y's give larger codes, as in e2m1_magic.
 //
 // Without kCapped y must be below 8.
 template <bool kCapped>
 FP4KIT_HD u32 stochastic_magic(float y, u32 random) {
-  constexpr u32 kOne = static_cast<u32>(kF32Bias) << kF32MantissaBits;
-  u32 bits = as_bits(y);
-  if constexpr (kCapped) bits = min_u32(bits, as_bits(kE2m1Max));
-  const u32 exponent = max_u32(bits, kOne) & kInfBits;
-  const float steps = mul_rn(as_float(opaque(bits)), as_float(exponent ^ kInfBits));
-  const float shifted = fma_up(static_cast<float>(random), -1.0f / 16777216.0f, steps);
-  const u32 base = kMagicHalf - 2 * static_cast<u32>(kF32Bias) + (exponent >> 22);
-  return min_u32(as_bits(add_up(shifted, as_float(base))), kMagicHalf + E2m1::kMaxCode);
+  if constexpr (kCapped) y = as_float(opaque(min_u32(as_bits(y), as_bits(kE2m1Max))));
+  const float start = as_float(random);
+  const u32 halves = as_bits(fma_down(y, 2.0f, start));
+  const u32 ones = as_bits(fma_down(y, 1.0f, add_rn(start, 2.0f)));
+  const u32 twos = as_bits(fma_down(y, 0.5f, add_rn(start, 4.0f)));
+  return min_u32(min_u32(halves, ones), twos);
+}
+
+// Eight codes, low nibble first, of what stochastic_magic gives.
+FP4KIT_HD u32 stochastic_join8(const u32 (&sum)[8]) {
+  u32 byte[2];  // the codes of even elements, and of odd ones
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    byte[i] = byte_perm(byte_perm(sum[i], sum[i + 2], 0x62u),
+                        byte_perm(sum[i + 4], sum[i + 6], 0x62u), 0x5410u);
+  }
+  const u32 codes = (byte[0] & 0x0F0F0F0Fu) | ((byte[1] << 4) & 0xF0F0F0F0u);
+  return codes - ((codes >> 3) & 0x11111111u);
 }
 
 // Eight codes of elements start .. start + 7, low nibble first.
 template <class T, bool kCareful>
 FP4KIT_HD u32 encode_stochastic_8(const Words<T>& x, int start, float factor,
                                   const Random& random) {
-  u32 half[2];
+  u32 sum[8];
   u32 signs = sign_nibbles<T>(x.word + start * T::kSize / 4);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    u32 code[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int e = start + 4 * i + k;
-      const float y = mul_magnitude_rn(x.value(e), factor);
-      code[k] = stochastic_magic<kCareful>(y, random.bits(e));
-      if constexpr (kCareful) {
-        // NaN has code 7 with a positive sign; the largest value is code 7 without any chance.
-        if (is_nan(y)) signs &= ~(8u << (4 * (4 * i + k)));
-      }
-    }
-    half[i] = e2m1_join4(code[0], code[1], code[2], code[3]);
+  for (int i = 0; i < 8; ++i) {
+    const float y = mul_magnitude_rn(x.value(start + i), factor);
+    sum[i] = stochastic_magic<kCareful>(y, random.bits(start + i));
+    // NaN has code 7 with a positive sign; the largest value is code 7 without any chance.
+    if (kCareful && is_nan(y)) signs &= ~(8u << (4 * i));
   }
-  return byte_perm(half[0], half[1], 0x5410u) | signs;
+  return stochastic_join8(sum) | signs;
 }
 
 // A lane's codes; `raw` and `ordinary` as in encode_lane.

@@ -11,24 +11,24 @@ namespace fp4kit {
 
 // Element `half` of a word.
 template <class T>
-__device__ __forceinline__ float half_value(u32 word, int half) {
+__device__ __forceinline__ float half_value(u32 word, u32 half) {
   Words<T, 4 / T::kSize> one{{word}};
   return one.value(half);
 }
 
 // The elements of one of the columns that share words, as they would lie in memory.
-template <class T, int kLanes>
-__device__ __forceinline__ void gather_column(const u32 (&word)[kLanes * kLaneElements], int half,
+template <class T, u32 kLanes>
+__device__ __forceinline__ void gather_column(const u32 (&word)[kLanes * kLaneElements], u32 half,
                                               Words<T> (&result)[kLanes]) {
   const u32 selector = half == 0 ? 0x5410u : 0x7632u;
 #pragma unroll
-  for (int l = 0; l < kLanes; ++l) {
+  for (u32 l = 0; l < kLanes; ++l) {
 #pragma unroll
-    for (int i = 0; i < Words<T>::kWords; ++i) {
+    for (u32 i = 0; i < Words<T>::kWords; ++i) {
       if constexpr (T::kSize == 4) {
         result[l].word[i] = word[l * kLaneElements + i];
       } else {
-        const int at = l * kLaneElements + 2 * i;
+        const u32 at = l * kLaneElements + 2 * i;
         result[l].word[i] = byte_perm(word[at], word[at + 1], selector);
       }
     }
@@ -53,17 +53,17 @@ __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const 
                                             u32 (&code)[2][C::Format::kLanes][2]) {
   using T = typename C::T;
 #pragma unroll
-  for (int first = 0; first < C::kBlock; first += 8) {
+  for (u32 first = 0; first < C::kBlock; first += 8) {
     u32 fours[2];
 #pragma unroll
-    for (int f = 0; f < 2; ++f) {
+    for (u32 f = 0; f < 2; ++f) {
       const u32* four = word + first + 4 * f;
       u32 joined[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (u32 half = 0; half < 2; ++half) {
         u32 sum[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (u32 i = 0; i < 4; ++i) {
           sum[i] = e2m1_magic<false>(mul_magnitude_rn(half_value<T>(four[i], half), factor[half]));
         }
         joined[half] = e2m1_join4(sum[0], sum[1], sum[2], sum[3]);
@@ -73,51 +73,61 @@ __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const 
       fours[f] =
           byte_perm(joined[0], joined[1], 0x5410u) | (even & 0x08080808u) | (odd & 0x80808080u);
     }
-    const int l = first / kLaneElements;
-    const int i = first % kLaneElements / 8;
+    const u32 l = first / kLaneElements;
+    const u32 i = first % kLaneElements / 8;
     code[0][l][i] = byte_perm(fours[0], fours[1], 0x5410u);
     code[1][l][i] = byte_perm(fours[0], fours[1], 0x7632u);
   }
 }
 
+// The words of a column of a block: element i of the block in word i.
+template <class T>
+__device__ __forceinline__ u32 column_word(const u32* first, u32 i) {
+  return first[Tile<T>::offset(i, 0)];
+}
+
 template <class C>
 __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
+                                                     Tile<typename C::T>& tile,
                                                      const Task<typename C::T>& task,
                                                      const Options& options) {
   using Format = typename C::Format;
   using T = typename C::T;
   using R = typename C::ColR;
-  constexpr int kLanes = Format::kLanes;
-  constexpr int kBlock = C::kBlock;
-  constexpr int kHalves = Tile<T>::kPerWord;
+  constexpr u32 kLanes = Format::kLanes;
+  constexpr u32 kBlock = C::kBlock;
+  constexpr u32 kHalves = Tile<T>::kPerWord;
+  constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
+  constexpr u32 kItems = Tile<T>::kWords * C::kDown;
+  constexpr u32 kEach = kItems < kThreads ? 1 : kItems / kThreads;
   const Scales<C, kTileColumns> scales{shared.cols, !C::kHasLevels || task.col.scales == 1};
   const i64 block0 = task.row0 / kBlock;
-  const ScalePlace place(task.col, options.layout, task.col0, block0);
-  u8* packed =
-      task.col.packed + (task.col0 * task.col.blocks + block0) * (kLanes * 4 * Format::kLaneWords);
-  const u64 pitch = static_cast<u64>(task.col.blocks) * (kLanes * 4 * Format::kLaneWords);
-  const i64 blocks_left = task.col.blocks - block0;
-  const i64 cols_left = task.cols - task.col0;
+  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
+  // Of the first block in the tile.
+  const u64 piece0 = static_cast<u64>(task.col0 * task.col.blocks + block0);
+  const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < Tile<T>::kWords * C::kDown; index += kThreads) {
+  for (u32 k = 0; k < kEach; ++k) {
+    const u32 index = k * kThreads + threadIdx.x;
     // Blocks of one column lie together in the result.
-    const int b = index % C::kDown;
-    const int w = index / C::kDown;
+    const u32 b = index % C::kDown;
+    const u32 w = index / C::kDown;
+    if (b >= blocks_left || (kItems < kThreads && index >= kItems)) break;
     u32 word[kBlock];
+    const u32* first_word = &tile.at(b * kBlock, w);
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) word[i] = shared.tile.at(b * kBlock + i, w);
-    if (b >= blocks_left) continue;
+    for (u32 i = 0; i < kBlock; ++i) word[i] = column_word<T>(first_word, i);
     u32 code[2][kLanes][2];
     u32 byte[2];
     bool done = false;
     if constexpr (encodes_pairs<C>()) {
       MaxBits<T> maximum;
 #pragma unroll
-      for (int i = 0; i < kBlock; ++i) maximum.add(word[i]);
+      for (u32 i = 0; i < kBlock; ++i) maximum.add(word[i]);
       float factor[2];
       done = true;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (u32 half = 0; half < 2; ++half) {
         const u32 bits = maximum.half(half);
         const Level& level = scales.level(w * 2 + half);
         byte[half] = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(from_input_bits<T>(bits),
@@ -130,27 +140,24 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     if (!done) {
       // Rare where pairs are possible, and then not worth more code.
 #pragma unroll(encodes_pairs<C>() ? 1 : kHalves)
-      for (int half = 0; half < kHalves; ++half) {
-        const int col = w * kHalves + half;
+      for (u32 half = 0; half < kHalves; ++half) {
+        const u32 col = w * kHalves + half;
         Words<T> elements[kLanes];
         gather_column<T>(word, half, elements);
         Words<R> x[kLanes];
-        const int left = task.rows - task.row0 < kTileRows
-                             ? static_cast<int>(task.rows - task.row0) - b * kBlock
-                             : kBlock;
+        const u32 left = task.rows_left > b * kBlock ? task.rows_left - b * kBlock : 0;
         maybe_rotate<C::kRotateCols>(elements, options.col_mask, left, x);
         u32 raw[kLanes];
         const float amax = lanes_amax<Format, R>(x, raw);
-        const u64 group =
-            static_cast<u64>((task.col0 + col) * task.col.blocks + block0 + b) * kLanes;
+        const u64 group = (piece0 + col * static_cast<u64>(task.col.blocks) + b) * kLanes;
         Coded<Format> coded;
         encode_block<C>(shared, x, amax, raw, scales.level(col), scales, options, group, 1,
                         task.stream, coded);
         const bool first = half == 0;
 #pragma unroll
-        for (int l = 0; l < kLanes; ++l) {
+        for (u32 l = 0; l < kLanes; ++l) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
+          for (u32 i = 0; i < 2; ++i) {
             // Selected, not indexed: the array stays in registers.
             code[0][l][i] = first ? coded.code[l][i] : code[0][l][i];
             code[1][l][i] = first ? code[1][l][i] : coded.code[l][i];
@@ -161,13 +168,14 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
       }
     }
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int col = w * kHalves + half;
-      if (col >= cols_left) continue;
-      u8* out = packed + static_cast<u32>(col) * pitch + b * (kLanes * 4 * Format::kLaneWords);
+    for (u32 half = 0; half < kHalves; ++half) {
+      const u32 col = w * kHalves + half;
+      if (col >= task.cols_left) continue;
+      u8* out = task.col.packed +
+                (piece0 + col * static_cast<u64>(task.col.blocks) + b) * (kLanes * kLaneBytes);
 #pragma unroll
-      for (int l = 0; l < kLanes; ++l) {
-        store_lane<C>(out + l * (4 * Format::kLaneWords), code[half][l], options);
+      for (u32 l = 0; l < kLanes; ++l) {
+        store_lane<C>(out + l * kLaneBytes, code[half][l], options);
       }
       *place.at(col, b) = static_cast<u8>(byte[half]);
     }
@@ -178,39 +186,40 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
 // from a second pass over the words.
 template <class C>
 __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
+                                                     Tile<typename C::T>& tile,
                                                      const Task<typename C::T>& task,
                                                      const Options& options) {
   using Format = typename C::Format;
   using Element = typename Format::Element;
   using T = typename C::T;
-  constexpr int kBlock = C::kBlock;
-  constexpr int kWords = Tile<T>::kWords;
-  constexpr int kHalves = Tile<T>::kPerWord;
+  constexpr u32 kBlock = C::kBlock;
+  constexpr u32 kWords = Tile<T>::kWords;
+  constexpr u32 kHalves = Tile<T>::kPerWord;
   const i64 block0 = task.row0 / kBlock;
-  const ScalePlace place(task.col, options.layout, task.col0, block0);
-  const i64 blocks_left = task.col.blocks - block0;
-  const i64 cols_left = task.cols - task.col0;
+  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
+  const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < kWords * C::kDown; index += kThreads) {
-    const int b = index / kWords;
-    const int w = index % kWords;
-    const int col0 = w * kHalves;
-    if (b >= blocks_left || col0 >= cols_left) continue;
-    const bool pair = kHalves == 2 && col0 + 1 < cols_left;
+  for (u32 index = threadIdx.x; index < kWords * C::kDown; index += kThreads) {
+    const u32 b = index / kWords;
+    const u32 w = index % kWords;
+    const u32 col0 = w * kHalves;
+    if (b >= blocks_left || col0 >= task.cols_left) continue;
+    const u32* first_word = &tile.at(b * kBlock, w);
+    const bool pair = kHalves == 2 && col0 + 1 < task.cols_left;
     MaxBits<T> maximum;
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) maximum.add(shared.tile.at(b * kBlock + i, w));
+    for (u32 i = 0; i < kBlock; ++i) maximum.add(column_word<T>(first_word, i));
     const bool has_nan = maximum.result() > T::kInf;
     if (has_nan) {
       maximum = MaxBits<T>();
 #pragma unroll 1
-      for (int i = 0; i < kBlock; ++i) maximum.add_careful(shared.tile.at(b * kBlock + i, w));
+      for (u32 i = 0; i < kBlock; ++i) maximum.add_careful(column_word<T>(first_word, i));
     }
     u8* scale_at[2];
     float factor[2];
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int col = col0 + half;
+    for (u32 half = 0; half < kHalves; ++half) {
+      const u32 col = col0 + half;
       u32 byte;
       if constexpr (C::V::kSquare) {
         byte = shared.square_byte[b][col / kBlock];
@@ -221,15 +230,15 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
       }
       factor[half] = inverse_e8m0(byte);
       // Scales of data that is not transposed are not either, where they are linear.
-      scale_at[half] = options.layout == kLayoutLinear
+      scale_at[half] = C::kLayout == kLayoutLinear
                            ? task.col.block_scale + (block0 + b) * task.cols + task.col0 + col
                            : place.at(col, b);
       if (half == 0 || pair) *scale_at[half] = static_cast<u8>(byte);
     }
     u8* out = task.col.packed + (task.row0 + b * kBlock) * task.cols + task.col0 + col0;
 #pragma unroll 8
-    for (int i = 0; i < kBlock; ++i) {
-      const u32 word = shared.tile.at(b * kBlock + i, w);
+    for (u32 i = 0; i < kBlock; ++i) {
+      const u32 word = column_word<T>(first_word, i);
       const float first = mul_rn(half_value<T>(word, 0), factor[0]);
       const float second =
           kHalves == 2 ? mul_rn(half_value<T>(word, kHalves - 1), factor[1]) : 0.0f;
@@ -263,56 +272,55 @@ __device__ __forceinline__ void turn_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out
 template <class C>
 __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typename C::T>& task,
                                            const Options& options) {
-  constexpr int kPieces = kTileRows / 8;
-  constexpr int kBlock = C::kBlock;
+  constexpr u32 kPieces = kTileRows / 8;
+  constexpr u32 kBlock = C::kBlock;
   const i64 block0 = task.row0 / kBlock;
-  const i64 blocks_left = task.col.blocks - block0;
-  const i64 cols_left = task.cols - task.col0;
+  const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks) * (kBlock / 2);
   u8* packed = task.col.packed + task.col0 * pitch + task.row0 / 2;
-  for (int index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kThreads) {
-    const int piece = index % kPieces;
-    const int w = index / kPieces;
+  for (u32 index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kThreads) {
+    const u32 piece = index % kPieces;
+    const u32 w = index / kPieces;
     if (piece * 8 / kBlock >= blocks_left) continue;
     u32 word[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) word[i] = shared.codes.at(piece * 8 + i, w);
+    for (u32 i = 0; i < 8; ++i) word[i] = shared.codes.at(piece * 8 + i, w);
     u32 even[4], odd[4];
     turn_bytes(word[0], word[2], word[4], word[6], even);
     turn_bytes(word[1], word[3], word[5], word[7], odd);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (u32 j = 0; j < 4; ++j) {
       const u32 columns[2] = {(even[j] & 0x0F0F0F0Fu) | ((odd[j] << 4) & 0xF0F0F0F0u),
                               ((even[j] >> 4) & 0x0F0F0F0Fu) | (odd[j] & 0xF0F0F0F0u)};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int col = w * 8 + 2 * j + half;
-        if (col >= cols_left) continue;
+      for (u32 half = 0; half < 2; ++half) {
+        const u32 col = w * 8 + 2 * j + half;
+        if (col >= task.cols_left) continue;
         const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
-        store_codes<C::kVector>(packed + static_cast<u32>(col) * pitch + piece * 4, codes);
+        store_codes<C::kVector>(packed + col * pitch + piece * 4, codes);
       }
     }
   }
-  const ScalePlace place(task.col, options.layout, task.col0, block0);
-  for (int index = threadIdx.x; index < kTileColumns * C::kDown; index += kThreads) {
-    const int b = index % C::kDown;
-    const int col = index / C::kDown;
-    if (col < cols_left && b < blocks_left) {
+  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
+  for (u32 index = threadIdx.x; index < kTileColumns * C::kDown; index += kThreads) {
+    const u32 b = index % C::kDown;
+    const u32 col = index / C::kDown;
+    if (col < task.cols_left && b < blocks_left) {
       *place.at(col, b) = shared.square_byte[b][col / kBlock];
     }
   }
 }
 
 template <class C>
-__device__ __forceinline__ void quantize_columns(TileShared<C>& shared,
+__device__ __forceinline__ void quantize_columns(TileShared<C>& shared, Tile<typename C::T>& tile,
                                                  const Task<typename C::T>& task,
                                                  const Options& options) {
   if constexpr (C::kTurns) {
     turn_codes<C>(shared, task, options);
   } else if constexpr (C::Format::kIsFp4) {
-    quantize_columns_fp4<C>(shared, task, options);
+    quantize_columns_fp4<C>(shared, tile, task, options);
   } else {
-    quantize_columns_fp8<C>(shared, task, options);
+    quantize_columns_fp8<C>(shared, tile, task, options);
   }
 }
 

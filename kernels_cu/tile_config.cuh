@@ -25,7 +25,8 @@ struct Side {
   i64 vectors_per_scale;
 };
 
-// A matrix x (rows, cols), and the tile of it that begins at (row0, col0).
+// A matrix x (rows, cols), and the tile of it that begins at (row0, col0). What is left of the
+// matrix from there on is at most a tile's extent.
 template <class T>
 struct Task {
   const typename T::Bits* x;
@@ -33,6 +34,8 @@ struct Task {
   i64 cols;
   i64 row0;
   i64 col0;
+  u32 rows_left;
+  u32 cols_left;
   Side row;
   Side col;
   u32 stream;
@@ -40,7 +43,6 @@ struct Task {
 
 // What all tiles of a launch share.
 struct Options {
-  int layout;
   int rule;
   bool high_first;
   float range;
@@ -62,8 +64,8 @@ struct Variant {
 
 // kRows, kCols: the directions asked for. RowR, ColR: what their elements are after the rotation.
 template <class FormatType, class ElementType, int kRecipeNumber, bool kHasSecond,
-          class VariantType, bool kWantsRows, bool kRotatesRows, class RowElement, bool kWantsCols,
-          bool kRotatesCols, class ColElement, bool kVectors>
+          class VariantType, int kScaleLayout, bool kWantsRows, bool kRotatesRows, class RowElement,
+          bool kWantsCols, bool kRotatesCols, class ColElement, bool kVectors>
 struct TileConfig {
   using Format = FormatType;
   using T = ElementType;
@@ -72,33 +74,40 @@ struct TileConfig {
   using ColR = ColElement;
   static constexpr int kRecipe = kRecipeNumber;
   static constexpr bool kSecond = kHasSecond;
+  static constexpr int kLayout = kScaleLayout;
   static constexpr bool kRows = kWantsRows;
   static constexpr bool kRotateRows = kRotatesRows;
   static constexpr bool kCols = kWantsCols;
   static constexpr bool kRotateCols = kRotatesCols;
   static constexpr bool kVector = kVectors;
-  static constexpr int kBlock = Format::kBlockSize;
-  static constexpr int kAcross = kTileColumns / kBlock;
-  static constexpr int kDown = kTileRows / kBlock;
+  static constexpr u32 kBlock = Format::kBlockSize;
+  static constexpr u32 kAcross = kTileColumns / kBlock;
+  static constexpr u32 kDown = kTileRows / kBlock;
+  static constexpr u32 kEach = kTileRows * kAcross / kThreads;  // blocks of rows for a thread
   static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
   static constexpr bool kSearches = V::kSearch != kSearchNone;
+  // While one tile is worked on, the next one is on its way. Wide elements and tables of a search
+  // leave no room for that.
+  static constexpr int kBuffers = kCopiesAsync && kVector && T::kSize == 2 && !kSearches ? 2 : 1;
+  // Squares whose rows need not sit in neighbouring lanes.
+  static constexpr bool kGathers = V::kSquare && !kSearches;
   // Columns of squares are the rows' codes, turned.
   static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
 };
 
 // Codes of a tile's rows: as kTilePadding in Tile, so that 16 rows apart means four banks apart.
 struct TileCodes {
-  static constexpr int kWords = kTileColumns / 8;
+  static constexpr u32 kWords = kTileColumns / 8;
   u32 word[kTileRows * kWords + kTileRows / kRowGroup * kPadding];
 
-  __device__ __forceinline__ u32& at(int row, int w) {
+  __device__ __forceinline__ u32& at(u32 row, u32 w) {
     return word[row * kWords + row / kRowGroup * kPadding + w];
   }
 };
 
 // What one direction's scales come to: by scale byte if all vectors share one second level, else
 // one level per vector.
-template <class C, int kVectors>
+template <class C, u32 kVectors>
 struct TileLevels {
   float factor[kScaleBytes];
   Level level[kVectors];
@@ -122,10 +131,11 @@ struct Maybe<false, A> {
 
 template <class C>
 struct TileShared {
-  Tile<typename C::T> tile;
+  Tile<typename C::T> tile[C::kBuffers];
   TileLevels<C, kTileRows> rows;
   TileLevels<C, kTileColumns> cols;
   u8 square_byte[C::kDown][C::kAcross];
+  u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
   typename Maybe<C::kTurns, TileCodes>::Type codes;
   typename Maybe<C::kSearches, Decoded<C>>::Type decoded;
 };
@@ -150,7 +160,7 @@ __device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
 }
 
 // Threads `first` and following fill in the levels of a direction.
-template <class C, int kVectors>
+template <class C, u32 kVectors>
 __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, const Side& side,
                                             i64 vector0, i64 vectors, float range, u32 thread) {
   if (!C::kHasLevels || side.scales == 1) {
@@ -162,19 +172,20 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, con
   } else if (thread < kVectors) {
     const i64 vector = vector0 + thread;
     if (vector < vectors) {
-      const i64 index = vector / side.vectors_per_scale;
+      const i64 each = side.vectors_per_scale;
+      const i64 index = each == 1 ? vector : vector / each;
       levels.level[thread] = level_of<C>(__ldg(side.second + index), range);
     }
   }
 }
 
 // The levels of one direction, as a block asks for them.
-template <class C, int kVectors>
+template <class C, u32 kVectors>
 struct Scales {
   const TileLevels<C, kVectors>& levels;
   bool shared;
 
-  __device__ __forceinline__ const Level& level(int vector) const {
+  __device__ __forceinline__ const Level& level(u32 vector) const {
     return levels.level[shared ? 0 : vector];
   }
 
@@ -188,40 +199,44 @@ struct Scales {
 };
 
 // Where a direction's block scales go, from the tile's first vector and block on.
+template <int kLayout>
 struct ScalePlace {
   u8* base;
   u64 stride;  // linear: bytes per vector; 8x4: per eight vectors
-  int layout;
-  int vector;  // of the first one in its layout tile
-  int block;
+  u32 vector;  // of the first one in its layout tile
+  u32 block;
 
-  __device__ __forceinline__ ScalePlace(const Side& side, int layout_, i64 vector0, i64 block0)
-      : layout(layout_) {
-    const i64 tiles = side.stored_cols / kTileCols;
-    vector = static_cast<int>(vector0 % kTileRows128);
-    block = static_cast<int>(block0 % kTileCols);
-    stride = static_cast<u64>(layout == kLayoutLinear ? side.stored_cols : tiles * kTileBytes8);
-    if (layout == kLayoutLinear) {
-      base = side.block_scale + vector0 * side.stored_cols + block0;
-    } else if (layout == kLayoutSwizzled128x4) {
-      base =
-          side.block_scale + (vector0 / kTileRows128 * tiles + block0 / kTileCols) * kTileBytes128;
+  __device__ __forceinline__ ScalePlace(const Side& side, i64 vector0, i64 block0) {
+    const u64 tiles = static_cast<u64>(side.stored_cols) / kTileCols;
+    const u64 v = static_cast<u64>(vector0);
+    const u64 b = static_cast<u64>(block0);
+    vector = 0;
+    block = static_cast<u32>(b) % kTileCols;
+    if constexpr (kLayout == kLayoutLinear) {
+      stride = static_cast<u64>(side.stored_cols);
+      base = side.block_scale + v * stride + b;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      stride = 0;
+      vector = static_cast<u32>(v) % kTileRows128;
+      base = side.block_scale + (v / kTileRows128 * tiles + b / kTileCols) * kTileBytes128;
     } else {
-      vector = 0;
-      base = side.block_scale + (vector0 / kTileRows8 * tiles + block0 / kTileCols) * kTileBytes8;
+      stride = tiles * kTileBytes8;
+      base = side.block_scale + (v / kTileRows8 * tiles + b / kTileCols) * kTileBytes8;
     }
   }
 
-  __device__ __forceinline__ u8* at(int v, int b) const {
-    if (layout == kLayoutLinear) return base + static_cast<u32>(v) * stride + b;
-    const u32 r = static_cast<u32>(v + vector);
-    const u32 c = static_cast<u32>(b + block);
-    if (layout == kLayoutSwizzled128x4) {
-      return base + c / kTileCols * kTileBytes128 + r % 32 * 16 + r / 32 * kTileCols +
-             c % kTileCols;
+  __device__ __forceinline__ u8* at(u32 v, u32 b) const {
+    const u32 r = v + vector;
+    const u32 c = b + block;
+    if constexpr (kLayout == kLayoutLinear) {
+      return base + v * stride + b;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      return base +
+             (c / kTileCols * kTileBytes128 + r % 32 * 16 + r / 32 * kTileCols + c % kTileCols);
+    } else {
+      return base + r / kTileRows8 * stride +
+             (c / kTileCols * kTileBytes8 + r % kTileRows8 * kTileCols + c % kTileCols);
     }
-    return base + r / kTileRows8 * stride + c / kTileCols * kTileBytes8 +
-           r % kTileRows8 * kTileCols + c % kTileCols;
   }
 };
 
@@ -280,7 +295,7 @@ __device__ __forceinline__ float lanes_amax(const Words<R> (&x)[Format::kLanes],
 // The lanes of a block as they are quantized; only those of the first `left` elements are rotated:
 // what fills a block up stays +0.0.
 template <bool kRotate, class R, class T, int kLanes>
-__device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 mask, int left,
+__device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 mask, u32 left,
                                              Words<R> (&result)[kLanes]) {
 #pragma unroll
   for (int l = 0; l < kLanes; ++l) {

@@ -8,88 +8,128 @@
 
 namespace fp4kit {
 
+// The block that a thread takes at step k: blocks of a row lie together in the result. A search
+// wants the rows of a square in the lanes of half a warp instead.
 template <class C>
-__device__ __forceinline__ void quantize_rows(TileShared<C>& shared,
+struct RowBlock {
+  u32 row;
+  u32 block;
+
+  __device__ __forceinline__ explicit RowBlock(u32 k) {
+    const u32 index = k * kThreads + threadIdx.x;
+    if constexpr (C::V::kSquare && C::kSearches) {
+      block = index / C::kBlock % C::kAcross;
+      row = index / (C::kBlock * C::kAcross) * C::kBlock + index % C::kBlock;
+    } else {
+      block = index % C::kAcross;
+      row = index / C::kAcross;
+    }
+  }
+
+  template <class T, int kLanes>
+  __device__ __forceinline__ void load(Tile<T>& tile, Words<T> (&x)[kLanes]) const {
+#pragma unroll
+    for (u32 l = 0; l < kLanes; ++l) {
+      x[l] = tile_lane(tile, row, block * C::kBlock + l * kLaneElements);
+    }
+  }
+};
+
+// The amax of every square, from those of its rows.
+template <class C>
+__device__ __forceinline__ void gather_squares(TileShared<C>& shared, Tile<typename C::T>& tile,
+                                               u32 parity) {
+  using Format = typename C::Format;
+  using T = typename C::T;
+#pragma unroll
+  for (u32 k = 0; k < C::kEach; ++k) {
+    const RowBlock<C> place(k);
+    Words<T> x[Format::kLanes];
+    place.load(tile, x);
+    u32 raw[Format::kLanes];
+    u32 bits = as_bits(lanes_amax<Format, T>(x, raw));
+    // A warp holds rows of one square above one another.
+#pragma unroll
+    for (u32 distance = C::kAcross; distance < 32; distance *= 2) {
+      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
+    }
+    if (threadIdx.x % 32 < C::kAcross) {
+      atomicMax(&shared.square_amax[parity][place.row / C::kBlock][place.block], bits);
+    }
+  }
+  __syncthreads();
+}
+
+template <class C>
+__device__ __forceinline__ void quantize_rows(TileShared<C>& shared, Tile<typename C::T>& tile,
                                               const Task<typename C::T>& task,
-                                              const Options& options) {
+                                              const Options& options, u32 parity) {
   using Format = typename C::Format;
   using R = typename C::RowR;
-  constexpr int kLanes = Format::kLanes;
-  constexpr int kBlock = C::kBlock;
-  constexpr int kAcross = C::kAcross;
-  constexpr int kEach = kTileRows * kAcross / kThreads;
+  constexpr u32 kLanes = Format::kLanes;
+  constexpr u32 kBlock = C::kBlock;
+  constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
   const Side& side = C::kRows ? task.row : task.col;
   const bool one_level = !C::kHasLevels || side.scales == 1;
   const Scales<C, kTileRows> row_scales{shared.rows, one_level};
   const Scales<C, kTileColumns> col_scales{shared.cols, one_level};
   const i64 block0 = task.col0 / kBlock;
-  const ScalePlace place(side, options.layout, task.row0, block0);
-  const i64 blocks_left = side.blocks - block0;
-  const int rows_left =
-      static_cast<int>(task.rows - task.row0 < kTileRows ? task.rows - task.row0 : kTileRows);
+  const i64 across = C::kRows ? side.blocks : (task.cols + kBlock - 1) / kBlock;
+  // Of the first block in the tile, also where the columns alone are asked for.
+  const u64 piece0 = static_cast<u64>(task.row0 * across + block0);
+  const ScalePlace<C::kLayout> place(side, task.row0, block0);
+  const u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
+  if constexpr (C::kGathers) gather_squares(shared, tile, parity);
   // What costs much is not repeated in the code.
-#pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows ? 1 : kEach)
-  for (int k = 0; k < kEach; ++k) {
-    const int index = k * kThreads + static_cast<int>(threadIdx.x);
-    int r, b;
-    if constexpr (C::V::kSquare) {
-      b = index / kBlock % kAcross;
-      r = index / (kBlock * kAcross) * kBlock + index % kBlock;
-    } else {
-      b = index % kAcross;
-      r = index / kAcross;
-    }
+#pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows ? 1 : C::kEach)
+  for (u32 k = 0; k < C::kEach; ++k) {
+    const RowBlock<C> at(k);
+    const u32 r = at.row;
+    const u32 b = at.block;
     Words<typename C::T> elements[kLanes];
-#pragma unroll
-    for (int l = 0; l < kLanes; ++l) {
-      elements[l] = tile_lane(shared.tile, r, b * kBlock + l * kLaneElements);
-    }
+    at.load(tile, elements);
     Words<R> x[kLanes];
-    const int left = task.cols - task.col0 < kTileColumns
-                         ? static_cast<int>(task.cols - task.col0) - b * kBlock
-                         : kBlock;
+    const u32 left = task.cols_left > b * kBlock ? task.cols_left - b * kBlock : 0;
     maybe_rotate<C::kRotateRows>(elements, options.row_mask, left, x);
     u32 raw[kLanes];
     float amax = lanes_amax<Format, R>(x, raw);
-    if constexpr (C::V::kSquare) {
+    if constexpr (C::kGathers) {
+      amax = as_float(shared.square_amax[parity][r / kBlock][b]);
+    } else if constexpr (C::V::kSquare) {
       u32 bits = as_bits(amax);
 #pragma unroll
-      for (int distance = kBlock / 2; distance > 0; distance /= 2) {
+      for (u32 distance = kBlock / 2; distance > 0; distance /= 2) {
         bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
       }
       amax = as_float(bits);
     }
-    const i64 piece = (task.row0 + r) * side.blocks + block0 + b;
-    const u64 group = static_cast<u64>(piece) * kLanes;
+    const u64 piece = piece0 + r * static_cast<u64>(across) + b;
     Coded<Format> coded;
     if constexpr (C::kRows) {
-      encode_block<C>(shared, x, amax, raw, row_scales.level(r), row_scales, options, group, 0,
-                      task.stream, coded);
+      encode_block<C>(shared, x, amax, raw, row_scales.level(r), row_scales, options,
+                      piece * kLanes, 0, task.stream, coded);
     } else {
-      // The group of a row that is not asked for: as if it were.
-      const i64 across = (task.cols + kBlock - 1) / kBlock;
-      const u64 own = static_cast<u64>((task.row0 + r) * across + block0 + b) * kLanes;
-      encode_block<C>(shared, x, amax, raw, col_scales.level(0), col_scales, options, own, 0,
-                      task.stream, coded);
+      encode_block<C>(shared, x, amax, raw, col_scales.level(0), col_scales, options,
+                      piece * kLanes, 0, task.stream, coded);
     }
     if constexpr (C::V::kSquare) {
       if (r % kBlock == 0) shared.square_byte[r / kBlock][b] = static_cast<u8>(coded.byte);
     }
     if constexpr (C::kTurns) {
 #pragma unroll
-      for (int l = 0; l < kLanes; ++l) {
+      for (u32 l = 0; l < kLanes; ++l) {
 #pragma unroll
-        for (int i = 0; i < Format::kLaneWords; ++i) {
+        for (u32 i = 0; i < Format::kLaneWords; ++i) {
           shared.codes.at(r, (b * kLanes + l) * Format::kLaneWords + i) = coded.code[l][i];
         }
       }
     }
     if constexpr (C::kRows) {
-      if (r < rows_left && b < blocks_left) {
-        u8* out = side.packed + group * (4 * Format::kLaneWords);
+      if (r < task.rows_left && b < blocks_left) {
+        u8* out = side.packed + piece * (kLanes * kLaneBytes);
 #pragma unroll
-        for (int l = 0; l < kLanes; ++l) {
-          store_lane<C>(out + l * (4 * Format::kLaneWords), coded.code[l], options);
+        for (u32 l = 0; l < kLanes; ++l) {
+          store_lane<C>(out + l * kLaneBytes, coded.code[l], options);
         }
         *place.at(r, b) = static_cast<u8>(coded.byte);
       }

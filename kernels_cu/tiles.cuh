@@ -12,74 +12,108 @@
 
 namespace fp4kit {
 
-constexpr int kTileRows = 128;
-constexpr int kTileColumns = 64;
-constexpr int kRowGroup = 16;
-constexpr int kPadding = 4;
+// Unsigned, so that divisions by powers of two are shifts.
+constexpr u32 kTileRows = 128;
+constexpr u32 kTileColumns = 64;
+constexpr u32 kRowGroup = 16;
+constexpr u32 kPadding = 4;
 
 template <class T>
 struct alignas(16) Tile {
-  static constexpr int kWords = kTileColumns * T::kSize / 4;
-  static constexpr int kStride = kWords + kPadding;
-  static constexpr int kGroups = kTileRows / kRowGroup;
-  static constexpr int kPerWord = 4 / T::kSize;
+  static constexpr u32 kWords = kTileColumns * T::kSize / 4;
+  static constexpr u32 kStride = kWords + kPadding;
+  static constexpr u32 kGroups = kTileRows / kRowGroup;
+  static constexpr u32 kPerWord = 4 / T::kSize;
   u32 word[kGroups * (kRowGroup * kStride + kPadding)];
 
-  FP4KIT_HD static int offset(int row, int w) {
+  // Offsets of rows add up if one of the rows is a multiple of kRowGroup.
+  FP4KIT_HD static constexpr u32 offset(u32 row, u32 w) {
     return row * kStride + row / kRowGroup * kPadding + w;
   }
 
-  FP4KIT_HD u32& at(int row, int w) { return word[offset(row, w)]; }
+  FP4KIT_HD u32& at(u32 row, u32 w) { return word[offset(row, w)]; }
 
-  FP4KIT_HD typename T::Bits get(int row, int col) {
+  FP4KIT_HD typename T::Bits get(u32 row, u32 col) {
     return reinterpret_cast<typename T::Bits*>(&at(row, col / kPerWord))[col % kPerWord];
   }
 
-  FP4KIT_HD void set(int row, int col, typename T::Bits bits) {
+  FP4KIT_HD void set(u32 row, u32 col, typename T::Bits bits) {
     reinterpret_cast<typename T::Bits*>(&at(row, col / kPerWord))[col % kPerWord] = bits;
   }
 };
 
 #ifdef __CUDACC__
 
-// The tile that begins at (row0, col0) of x (rows, cols); what lies outside is +0.0.
+// How much of a tile lies inside a matrix, in elements from its beginning on.
+__device__ __forceinline__ u32 tile_rest(i64 size, i64 start, u32 extent) {
+  const u64 rest = static_cast<u64>(size - start);
+  return rest < extent ? static_cast<u32>(rest) : extent;
+}
+
+// Whether pieces of 16 bytes go to shared memory without passing through registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+constexpr bool kCopiesAsync = true;
+#else
+constexpr bool kCopiesAsync = false;
+#endif
+
+// Copies 16 bytes, or writes zeros without looking at the source.
+__device__ __forceinline__ void copy_piece(u32* target, const void* source, bool inside) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(static_cast<u32>(__cvta_generic_to_shared(target))), "l"(source),
+                 "r"(inside ? 16 : 0)
+               : "memory");
+#else
+  uint4 piece = make_uint4(0, 0, 0, 0);
+  if (inside) piece = __ldg(static_cast<const uint4*>(source));
+  *reinterpret_cast<uint4*>(target) = piece;
+#endif
+}
+
+// Ends a group of copies; waits for all of them.
+__device__ __forceinline__ void end_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void await_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
+// Begins to load the tile that begins at x, a matrix of `cols` columns; what lies outside becomes
+// +0.0.
 template <bool kVector, class T>
 __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits* __restrict__ x,
-                                          i64 row0, i64 col0, i64 rows, i64 cols) {
-  constexpr int kWords = Tile<T>::kWords;
-  const int rows_left = static_cast<int>(rows - row0 < kTileRows ? rows - row0 : kTileRows);
-  const int cols_left = static_cast<int>(cols - col0 < kTileColumns ? cols - col0 : kTileColumns);
-  x += row0 * cols + col0;
+                                          i64 cols, u32 rows_left, u32 cols_left) {
+  constexpr u32 kWords = Tile<T>::kWords;
   if constexpr (kVector) {
-    constexpr int kPieces = kWords / 4;  // of 16 bytes in a row
-    constexpr int kRowsAtOnce = kThreads / kPieces;
-    constexpr int kEach = kTileRows / kRowsAtOnce;
-    constexpr int kElements = 16 / T::kSize;
-    const int first = static_cast<int>(threadIdx.x) / kPieces;
-    const int place = static_cast<int>(threadIdx.x) % kPieces;
+    constexpr u32 kPieces = kWords / 4;  // of 16 bytes in a row
+    constexpr u32 kRowsAtOnce = kThreads / kPieces;
+    constexpr u32 kElements = 16 / T::kSize;
+    const u32 first = threadIdx.x / kPieces;
+    const u32 place = threadIdx.x % kPieces;
     const bool inside = place * kElements < cols_left;
     const typename T::Bits* source = x + first * cols + place * kElements;
-    uint4 piece[kEach];
+    u32* target = &tile.at(first, 4 * place);
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      piece[k] = make_uint4(0, 0, 0, 0);
-      if (inside && first + k * kRowsAtOnce < rows_left) {
-        piece[k] = __ldg(reinterpret_cast<const uint4*>(source));
-      }
+    for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
+      copy_piece(target + Tile<T>::offset(k * kRowsAtOnce, 0), source,
+                 inside && first + k * kRowsAtOnce < rows_left);
       source += kRowsAtOnce * cols;
     }
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      *reinterpret_cast<uint4*>(&tile.at(first + k * kRowsAtOnce, 4 * place)) = piece[k];
-    }
   } else {
-    constexpr int kPerWord = Tile<T>::kPerWord;
-    for (int index = threadIdx.x; index < kTileRows * kWords; index += kThreads) {
-      const int row = index / kWords;
+    constexpr u32 kPerWord = Tile<T>::kPerWord;
+    for (u32 index = threadIdx.x; index < kTileRows * kWords; index += kThreads) {
+      const u32 row = index / kWords;
       u32 word = 0;
 #pragma unroll
-      for (int k = 0; k < kPerWord; ++k) {
-        const int col = index % kWords * kPerWord + k;
+      for (u32 k = 0; k < kPerWord; ++k) {
+        const u32 col = index % kWords * kPerWord + k;
         if (row < rows_left && col < cols_left) {
           word |= static_cast<u32>(__ldg(x + row * cols + col)) << (16 * k);
         }
@@ -91,7 +125,7 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
 
 // Elements start .. start + 15 of a row, start a multiple of 16.
 template <class T>
-__device__ __forceinline__ Words<T> tile_lane(Tile<T>& tile, int row, int start) {
+__device__ __forceinline__ Words<T> tile_lane(Tile<T>& tile, u32 row, u32 start) {
   Words<T> result;
   const uint4* source = reinterpret_cast<const uint4*>(&tile.at(row, start / Tile<T>::kPerWord));
 #pragma unroll

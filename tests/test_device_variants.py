@@ -77,8 +77,8 @@ def test_rotation(library, mask, rounding):
 @pytest.mark.parametrize(("key", "stream"), [(0, 0), (1, 0), (2**64 - 1, 2**32 - 1), (77, 5)])
 @pytest.mark.parametrize("direction", [0, 1])
 def test_random_numbers(library, key, stream, direction):
-    found = np.empty((GROUPS, 16), np.float32)
-    library.uniform(
+    found = np.empty((GROUPS, 16), np.uint32)
+    library.random_bits(
         ctypes.c_longlong(GROUPS),
         ctypes.c_ulonglong(0),
         ctypes.c_ulonglong(key),
@@ -86,8 +86,8 @@ def test_random_numbers(library, key, stream, direction):
         ctypes.c_uint32(direction),
         pointer(found),
     )
-    expected = philox.uniform(GROUPS, (key, stream), direction)
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    expected = philox.random_bits(GROUPS, (key, stream), direction)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("careful", [True, False])
@@ -104,12 +104,14 @@ def test_stochastic_rounding(library, careful):
     if not careful:
         scaled = scaled[np.abs(scaled) < 8]
     scaled = np.tile(scaled, 2)
-    random = rng.integers(0, 2**24, len(scaled), np.uint32)
-    # Both ends, and exactly the distance from the code below.
-    random[1::8], random[2::8] = 0, 2**24 - 1
+    random = rng.integers(0, 2**16, len(scaled), np.uint32)
+    # Both ends, and exactly what is missing to the code above, or one less.
+    random[1::8], random[2::8] = 0, 2**16 - 1
     with np.errstate(invalid="ignore", over="ignore"):
         fraction = np.nan_to_num(np.abs(scaled[3::8]) * 2 % 1)
-    random[3::8] = (fraction * 2**24).astype(np.uint32)
+    random[3::8] = (2**16 - np.floor(fraction * 2**16)).astype(np.uint32) & 0xFFFF
+    random[4::8] = (random[3::8][: len(random[4::8])] - np.uint32(1)) & np.uint32(0xFFFF)
+    scaled[4::8] = scaled[3::8][: len(scaled[4::8])]
     found = np.empty(len(scaled), np.uint8)
     library.stochastic(
         ctypes.c_longlong(len(scaled)),
@@ -118,8 +120,7 @@ def test_stochastic_rounding(library, careful):
         ctypes.c_int(careful),
         pointer(found),
     )
-    uniform = random.astype(np.float32) * np.float32(2.0**-24)
-    np.testing.assert_array_equal(found, philox.round_stochastically(scaled, uniform))
+    np.testing.assert_array_equal(found, philox.round_stochastically(scaled, random))
 
 
 @pytest.mark.parametrize("ordinary", [True, False])
@@ -141,7 +142,7 @@ def test_stochastic_lanes(library, ordinary):
     )
     with scaling.quiet():
         scaled = values * factor[:, None]
-    code = philox.round_stochastically(scaled, philox.uniform(GROUPS, (9, 0), 0))
+    code = philox.round_stochastically(scaled, philox.random_bits(GROUPS, (9, 0), 0))
     packed = code[:, ::2] | code[:, 1::2] << 4
     np.testing.assert_array_equal(found.view(np.uint8), packed)
 

@@ -43,12 +43,11 @@ def encode_stochastically(value, word, turn):
     bits = float_bits(value)
     # numba widens shifts and sums of 32 bits to 64: back to 32 at once.
     rotated = u32(word >> turn) | u32(word << ((u32(32) - turn) & u32(31)))
-    random = f32(np.int32(u32(rotated) >> u32(8))) * f32(2.0**-24)
+    random = np.int32(u32(rotated) >> u32(16))
     y = at_most(bits_float(bits & ABS), SIX)
     per_step = f32(2) if y < f32(2) else (f32(1) if y < f32(4) else f32(0.5))
     first = u32(0) if y < f32(2) else (u32(2) if y < f32(4) else u32(4))
-    steps = y * per_step
-    whole = np.floor(steps)
-    code = first + u32(np.int32(whole)) + (u32(1) if random < steps - whole else u32(0))
+    # In 2^-16 of a step, which is exact for whole ones and rounds the rest down.
+    code = first + u32((np.int32(y * per_step * f32(1 << 16)) + random) >> np.int32(16))
     code = code | ((bits >> u32(28)) & u32(8))
     return u32(7) if (bits & ABS) > INF_BITS else code

@@ -259,7 +259,8 @@ class CudaBackend(CudaOperations, CudaGrouped, Backend):
             directions, x.data.ptr, row.addresses(), column.addresses(), seed
         )
         kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector)
-        _launch(kernel, grid, arguments)
+        resident = cuda_ready.resident_blocks(_current_device(), kernel)
+        _launch(kernel, (min(*grid, resident),), arguments)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

@@ -23,6 +23,18 @@ def _multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
+@cache
+def resident_blocks(device: int, instance: cuda_module.Instance) -> int:
+    """Thread blocks of a kernel that the device holds at once."""
+    import cupy
+
+    function = cuda_module.function(device, instance)
+    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+        function.ptr, cuda_module.THREADS, 0
+    )
+    return int(each) * _multiprocessors(device)
+
+
 class Ready:
     """A loaded kernel with its grid and scalars: what is missing are the addresses of arrays.
 

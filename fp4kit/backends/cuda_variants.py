@@ -27,7 +27,7 @@ from fp4kit.variant import AXES, BLOCKS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
 from .cuda_launch import Launch, grid_for, rows_are_vectors
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_RECIPES, NAMESPACE, Instance, instance
+from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, CXX_RECIPES, NAMESPACE, Instance, instance
 
 #: Extent of a tile (tiles.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
@@ -120,6 +120,7 @@ def tile_config(directions: Directions, dtype: str, vector: bool) -> str:
         cxx_recipe(plan),
         plan.has_second_level and plan.recipe is not None,
         _options(variant_of(plan)),
+        CXX_LAYOUTS[plan.scale_layout],
         directions.row is not None,
         *rotated(directions.row, dtype),
         directions.column is not None,
@@ -159,7 +160,7 @@ def quantize_arguments(
     column: tuple[int, int, int],
     seed: tuple[int, int],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and arguments of `quantize_tiles_kernel`.
+    """Tiles and arguments of `quantize_tiles_kernel`; fewer blocks stride over the tiles.
 
     Args:
         directions: the plans.
@@ -177,9 +178,9 @@ def quantize_arguments(
         plan.rows,
         plan.cols,
         across,
+        *grid,
         *_side(directions.row, row),
         *_side(directions.column, column),
-        SCALE_LAYOUTS.index(plan.scale_layout),
         int(plan.nibble_order == "high_first"),
         0 if plan.scale_rule is None else SCALE_RULES.index(plan.scale_rule),
         int(second_level_range(variant.e4m3_max)),

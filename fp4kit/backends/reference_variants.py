@@ -119,7 +119,7 @@ def element_codes(plan: Plan, values: np.ndarray, factor: np.ndarray, seed: Seed
     else:
         scaled = values * factor
     if plan.variant.rounding == "stochastic":
-        random = philox.uniform(scaled.size // GROUP, seed, int(works_on_columns(plan)))
+        random = philox.random_bits(scaled.size // GROUP, seed, int(works_on_columns(plan)))
         codes = philox.round_stochastically(scaled, random.reshape(scaled.shape))
     else:
         codes = codecs.encode(scaled, plan.format.element)
