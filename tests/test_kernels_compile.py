@@ -24,11 +24,8 @@ CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0
 INSTANCES = [
     *all_instances(),
     *cuda_variants.sample_instances(),
-<<<<<<< HEAD
     *cuda_members.sample_instances(),
-=======
     *cuda_activations.all_instances(),
->>>>>>> activate-cuda
 ]
 FILES = sorted({instance.file for instance in INSTANCES})
 
