@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ i64 place;
   const i64 at = find_member(first, count, blockIdx.x);
   if (at >= 0) {
-    const Member member = members[at];
+    const Member member = load_member(members + at);
     const i64 skipped = (blockIdx.x - __ldg(first + at)) * chunk_size;
     const i64 rest = member.rows * member.cols - skipped;
     start = member.start + skipped;
@@ -66,25 +66,29 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x < kTileColumns) column[threadIdx.x] = 0;
   __syncthreads();
   const Member& member = found.member;
-  load_tile<kVector, T>(tile, x + member.start, found.row0, found.col0, member.rows, member.cols);
+  load_tile<kVector, T>(tile, x + (member.start + found.row0 * member.cols + found.col0),
+                        member.cols, tile_rest(member.rows, found.row0, kTileRows),
+                        tile_rest(member.cols, found.col0, kTileColumns));
+  end_copies();
   u32* const out = result + (kColumns ? member.col.second : member.row.second) +
                    (per_vector ? (kColumns ? found.col0 : found.row0) : 0);
+  await_copies();
   __syncthreads();
 
   u32 most = 0;
   if constexpr (kColumns) {
-    constexpr int kWords = Tile<T>::kWords;
-    constexpr int kHalves = Tile<T>::kPerWord;
+    constexpr u32 kWords = Tile<T>::kWords;
+    constexpr u32 kHalves = Tile<T>::kPerWord;
 #pragma unroll 1
-    for (int index = threadIdx.x; index < kWords * (kTileRows / kLaneElements); index += kThreads) {
-      const int w = index % kWords;
+    for (u32 index = threadIdx.x; index < kWords * (kTileRows / kLaneElements); index += kThreads) {
+      const u32 w = index % kWords;
       u32 word[kLaneElements];
 #pragma unroll
       for (int i = 0; i < kLaneElements; ++i) {
         word[i] = tile.at(index / kWords * kLaneElements + i, w);
       }
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
+      for (u32 half = 0; half < kHalves; ++half) {
         Words<T> elements[1];
         gather_column<T>(word, half, elements);
         const u32 bits = group_amax_bits<R, kRotate>(elements[0], static_cast<u32>(mask));
@@ -97,17 +101,17 @@ __global__ void __launch_bounds__(kThreads)
       atomicMax(out + threadIdx.x, column[threadIdx.x]);
     }
   } else {
-    constexpr int kAcross = kTileColumns / kLaneElements;
+    constexpr u32 kAcross = kTileColumns / kLaneElements;
 #pragma unroll 1
-    for (int index = threadIdx.x; index < kTileRows * kAcross; index += kThreads) {
-      const int row = index / kAcross;
+    for (u32 index = threadIdx.x; index < kTileRows * kAcross; index += kThreads) {
+      const u32 row = index / kAcross;
       const Words<T> elements = tile_lane(tile, row, index % kAcross * kLaneElements);
       u32 bits = group_amax_bits<R, kRotate>(elements, static_cast<u32>(mask));
       most = max_u32(most, bits);
       if (per_vector) {
         // The groups of a row sit in neighbouring lanes.
 #pragma unroll
-        for (int distance = kAcross / 2; distance > 0; distance /= 2) {
+        for (u32 distance = kAcross / 2; distance > 0; distance /= 2) {
           bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
         }
         if (index % kAcross == 0 && bits != 0) atomicMax(out + row, bits);

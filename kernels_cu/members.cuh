@@ -17,7 +17,7 @@ struct Places {
   i64 second;
 };
 
-struct Member {
+struct alignas(16) Member {
   i64 start;  // element of the buffer where it begins
   i64 rows;
   i64 cols;
@@ -47,6 +47,24 @@ __device__ __forceinline__ i64 find_member(const i64* __restrict__ first, i64 co
   return found ? at : -1;
 }
 
+__device__ __forceinline__ i64 join_words(u32 low, u32 high) {
+  return static_cast<i64>(static_cast<u64>(high) << 32 | low);
+}
+
+// A member by as few loads as possible; parts that nobody looks at are not loaded.
+__device__ __forceinline__ Member load_member(const Member* __restrict__ member) {
+  const uint4* pieces = reinterpret_cast<const uint4*>(member);
+  i64 word[sizeof(Member) / 8];
+#pragma unroll
+  for (u32 i = 0; i < sizeof(Member) / 16; ++i) {
+    const uint4 piece = __ldg(pieces + i);
+    word[2 * i] = join_words(piece.x, piece.y);
+    word[2 * i + 1] = join_words(piece.z, piece.w);
+  }
+  return {
+      word[0], word[1], word[2], word[3], {word[4], word[5], word[6]}, {word[7], word[8], word[9]}};
+}
+
 // A tile of a member, as the threads of a block share it.
 struct MemberTile {
   Member member;
@@ -62,7 +80,7 @@ __device__ __forceinline__ void find_tile(const i64* __restrict__ first,
                                           MemberTile& found) {
   const i64 at = find_member(first, count, blockIdx.x);
   if (at < 0) return;
-  const Member member = members[at];
+  const Member member = load_member(members + at);
   // A grid has fewer than 2^31 blocks: within a member 32 bits do.
   const u32 tile = static_cast<u32>(blockIdx.x - __ldg(first + at));
   const u32 across = static_cast<u32>((member.cols + kColumns - 1) / kColumns);

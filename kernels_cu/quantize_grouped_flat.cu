@@ -25,7 +25,7 @@ __device__ __forceinline__ void find_chunk(const i64* __restrict__ first,
                                            const Member* __restrict__ members, i64 count,
                                            i64 chunk_size, MemberChunk& found) {
   const i64 at = find_member(first, count, blockIdx.x);
-  if (at >= 0) found = {members[at], (blockIdx.x - __ldg(first + at)) * chunk_size};
+  if (at >= 0) found = {load_member(members + at), (blockIdx.x - __ldg(first + at)) * chunk_size};
   __syncthreads();
 }
 

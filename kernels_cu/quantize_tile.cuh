@@ -81,8 +81,14 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, Tile<typena
   }
 }
 
+// Thread blocks per multiprocessor that registers are limited for.
+template <class C>
+FP4KIT_HD constexpr int tile_blocks() {
+  return FP4KIT_TILE_BLOCKS;
+}
+
 // All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and
-// `advance`; kOneMatrix if they all belong to the same one. The first must be valid.
+// `advance`; `stays` if that stayed in the same matrix. The first must be valid.
 template <class C, class Cursor>
 __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
                                                    const Options& options) {
@@ -95,6 +101,7 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
     const Task<typename C::T> task = cursor.task();
     cursor.advance();
     const bool more = cursor.valid();
+    const bool stays = cursor.stays();
     await_copies();
     // The tile is there, and everyone is done with the one before it.
     __syncthreads();
@@ -115,7 +122,7 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
     }
     const bool one_level =
         (!C::kRows || task.row.scales == 1) && (!C::kCols || task.col.scales == 1);
-    const bool keeps = C::Format::kIsMx || (Cursor::kOneMatrix && one_level);
+    const bool keeps = C::Format::kIsMx || (stays && one_level);
     fills = !keeps || (C::kSearches && C::kRows && C::kCols && !C::V::kSquare);
   }
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_members, get_backend
+from fp4kit.backends import cuda_members, cuda_ready, get_backend
 from fp4kit.backends.cuda_members import MEMBER_WORDS, sides_of
 from fp4kit.grouped_tensor import grouped_plan
 from fp4kit.variant import Variant
@@ -40,6 +40,8 @@ def on_host(host_gpu, kernels, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
     monkeypatch.setattr(cuda, "_launch", kernels.launch)
+    # Few: each takes several tiles, and meets several members.
+    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda device, kernel: 3)
     kernels.launched.clear()
     return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
 

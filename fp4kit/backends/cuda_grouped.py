@@ -15,7 +15,7 @@ import numpy as np
 
 from fp4kit.arrays import is_capturing, keep_if_captured
 
-from . import cuda_members
+from . import cuda_members, cuda_ready
 from .base import NO_SEED, RawArray, Seed
 from .cuda_launch import VECTOR
 from .cuda_members import MemberLaunch, MemberTable, Sides, sides_of
@@ -87,7 +87,7 @@ class CudaGrouped:
         block_scales: tuple[RawArray, ...],
         seed: Seed = NO_SEED,
     ) -> None:
-        from .cuda import _launch
+        from .cuda import _current_device, _launch
 
         if not plans[0].members or not cuda_members.has_elements(plans[0]):
             return
@@ -109,9 +109,16 @@ class CudaGrouped:
             addresses[name] = (_address(second), packed.data.ptr, block_scale.data.ptr)
         kernel, table = cuda_members.quantize_launch(sides, dtype, vector)
         arguments = cuda_members.quantize_arguments(
-            sides, x.data.ptr, _send(table), addresses["row"], addresses["column"], seed
+            sides,
+            x.data.ptr,
+            _send(table),
+            table.pieces,
+            addresses["row"],
+            addresses["column"],
+            seed,
         )
-        _launch(kernel, table.grid, arguments)
+        resident = cuda_ready.resident_blocks(_current_device(), kernel)
+        _launch(kernel, (min(*table.grid, resident),), arguments)
 
     def dequantize_grouped(
         self,

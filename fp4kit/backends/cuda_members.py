@@ -310,6 +310,7 @@ def quantize_arguments(
     sides: Sides,
     x: int,
     table: tuple[int, int, int],
+    tiles: int,
     row: tuple[int, int, int],
     column: tuple[int, int, int],
     seed: tuple[int, int],
@@ -320,6 +321,7 @@ def quantize_arguments(
         sides: the plans.
         x: address of the buffer.
         table: addresses of the table's pieces and members, and the number of these.
+        tiles: of all members.
         row: addresses of (second, packed, block_scale) of the rowwise result.
         column: the same of the columnwise one.
         seed: key and stream of the random numbers.
@@ -330,11 +332,11 @@ def quantize_arguments(
     return (
         x,
         *table,
+        tiles,
         *row,
         int(sides.row is not None and per_vector(sides.row)),
         *column,
         int(sides.column is not None and per_vector(sides.column)),
-        SCALE_LAYOUTS.index(plan.scale_layout),
         _high_first(plan),
         _rule(plan),
         int(second_level_range(variant_of(plan).e4m3_max)),

@@ -27,7 +27,15 @@ from fp4kit.variant import AXES, BLOCKS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
 from .cuda_launch import Launch, grid_for, rows_are_vectors
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, CXX_RECIPES, NAMESPACE, Instance, instance
+from .cuda_module import (
+    CXX_DTYPES,
+    CXX_FORMATS,
+    CXX_LAYOUTS,
+    CXX_RECIPES,
+    NAMESPACE,
+    Instance,
+    instance,
+)
 
 #: Extent of a tile (tiles.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
