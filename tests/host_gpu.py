@@ -133,7 +133,7 @@ class Kernels:
         )
         defines = [option for option in options(9, 0) if option.startswith("-D")]
         command = [
-            *(COMPILER, "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing"),
+            *(COMPILER, "-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing"),
             *("-shared", "-fPIC", f"-I{kernel_directory()}", f"-I{Path(__file__).parent}"),
             *(*defines, str(source), "-o", str(output)),
         ]
