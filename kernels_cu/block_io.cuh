@@ -58,7 +58,7 @@ struct MaxBits {
     } else {
       float value = __uint_as_float(packed);
       asm("max.NaN.xorsign.abs.f32 %0, %0, %1;" : "+f"(value) : "f"(__uint_as_float(word)));
-      packed = __float_as_uint(value);
+      packed = as_bits(value);
     }
 #else
     // The low half below a high one decides only between equal high halves.
