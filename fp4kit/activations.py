@@ -172,11 +172,50 @@ def prepare(
     """
     if activation_name is not None:
         return _activated(raw, activation_name, activation_input, dbias, refuses_nonfinite, backend)
-    if activation_input is not None:
-        raise OptionError(f"activation_input belongs to {', '.join(DERIVATIVES)}; name one")
+    refuse_lone_input(activation_input)
     if dbias is not None:
         _write_sums(raw, dbias, backend)
     return raw
+
+
+def opened_input(raw: Raw, name: str, activation_input: Any) -> Raw | None:
+    """The input of a derivative's activation beside `raw`, or None where there is none to have.
+
+    Raises:
+        OptionError: for an unknown activation, or an input that it lacks or does not take.
+        ShapeError: if the two do not fit.
+        DtypeError: if they lie on different devices.
+    """
+    one_of("activation", name, ACTIVATIONS)
+    if (activation_input is not None) != (name in DERIVATIVES):
+        raise OptionError(
+            f"activation={name!r} {'needs' if name in DERIVATIVES else 'takes no'} "
+            "activation_input: x is the incoming gradient of "
+            f"{', '.join(DERIVATIVES)}, activation_input what the forward pass activated"
+        )
+    if activation_input is None:
+        return None
+    other = arrays.ingest(activation_input, "activation_input")
+    shape = tuple(raw.data.shape)
+    if (other.dtype, other.data.shape) != (raw.dtype, raw.data.shape):
+        raise ShapeError(
+            f"activation_input is {other.dtype} {tuple(other.data.shape)}, x {raw.dtype} {shape}"
+        )
+    if other.origin.device != raw.origin.device:
+        raise DtypeError(
+            f"activation_input lies on {other.origin.device}, x on {raw.origin.device}"
+        )
+    return other
+
+
+def refuse_lone_input(activation_input: Any) -> None:
+    """Refuses the input of an activation where none is named.
+
+    Raises:
+        OptionError: with the activations that take one.
+    """
+    if activation_input is not None:
+        raise OptionError(f"activation_input belongs to {', '.join(DERIVATIVES)}; name one")
 
 
 def _activated(
@@ -187,34 +226,15 @@ def _activated(
     refuses_nonfinite: bool,
     backend: str | None,
 ) -> Raw:
-    one_of("activation", name, ACTIVATIONS)
-    if (activation_input is not None) != (name in DERIVATIVES):
-        raise OptionError(
-            f"activation={name!r} {'needs' if name in DERIVATIVES else 'takes no'} "
-            "activation_input: x is the incoming gradient of "
-            f"{', '.join(DERIVATIVES)}, activation_input what the forward pass activated"
-        )
+    other = opened_input(raw, name, activation_input)
     shape, dtype, origin = tuple(raw.data.shape), raw.dtype, raw.origin
     if not shape or (name == "swiglu" and shape[-1] % 2):
         raise ShapeError(f"activation={name!r} needs an even last axis, got shape {shape}")
-    other = None
-    if activation_input is not None:
-        other = arrays.ingest(activation_input, "activation_input")
-        if (other.dtype, other.data.shape) != (dtype, raw.data.shape):
-            raise ShapeError(
-                f"activation_input is {other.dtype} {tuple(other.data.shape)}, x {dtype} {shape}"
-            )
-        if other.origin.device != origin.device:
-            raise DtypeError(
-                f"activation_input lies on {other.origin.device}, x on {origin.device}"
-            )
     engine = engine_for("activate", origin.device, dtype, None, None, backend)
     rows, cols = prod(shape[:-1]), shape[-1]
     width = cols // 2 if name == "swiglu" else cols
     with arrays.device_scope(origin):
-        out = arrays.array_module(origin).empty((rows, width), arrays.RAW_DTYPES[dtype])
-        if origin.device_kind == "cuda":
-            out = arrays.keep_if_captured(out)
+        out = arrays.scratch((rows, width), arrays.RAW_DTYPES[dtype], origin)
         sums = None if dbias is None else result_buffer(dbias, (width,), "float32", origin)
         x = rows_of(raw, rows, cols)
         z = None if other is None else rows_of(other, rows, cols)

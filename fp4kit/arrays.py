@@ -113,15 +113,26 @@ def device_scope(origin: Origin) -> AbstractContextManager[Any]:
     return scope
 
 
-def keep_if_captured(array: Any) -> Any:
-    """Returns a device array of ours, kept alive for good if a graph is being captured."""
+def is_capturing() -> bool:
+    """Whether the current stream's work becomes part of a graph."""
     import cupy
 
     stream = cupy.cuda.get_current_stream()
     # The null stream cannot be captured, and asking it would fail while another one is.
-    if stream.ptr != 0 and stream.is_capturing():
+    return bool(stream.ptr != 0 and stream.is_capturing())
+
+
+def keep_if_captured(array: Any) -> Any:
+    """Returns a device array of ours, kept alive for good if a graph is being captured."""
+    if is_capturing():
         _captured.append(array)
     return array
+
+
+def scratch(shape: int | tuple[int, ...], dtype: Any, origin: Origin) -> Any:
+    """A raw array for what a call needs between its steps."""
+    array = array_module(origin).empty(shape, dtype)
+    return array if origin.device_kind == "cpu" else keep_if_captured(array)
 
 
 def is_contiguous(data: Any) -> bool:

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The four ways to say how large the members of a group are."""
+"""The ways to say how large the members of a group are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -69,6 +69,7 @@ def group_shapes(
     first_dims: Sequence[int] | None,
     last_dims: Sequence[int] | None,
     offsets: Sequence[int] | None,
+    row_offsets: Sequence[int] | None = None,
 ) -> GroupShapes:
     """Sizes and places of the members of a buffer of a shape; see `quantize_grouped`.
 
@@ -76,6 +77,10 @@ def group_shapes(
         OptionError: for contradictory arguments, or values that are no numbers.
         ShapeError: for members that do not fit.
     """
+    if row_offsets is not None:
+        if any(value is not None for value in (members, first_dims, last_dims, offsets)):
+            raise OptionError("row_offsets says all about the members; leave the others out")
+        first_dims, offsets = _of_row_offsets(shape, row_offsets)
     dims = _dims(shape, members, first_dims, last_dims)
     ends = (0, *accumulate(prod(pair) for pair in dims))
     if offsets is not None:
@@ -95,6 +100,21 @@ def group_shapes(
             f"{prod(shape)}"
         )
     return GroupShapes(dims, ends[:-1])
+
+
+def _of_row_offsets(
+    shape: tuple[int, ...], row_offsets: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows of each member, elements where they begin and the last one ends)."""
+    rows = _numbers(row_offsets, "row_offsets")
+    if len(shape) < 2 or not rows:
+        raise ShapeError(
+            f"row_offsets are n + 1 rows of a buffer (.., K); got {len(rows)} for shape {shape}"
+        )
+    sizes = tuple(end - begin for begin, end in pairwise(rows))
+    if any(size < 0 for size in sizes):
+        raise ShapeError("row_offsets must not fall: a member ends where the next one begins")
+    return sizes, tuple(row * shape[-1] for row in rows)
 
 
 def _dims(

@@ -15,11 +15,20 @@ from .arrays import Raw
 from .backends import engine_for
 from .backends.grouped import GroupedPlan
 from .buffers import given_second_level, per_token_amax, result_buffer, rows_of
-from .errors import NonFiniteError, OptionError, ShapeError
+from .errors import OptionError, ShapeError
 from .formats import DTYPES, one_of
+from .group_inputs import check_members, prepare_group
 from .group_shapes import GroupShapes, group_shapes
-from .grouped_tensor import GroupedDirections, GroupedTensor, grouped_plan
-from .measure import check_finite
+from .grouped_tensor import (
+    GROUPED_LAYOUT,
+    GROUPED_LAYOUTS,
+    GroupedDirections,
+    GroupedTensor,
+    check_one_matrix,
+    grouped_plan,
+    member_layout,
+    one_matrix_shape,
+)
 from .planning import Options, quantize_options
 from .quantize_variants import Choices, PlainChoices, seed_of, variants_of
 from .variant import AMAX_WORDS
@@ -33,6 +42,7 @@ def quantize_grouped(
     first_dims: Sequence[int] | None = None,
     last_dims: Sequence[int] | None = None,
     offsets: Sequence[int] | None = None,
+    row_offsets: Sequence[int] | None = None,
     axis: str = "row",
     recipe: str = "te",
     scale_rule: str | None = None,
@@ -54,6 +64,9 @@ def quantize_grouped(
     hadamard: bool | int | None = None,
     hadamard_axis: str | None = None,
     rht_rounding: str | None = None,
+    activation: str | None = None,
+    activation_input: Any = None,
+    dbias: Any = None,
     backend: str | None = None,
 ) -> GroupedTensor | GroupedDirections:
     """Quantizes matrices that lie behind each other in one buffer.
@@ -65,7 +78,7 @@ def quantize_grouped(
     Args:
         x: float32, float16 or bfloat16 buffer. The sizes of its members, numbers on the host:
             - all alike: (n, M, K), or (n M, K) with `members` = n;
-            - other numbers of rows: (.., K) with `first_dims`;
+            - other numbers of rows: (.., K) with `first_dims` or `row_offsets`;
             - other numbers of columns, each member stored contiguously: (M, ..) with `last_dims`;
             - both: any shape with `first_dims` and `last_dims`.
         format: block format.
@@ -74,6 +87,7 @@ def quantize_grouped(
         last_dims: columns of each member.
         offsets: n + 1 element offsets where members begin, the last one their end; None if they
             follow each other.
+        row_offsets: n + 1 rows where members begin, the last one their end, instead of all that.
         axis: `row`, `column` or `both`.
         recipe: see :func:`fp4kit.quantize`, like what follows.
         scale_rule: see above.
@@ -82,7 +96,10 @@ def quantize_grouped(
         decode_scale: see above; one for all, or float32 (n,).
         encode_scale: see above; one for all, or float32 (n,).
         second_level: see above.
-        scale_layout: layout of each member's scales by themselves.
+        scale_layout: layout of each member's scales by themselves; or `grouped_128x4`, rowwise
+            alone and for members of one K: swizzled_128x4 scales in one matrix of M + 127 n rows
+            for a buffer of M, as nvFuser's grouped matrix product takes them (their rows begin at
+            :attr:`GroupedTensor.scale_row_offsets`; those behind are 0).
         nibble_order: see above.
         pad: see above; pads each member.
         nonfinite: see above; errors name the member.
@@ -96,6 +113,10 @@ def quantize_grouped(
         hadamard: see above.
         hadamard_axis: see above.
         rht_rounding: see above.
+        activation: see above; halves the columns of each member if it is swiglu.
+        activation_input: see above; a buffer like x.
+        dbias: float32 array to write the column sums of what is quantized into: (n, K) for members
+            of one K, or (sum of all K,).
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
 
     Returns:
@@ -115,12 +136,22 @@ def quantize_grouped(
         [(16, 32), (0, 32), (32, 32)]
     """
     raw = arrays.ingest(x)
+    group = group_shapes(
+        tuple(raw.data.shape), members, first_dims, last_dims, offsets, row_offsets
+    )
+    if activation is not None or activation_input is not None or dbias is not None:
+        refuses = nonfinite != "propagate"
+        raw, group = prepare_group(
+            raw, group, activation, activation_input, dbias, refuses, backend
+        )
     origin, dtype, buffer_shape = raw.origin, raw.dtype, tuple(raw.data.shape)
-    group = group_shapes(buffer_shape, members, first_dims, last_dims, offsets)
     choices = Choices(
         axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
         hadamard_axis, rht_rounding,
     )  # fmt: skip
+    one_of("scale_layout", scale_layout, GROUPED_LAYOUTS)
+    if scale_layout == GROUPED_LAYOUT:
+        check_one_matrix(group.dims, axis)
     word = one_of("amax", amax, AMAX_WORDS) if isinstance(amax, str) else None
     plain = PlainChoices(
         format, recipe, scale_rule, second_level, scale_layout, nibble_order, pad, nonfinite
@@ -149,17 +180,27 @@ def quantize_grouped(
         xp = arrays.array_module(origin)
         flat = rows_of(raw, 1, prod(buffer_shape)).reshape(-1)
         if options[0].refuses_nonfinite:
-            _check_members(engine, group, flat, dtype)
-        seconds, used = [], []
+            check_members(engine, group, flat, dtype, "the group")
+        seconds: list[Any] = []
+        used = []
         for plan, own in zip(plans, options, strict=True):
             given = given_second_level(own, given_amax, decode_scale, encode_scale, origin)
-            second = _second_levels(engine, plan, own, flat, dtype, given, raw)
+            if seconds and given is None and word is None and not _any_rotated(options):
+                second = seconds[0]  # the amaxes of whole members have no direction
+            else:
+                second = _second_levels(engine, plan, own, flat, dtype, given, raw)
             seconds.append(second)
             floor = second is not None and own.variant is not None and own.variant.per_token
             used.append(per_token_amax(second, origin) if floor else second)
         packed = tuple(xp.empty(plan.packed_offsets[-1], np.uint8) for plan in plans)
-        scales = tuple(xp.empty(plan.scale_offsets[-1], np.uint8) for plan in plans)
-        engine.quantize_grouped(plans, flat, dtype, tuple(used), packed, scales, own_seed)
+        scales, filled = zip(
+            *(
+                _scale_buffer(plan, own, buffer_shape, xp)
+                for plan, own in zip(plans, options, strict=True)
+            ),
+            strict=True,
+        )
+        engine.quantize_grouped(plans, flat, dtype, tuple(used), packed, filled, own_seed)
         results = [
             _tensor(own, group, raw, *parts, per_vector=word is not None)
             for own, parts in zip(options, zip(packed, scales, seconds, strict=True), strict=True)
@@ -178,27 +219,29 @@ def _plan(group: GroupShapes, options: Options, per_vector: bool) -> GroupedPlan
         recipe=options.recipe.name if options.recipe is not None else None,
         scale_rule=options.scale_rule,
         second_level=options.second_level,
-        scale_layout=options.scale_layout,
+        scale_layout=member_layout(options.scale_layout),
         nibble_order=options.nibble_order,
         pad=options.pad,
         variant=options.variant,
     )
 
 
-def _check_members(engine: Any, group: GroupShapes, flat: Any, dtype: str) -> None:
-    """Refuses NaN and infinity in members, not between or behind them.
+def _any_rotated(options: Sequence[Options]) -> bool:
+    return any(own.variant is not None and own.variant.hadamard is not None for own in options)
 
-    Raises:
-        NonFiniteError: naming the member.
-    """
-    for begin, end in group.stretches:
-        if engine.scan(flat[begin:end].reshape(1, -1), dtype)[1]:
-            continue
-        for number, (shape, start) in enumerate(zip(group.dims, group.starts, strict=True)):
-            if prod(shape) and begin <= start < end:
-                part = flat[start : start + prod(shape)].reshape(shape)
-                check_finite(engine, part, dtype, shape, f"member {number} of the group")
-        raise NonFiniteError("the group holds NaN or infinity")  # pragma: no cover
+
+def _scale_buffer(
+    plan: GroupedPlan, options: Options, shape: tuple[int, ...], xp: Any
+) -> tuple[Any, Any]:
+    """The scales as the caller gets them, and the flat part of them that members fill."""
+    size = plan.scale_offsets[-1]
+    if options.scale_layout != GROUPED_LAYOUT:
+        whole = xp.empty(size, np.uint8)
+        return whole, whole
+    whole = xp.empty(one_matrix_shape(plan, shape), np.uint8)
+    flat = whole.reshape(-1)
+    flat[size:] = 0
+    return whole, flat[:size]
 
 
 def _second_levels(
@@ -214,12 +257,12 @@ def _second_levels(
     recipe, count = options.recipe, plan.second_offsets[-1]
     if recipe is None or not options.second_level:
         return None
-    xp = arrays.array_module(raw.origin)
     if given is None:
-        given = xp.empty(count, np.float32)
+        given = arrays.scratch(count, np.float32, raw.origin)
         engine.grouped_amax(plan, flat, dtype, given)
     elif given.size == 1:
-        given = xp.repeat(given, count)
+        one, given = given, arrays.scratch(count, np.float32, raw.origin)
+        given[...] = one
     elif given.size != count:
         raise ShapeError(f"{given.size} second-level scales were passed for {count} members")
     if options.given == recipe.direction or not count:
@@ -292,13 +335,13 @@ def dequantize_grouped(
     packed = arrays.ingest_bytes(group.packed, "packed")
     block_scale = arrays.ingest_bytes(group.block_scale, "block_scale")
     origin = packed.origin
-    for what, array, size in (
-        ("packed", packed, plan.packed_offsets[-1]),
-        ("block_scale", block_scale, plan.scale_offsets[-1]),
+    for what, array, wanted in (
+        ("packed", packed, (plan.packed_offsets[-1],)),
+        ("block_scale", block_scale, group.scale_shape),
     ):
-        if tuple(array.data.shape) != (size,):
+        if tuple(array.data.shape) != wanted:
             raise ShapeError(
-                f"{what} has shape {tuple(array.data.shape)}, the group needs ({size},)"
+                f"{what} has shape {tuple(array.data.shape)}, the group needs {wanted}"
             )
     engine = engine_for(
         "dequantize", origin.device, dtype, group.format, group.recipe, backend, group.variant

@@ -6,14 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from .backends.grouped import GroupedPlan
-from .errors import ShapeError
+from .errors import OptionError, ShapeError
+from .formats import SCALE_LAYOUTS
+from .layout import TILE
 from .planning import plan_quantize
 from .tensor import SECOND_LEVEL_DIRECTIONS, QuantizedTensor
 from .variant import Variant
+
+#: swizzled_128x4 scales of all members in one matrix that is as large for any division of its rows.
+GROUPED_LAYOUT = "grouped_128x4"
+GROUPED_LAYOUTS = (*SCALE_LAYOUTS, GROUPED_LAYOUT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +29,8 @@ class GroupedTensor:
 
     Attributes:
         packed: uint8, the codes of all members, one after the other.
-        block_scale: uint8, their block scales; each member's in the layout it would have alone.
+        block_scale: uint8, their block scales; each member's in the layout it would have alone. One
+            matrix for scale_layout `grouped_128x4`.
         format: as in :class:`fp4kit.QuantizedTensor`.
         dims: rows and columns of each member.
         starts: element of the buffer where each member begins.
@@ -32,7 +40,7 @@ class GroupedTensor:
         amax: second-level values of all members, float32, if the recipe keeps amaxes.
         decode_scale: the same as amax/2688.
         encode_scale: the same as 2688/amax.
-        scale_layout: `linear`, `swizzled_128x4` or `swizzled_8x4`.
+        scale_layout: `linear`, `swizzled_128x4`, `swizzled_8x4` or `grouped_128x4`.
         nibble_order: `low_first` or `high_first`.
         source_dtype: element type that was quantized.
         per_vector: whether each row (column) of a member has its own second-level value.
@@ -67,11 +75,30 @@ class GroupedTensor:
             recipe=self.recipe,
             scale_rule=self.scale_rule,
             second_level=self.second_level is not None,
-            scale_layout=self.scale_layout,
+            scale_layout=member_layout(self.scale_layout),
             nibble_order=self.nibble_order,
             pad=True,
             variant=self.variant,
         )
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Shape of `block_scale`."""
+        if self.scale_layout == GROUPED_LAYOUT:
+            return one_matrix_shape(self.plan, self.shape)
+        return (self.plan.scale_offsets[-1],)
+
+    @property
+    def scale_row_offsets(self) -> tuple[int, ...]:
+        """Rows of `block_scale` where members begin, and the end, for `grouped_128x4`.
+
+        Raises:
+            OptionError: for other layouts.
+        """
+        if self.scale_layout != GROUPED_LAYOUT:
+            raise OptionError(f"scales in layout {self.scale_layout} are no rows of one matrix")
+        cols = max(self.scale_shape[1], 1)
+        return tuple(offset // cols for offset in self.plan.scale_offsets)
 
     @property
     def second_level(self) -> tuple[str, Any] | None:
@@ -102,12 +129,12 @@ class GroupedTensor:
         values = {name: getattr(self, name) for name in names}
         return QuantizedTensor(
             packed=self.packed[codes].reshape(plan.packed_shape),
-            block_scale=self.block_scale[scales].reshape(plan.scale_shape),
+            block_scale=self.block_scale.reshape(-1)[scales].reshape(plan.scale_shape),
             format=self.format,
             shape=self.dims[number],
             recipe=self.recipe,
             scale_rule=self.scale_rule,
-            scale_layout=self.scale_layout,
+            scale_layout=plan.scale_layout,
             nibble_order=self.nibble_order,
             source_dtype=self.source_dtype,
             variant=self.variant,
@@ -123,10 +150,43 @@ class GroupedDirections:
     columnwise: GroupedTensor
 
 
+def member_layout(layout: str) -> str:
+    """The layout of a member's scales by themselves."""
+    return "swizzled_128x4" if layout == GROUPED_LAYOUT else layout
+
+
+def check_one_matrix(dims: Sequence[tuple[int, int]], axis: str) -> None:
+    """Refuses groups whose scales are not rows of one matrix.
+
+    Raises:
+        OptionError: for columnwise scales.
+        ShapeError: for members of different K.
+    """
+    if axis != "row":
+        raise OptionError(
+            f"scale_layout={GROUPED_LAYOUT!r} puts rows of scales below one another, axis={axis!r} "
+            "has columns; use swizzled_128x4"
+        )
+    widths = {cols for _, cols in dims}
+    if len(widths) > 1:
+        raise ShapeError(
+            f"scale_layout={GROUPED_LAYOUT!r} is for members of one K, got {sorted(widths)}"
+        )
+
+
+def one_matrix_shape(plan: GroupedPlan, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Shape of `grouped_128x4` scales: enough rows for members of any heights."""
+    tile_rows, tile_cols = TILE["swizzled_128x4"]
+    blocks = plan.members[0].blocks if plan.members else 0
+    rows = prod(shape[:-1]) + (tile_rows - 1) * len(plan.members)
+    return rows, -(-blocks // tile_cols) * tile_cols
+
+
+@lru_cache(maxsize=64)
 def grouped_plan(
-    dims: Sequence[tuple[int, int]], starts: Sequence[int], per_vector: bool, **options: Any
+    dims: tuple[tuple[int, int], ...], starts: tuple[int, ...], per_vector: bool, **options: Any
 ) -> GroupedPlan:
-    """The plan of a group; errors name the member.
+    """The plan of a group, one object for equal ones; errors name the member.
 
     Raises:
         OptionError: for unknown or contradictory options.
@@ -143,4 +203,4 @@ def grouped_plan(
             known[shape] = plan_quantize(shape, scales=scales, **options)
         except ShapeError as error:
             raise ShapeError(f"member {number} of the group: {error}") from None
-    return GroupedPlan(tuple(known[shape] for shape in dims), tuple(starts))
+    return GroupedPlan(tuple(known[shape] for shape in dims), starts)

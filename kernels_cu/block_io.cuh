@@ -87,7 +87,8 @@ struct MaxBits {
   }
 
   FP4KIT_HD u32 result() const {
-    if constexpr (T::kSize == 4) return packed & kMask;
+    // Hidden, or NVRTC 12.9 makes it the absolute value of a float, which flushes subnormals.
+    if constexpr (T::kSize == 4) return opaque(packed & kMask);
     return max_u32(half(0), half(1));
   }
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ void fill_tables(TileShared<C>& shared, const Task<ty
                                             const Options& options) {
   if constexpr (!C::Format::kIsMx) {
     // Each half of a thread block takes a direction if there are enough threads.
-    constexpr u32 kOther = kTileThreads >= 2 * kScaleBytes ? kScaleBytes : 0;
+    constexpr u32 kOther = kThreads >= 2 * kScaleBytes ? kScaleBytes : 0;
     if (C::kRows) {
       fill_levels(shared.rows, task.row, task.row0, task.rows, options.range, threadIdx.x);
     }
@@ -80,8 +80,14 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, Tile<typena
   }
 }
 
+// Thread blocks per multiprocessor that registers are limited for.
+template <class C>
+FP4KIT_HD constexpr int tile_blocks() {
+  return FP4KIT_TILE_BLOCKS;
+}
+
 // All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and
-// `advance`; kOneMatrix if they all belong to the same one. The first must be valid.
+// `advance`; `stays` if that stayed in the same matrix. The first must be valid.
 template <class C, class Cursor>
 __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
                                                    const Options& options) {
@@ -94,6 +100,7 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
     const Task<typename C::T> task = cursor.task();
     cursor.advance();
     const bool more = cursor.valid();
+    const bool stays = cursor.stays();
     await_copies();
     // The tile is there, and everyone is done with the one before it.
     __syncthreads();
@@ -112,8 +119,9 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
       load_task<C>(shared.tile[0], cursor.task());
       end_copies();
     }
-    constexpr bool kKeeps = C::Format::kIsMx || (Cursor::kOneMatrix && C::kOneLevel);
-    fills = !kKeeps || (C::kSearches && C::kRows && C::kCols && !C::V::kSquare);
+    constexpr bool kKeeps = C::Format::kIsMx || C::kOneLevel;
+    fills = !kKeeps || (!C::Format::kIsMx && !stays) ||
+            (C::kSearches && C::kRows && C::kCols && !C::V::kSquare);
   }
 }
 

@@ -4,91 +4,23 @@
 // quantize into swizzled_128x4 scales, the fast path of 16-element blocks: as quantize_flat.cu, and
 // whole tiles across (a multiple of four blocks in a row).
 //
-// Taking lanes in memory order would make each warp write its scales as eight pieces of four bytes
-// in different sectors. Here a warp takes what fills one piece of the tile instead: the tile is 32
-// lines of 16 bytes, line r holding rows r, r + 32, r + 64, r + 96 with four scales each. A warp
-// takes two lines, a sector of 32 bytes. Its loads stay whole: four blocks of a row are 128
-// contiguous bytes of 16-bit elements.
-//
-// Rows past the last one exist only as scales: they are written 0 here, so no padding is left over.
-//
-// As in quantize_flat.cu, the next block is on its way while one is worked on.
-//
-// Launch: 256 threads, at most flat_blocks() blocks per multiprocessor; a strip is what one warp
-// takes at once, strips are ordered (tile row, line, tile column).
-#include "scale_table.cuh"
-#include "swizzle.cuh"
+// Launch: 256 threads, at most flat_blocks() blocks per multiprocessor.
+#include "tiled_strips.cuh"
 
 namespace fp4kit {
-
-constexpr int kLineBytes = 16;
-constexpr int kLineRows = 4;  // rows that share a line, 32 apart
-constexpr int kRowStep = kTileRows128 / kLineRows;
-constexpr int kLines = 2;  // lines that a warp takes
-constexpr int kSectorBytes = kLines * kLineBytes;
-constexpr u32 kStripsDown = kRowStep / kLines;  // strips of a tile
 
 template <class Format, class T, int kRecipe, bool kSecond>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_tiled_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,
                           u8* __restrict__ packed, u8* __restrict__ block_scale, i64 strips,
                           i64 rows, i64 blocks, i64 high_first, i64 rule) {
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kCodeBytes = 4 * Format::kLaneWords;
-  static_assert(Format::kLanes == 1, "a lane takes a block");
   __shared__ ScaleTable table;
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 
-  // Fewer than 2^31 of each, so that no sum with a stride exceeds 32 bits.
-  const u32 tensor_rows = static_cast<u32>(rows);
-  const u32 row_blocks = static_cast<u32>(blocks);
-  const u32 count = static_cast<u32>(strips);
-  const u32 across = row_blocks / kTileCols;
-  const u32 place = threadIdx.x % 32;  // byte of the sector that this block fills
-  const u32 row_offset = place / kLineBytes + place % kLineBytes / kTileCols * kRowStep;
-  const u32 block_offset = row_offset * row_blocks + place % kTileCols;
-  const u32 stride = gridDim.x * kWarps;
-  const u32 stride_down = stride / across;
-  const u32 stride_across = stride % across;
-
-  u32 strip = blockIdx.x * kWarps + threadIdx.x / 32;
-  u32 down = strip / across;  // its line pair, counted over all tile rows
-  u32 col = strip % across;   // its tile column
-  Words<T> ahead;
-  u32 block, sector;
-  bool inside;
-  const auto load = [&] {
-    const u32 tile_row = down / kStripsDown;
-    const u32 pair = down % kStripsDown;
-    const u32 row = tile_row * kTileRows128 + pair * kLines;
-    block = row * row_blocks + block_offset + col * kTileCols;
-    sector = (tile_row * across + col) * kStripsDown + pair;
-    inside = strip < count && row + row_offset < tensor_rows;
-    load_elements<true, T>(x + static_cast<u64>(block) * kLaneElements, inside ? kLaneElements : 0,
-                           ahead);
-  };
-  load();
-#pragma unroll 1
-  while (strip < count) {
-    const Words<T> elements = ahead;
-    const u32 my_block = block;
-    const u32 my_sector = sector;
-    const bool in_tensor = inside;
-    strip += stride;
-    down += stride_down;
-    col += stride_across;
-    if (col >= across) {
-      col -= across;
-      ++down;
-    }
-    load();
-    u32 codes[Format::kLaneWords];
-    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
-        elements, table, level, static_cast<int>(rule), high_first != 0, codes);
-    if (in_tensor) store_codes<true>(packed + static_cast<u64>(my_block) * kCodeBytes, codes);
-    block_scale[static_cast<u64>(my_sector) * kSectorBytes + place] =
-        in_tensor ? static_cast<u8>(byte) : 0;
-  }
+  quantize_strips<Format, T, kRecipe, kSecond>(
+      x, packed, block_scale, table, level, blockIdx.x * kWarps, static_cast<u32>(strips),
+      gridDim.x * kWarps, static_cast<u32>(rows), static_cast<u32>(blocks), static_cast<int>(rule),
+      high_first != 0);
 }
 
 }  // namespace fp4kit

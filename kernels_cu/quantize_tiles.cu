@@ -11,16 +11,9 @@
 
 namespace fp4kit {
 
-// Thread blocks per multiprocessor that registers are limited for.
-template <class C>
-FP4KIT_HD constexpr int tile_blocks() {
-  return FP4KIT_TILE_BLOCKS;
-}
-
 // The tiles of one matrix in row-major order.
 template <class T>
 struct MatrixTiles {
-  static constexpr bool kOneMatrix = true;
   Task<T> matrix;
   u32 across;
   u32 total;
@@ -41,6 +34,7 @@ struct MatrixTiles {
         step_col(gridDim.x - step_down * across) {}
 
   __device__ __forceinline__ bool valid() const { return tile < total; }
+  __device__ __forceinline__ bool stays() const { return true; }
 
   __device__ __forceinline__ void advance() {
     tile += gridDim.x;
@@ -63,7 +57,7 @@ struct MatrixTiles {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kTileThreads, tile_blocks<C>())
+__global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     quantize_tiles_kernel(const typename C::T::Bits* __restrict__ x, i64 rows, i64 cols, i64 across,
                           i64 total, const float* row_second, u8* row_packed, u8* row_scale,
                           i64 row_blocks, i64 row_stored, i64 row_scales, i64 row_per_scale,

@@ -99,7 +99,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   constexpr u32 kHalves = Tile<T>::kPerWord;
   constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
   constexpr u32 kItems = Tile<T>::kWords * C::kDown;
-  constexpr u32 kEach = kItems < kTileThreads ? 1 : kItems / kTileThreads;
+  constexpr u32 kEach = kItems < kThreads ? 1 : kItems / kThreads;
   const i64 block0 = task.row0 / kBlock;
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   // Of the first block in the tile.
@@ -107,11 +107,11 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
 #pragma unroll 1
   for (u32 k = 0; k < kEach; ++k) {
-    const u32 index = k * kTileThreads + threadIdx.x;
+    const u32 index = k * kThreads + threadIdx.x;
     // Blocks of one column lie together in the result.
     const u32 b = index % C::kDown;
     const u32 w = index / C::kDown;
-    if (b >= blocks_left || (kItems < kTileThreads && index >= kItems)) break;
+    if (b >= blocks_left || (kItems < kThreads && index >= kItems)) break;
     u32 word[kBlock];
     const u32* first_word = &tile.at(b * kBlock, w);
 #pragma unroll
@@ -197,7 +197,7 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
 #pragma unroll 1
-  for (u32 index = threadIdx.x; index < kWords * C::kDown; index += kTileThreads) {
+  for (u32 index = threadIdx.x; index < kWords * C::kDown; index += kThreads) {
     const u32 b = index / kWords;
     const u32 w = index % kWords;
     const u32 col0 = w * kHalves;
@@ -276,7 +276,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks) * (kBlock / 2);
   u8* packed = task.col.packed + task.col0 * pitch + task.row0 / 2;
-  for (u32 index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kTileThreads) {
+  for (u32 index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kThreads) {
     const u32 piece = index % kPieces;
     const u32 w = index / kPieces;
     if (piece * 8 / kBlock >= blocks_left) continue;
@@ -300,7 +300,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
     }
   }
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
-  for (u32 index = threadIdx.x; index < kTileColumns * C::kDown; index += kTileThreads) {
+  for (u32 index = threadIdx.x; index < kTileColumns * C::kDown; index += kThreads) {
     const u32 b = index % C::kDown;
     const u32 col = index / C::kDown;
     if (col < task.cols_left && b < blocks_left) {

@@ -84,7 +84,7 @@ struct TileConfig {
   static constexpr u32 kBlock = Format::kBlockSize;
   static constexpr u32 kAcross = kTileColumns / kBlock;
   static constexpr u32 kDown = kTileRows / kBlock;
-  static constexpr u32 kEach = kTileRows * kAcross / kTileThreads;  // blocks of rows for a thread
+  static constexpr u32 kEach = kTileRows * kAcross / kThreads;  // blocks of rows for a thread
   static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
   // All vectors of a direction have the same second level.
   static constexpr bool kOneLevel = !kHasLevels || kSharesSecond;
@@ -121,7 +121,7 @@ struct TileLevels {
 template <class C>
 struct Decoded {
   Candidate candidate[kScaleBytes];
-  float value[8 * kTileThreads];
+  float value[8 * kThreads];
 };
 
 struct Nothing {};
@@ -266,7 +266,7 @@ struct SharedTable {
       : address(static_cast<u32>(__cvta_generic_to_shared(values + threadIdx.x))) {}
 
   __device__ __forceinline__ void set(u32 k, float value) const {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kTileThreads)), "f"(value)
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kThreads)), "f"(value)
                  : "memory");
   }
 
@@ -274,7 +274,7 @@ struct SharedTable {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];"
                  : "=f"(value)
-                 : "r"(address + sum * (4 * kTileThreads))
+                 : "r"(address + sum * (4 * kThreads))
                  : "memory");
     return value;
   }

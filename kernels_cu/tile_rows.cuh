@@ -16,7 +16,7 @@ struct RowBlock {
   u32 block;
 
   __device__ __forceinline__ explicit RowBlock(u32 k) {
-    const u32 index = k * kTileThreads + threadIdx.x;
+    const u32 index = k * kThreads + threadIdx.x;
     if constexpr (C::V::kSquare && C::kSearches) {
       block = index / C::kBlock % C::kAcross;
       row = index / (C::kBlock * C::kAcross) * C::kBlock + index % C::kBlock;

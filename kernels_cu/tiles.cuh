@@ -12,9 +12,6 @@
 
 namespace fp4kit {
 
-// Threads of a block that quantizes tiles; the launcher (cuda_module.py) decides.
-constexpr u32 kTileThreads = FP4KIT_TILE_THREADS;
-
 // Unsigned, so that divisions by powers of two are shifts.
 constexpr u32 kTileRows = 128;
 constexpr u32 kTileColumns = 64;
@@ -97,7 +94,7 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
   constexpr u32 kWords = Tile<T>::kWords;
   if constexpr (kVector) {
     constexpr u32 kPieces = kWords / 4;  // of 16 bytes in a row
-    constexpr u32 kRowsAtOnce = kTileThreads / kPieces;
+    constexpr u32 kRowsAtOnce = kThreads / kPieces;
     constexpr u32 kElements = 16 / T::kSize;
     const u32 first = threadIdx.x / kPieces;
     const u32 place = threadIdx.x % kPieces;
@@ -112,7 +109,7 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
     }
   } else {
     constexpr u32 kPerWord = Tile<T>::kPerWord;
-    for (u32 index = threadIdx.x; index < kTileRows * kWords; index += kTileThreads) {
+    for (u32 index = threadIdx.x; index < kTileRows * kWords; index += kThreads) {
       const u32 row = index / kWords;
       u32 word = 0;
 #pragma unroll

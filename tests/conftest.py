@@ -443,6 +443,12 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     _load("fake_gpu").install(monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def host_gpu() -> Any:
+    """Kernels on the host."""
+    return _load("host_gpu")
+
+
 @pytest.fixture
 def real_gpu() -> None:
     """A GPU, or a skip with the reason."""

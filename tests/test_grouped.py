@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import ml_dtypes
@@ -156,6 +157,16 @@ def test_more_members_than_any_limit(fast_backend):
     assert fast_backend.get(group.member(999)).shape == (0, 16)
     back = fast_backend.get(fp4kit.dequantize_grouped(group, backend=fast_backend.name))
     assert np.linalg.norm(back - buffer) < 0.15 * np.linalg.norm(buffer)
+
+
+def test_sizes_on_a_gpu_are_refused():
+    """They would have to be waited for: never silently."""
+
+    on_device = SimpleNamespace(__cuda_array_interface__={"shape": (3,), "typestr": "<i8"})
+    for name in ("first_dims", "last_dims", "offsets", "row_offsets"):
+        sizes = {"first_dims": [48, 48]} if name == "offsets" else {}
+        with pytest.raises(OptionError, match=rf"{name} lies on a GPU.*{name}.tolist\(\)"):
+            fp4kit.quantize_grouped(normal((96, 32)).reshape(96, 32), **sizes, **{name: on_device})
 
 
 def test_experts_of_a_three_dimensional_buffer(backend):

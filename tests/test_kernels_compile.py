@@ -15,7 +15,7 @@ from functools import cache
 
 import pytest
 
-from fp4kit.backends import cuda_activations, cuda_module, cuda_variants
+from fp4kit.backends import cuda_activations, cuda_member_samples, cuda_module, cuda_variants
 from fp4kit.backends.cuda_module import CUPY_OPTIONS, Instance, all_instances, options, source_text
 from fp4kit.errors import KernelCompileError
 
@@ -24,6 +24,7 @@ CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0
 INSTANCES = [
     *all_instances(),
     *cuda_variants.sample_instances(),
+    *cuda_member_samples.sample_instances(),
     *cuda_activations.all_instances(),
 ]
 FILES = sorted({instance.file for instance in INSTANCES})

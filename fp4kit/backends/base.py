@@ -273,3 +273,14 @@ class Backend(Operations, ABC):
     ) -> None:
         """Decodes all members into flat `out`; the rest of it is left alone."""
         grouped.dequantize_group(self, plan, packed, block_scale, second, out, dtype)
+
+    def grouped_column_sums(
+        self,
+        dims: tuple[tuple[int, int], ...],
+        starts: tuple[int, ...],
+        x: RawArray,
+        dtype: str,
+        out: RawArray,
+    ) -> None:
+        """Fills float32 (sum of the members' columns,) with the column sums of all members."""
+        grouped.group_column_sums(self, dims, starts, x, dtype, out)

@@ -20,10 +20,11 @@ from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
 from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
 from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
+from .cuda_grouped import CudaGrouped
 from .cuda_operations import CudaOperations
 from .cuda_variants import Directions, variant_of
 
-THREADS = cuda_module.THREADS
+THREADS = (cuda_module.THREADS,)
 
 
 def _aligned(addresses: int) -> bool:
@@ -39,13 +40,10 @@ def _current_device() -> int:
 
 
 def _launch(
-    instance: cuda_module.Instance,
-    grid: tuple[int, ...],
-    arguments: tuple[Any, ...],
-    threads: int = cuda_module.THREADS,
+    instance: cuda_module.Instance, grid: tuple[int, ...], arguments: tuple[Any, ...]
 ) -> None:
     function = cuda_module.function(_current_device(), instance)
-    function(grid, (threads,), arguments)
+    function(grid, THREADS, arguments)
 
 
 def _scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:
@@ -98,7 +96,7 @@ class _Result(NamedTuple):
         return _address(self.second), self.packed.data.ptr, self.block_scale.data.ptr
 
 
-class CudaBackend(CudaOperations, Backend):
+class CudaBackend(CudaOperations, CudaGrouped, Backend):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"
@@ -152,7 +150,7 @@ class CudaBackend(CudaOperations, Backend):
     def count_nonfinite(self, x: RawArray, dtype: str) -> tuple[int, int, int]:
         counts = _scratch(3, np.uint64, clear=True)
         if x.size:
-            grid = (min(-(-x.size // THREADS), cuda_launch.ERROR_BLOCKS),)
+            grid = (min(-(-x.size // THREADS[0]), cuda_launch.ERROR_BLOCKS),)
             _launch(cuda_module.count_nonfinite_kernel(dtype), grid, (x, x.size, counts))
         nans, infinities, from_end = (int(value) for value in counts.get())
         return nans, infinities, x.size - from_end if from_end else -1
@@ -258,9 +256,8 @@ class CudaBackend(CudaOperations, Backend):
             directions, x.data.ptr, row.addresses(), column.addresses(), seed
         )
         kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector)
-        threads = cuda_module.TILE_THREADS
-        resident = cuda_ready.resident_blocks(_current_device(), kernel, threads)
-        _launch(kernel, (min(*grid, resident),), arguments, threads)
+        resident = cuda_ready.resident_blocks(_current_device(), kernel)
+        _launch(kernel, (min(*grid, resident),), arguments)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

@@ -17,6 +17,8 @@ from .cuda_module import CXX_DTYPES, THREADS, Instance, instance
 WITH_FACTOR = ("swiglu", *DERIVATIVES)
 #: Rows that a thread block of column_sums.cu takes: two levels of the sums.
 TILE_ROWS = SUM_ROWS * SUM_ROWS
+#: And bytes of each.
+TILE_BYTES = THREADS // SUM_ROWS * VECTOR
 
 
 def _function(name: str | None) -> str:
@@ -80,8 +82,7 @@ def partial_rows(rows: int) -> int:
 
 def column_sums_launch(name: str | None, dtype: str, rows: int, cols: int, vector: bool) -> Launch:
     """For (gate, factor, out, sums): without a name factor and out are not looked at."""
-    # 128 bytes of each row.
-    across = -(-cols // (THREADS // SUM_ROWS * VECTOR // ITEM_SIZES[dtype]))
+    across = -(-cols // (TILE_BYTES // ITEM_SIZES[dtype]))
     pitch = 2 * cols if name == "swiglu" else cols
     grid = grid_for(partial_rows(rows) * across * THREADS)
     return Launch(column_sums_kernel(name, dtype, vector), grid, (rows, cols, pitch, across))

@@ -46,7 +46,6 @@ QUANTIZE_UNROLL = {2: 2, 4: 1}
 FLAT_BLOCKS = {2: 5, 4: 4}
 #: The same of the kernels that work on tiles.
 TILE_BLOCKS = 4
-TILE_THREADS = 256
 #: Lanes in flight of the flat `quantize_dequantize_kernel`, and its blocks per multiprocessor.
 FUSED_UNROLL = {2: 2, 4: 1}
 FUSED_BLOCKS = 4
@@ -304,7 +303,6 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         *(f"-DFP4KIT_QUANTIZE_UNROLL_{size}={n}" for size, n in QUANTIZE_UNROLL.items()),
         *(f"-DFP4KIT_FLAT_BLOCKS_{size}={n}" for size, n in FLAT_BLOCKS.items()),
         f"-DFP4KIT_TILE_BLOCKS={TILE_BLOCKS}",
-        f"-DFP4KIT_TILE_THREADS={TILE_THREADS}",
         *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
         f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",

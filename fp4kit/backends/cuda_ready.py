@@ -24,13 +24,13 @@ def _multiprocessors(device: int) -> int:
 
 
 @cache
-def resident_blocks(device: int, instance: cuda_module.Instance, threads: int) -> int:
+def resident_blocks(device: int, instance: cuda_module.Instance) -> int:
     """Thread blocks of a kernel that the device holds at once."""
     import cupy
 
     function = cuda_module.function(device, instance)
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
-        function.ptr, threads, 0
+        function.ptr, cuda_module.THREADS, 0
     )
     return int(each) * _multiprocessors(device)
 

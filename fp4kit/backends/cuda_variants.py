@@ -8,7 +8,7 @@ Nothing here knows CuPy; :mod:`fp4kit.backends.cuda` launches what these functio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,11 +23,19 @@ from fp4kit.formats import (
     Recipe,
 )
 from fp4kit.scaling import second_level_range
-from fp4kit.variant import AXES, BLOCKS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
+from fp4kit.variant import AXES, BLOCKS, ERRORS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
 from .cuda_launch import Launch, grid_for, rows_are_vectors
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, CXX_RECIPES, NAMESPACE, Instance, instance
+from .cuda_module import (
+    CXX_DTYPES,
+    CXX_FORMATS,
+    CXX_LAYOUTS,
+    CXX_RECIPES,
+    NAMESPACE,
+    Instance,
+    instance,
+)
 
 #: Extent of a tile (tiles.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
@@ -70,7 +78,7 @@ def variant_of(plan: Plan) -> Variant:
     return plan.variant or PLAIN
 
 
-def _rotated(plan: Plan | None, dtype: str) -> tuple[bool, str]:
+def rotated(plan: Plan | None, dtype: str) -> tuple[bool, str]:
     """Whether a direction is rotated, and what its elements then are."""
     if plan is None or variant_of(plan).hadamard is None:
         return False, CXX_DTYPES[dtype]
@@ -97,32 +105,37 @@ def _options(variant: Variant) -> str:
     )
 
 
-def _recipe(plan: Plan) -> str:
+def cxx_recipe(plan: Plan) -> str:
+    """The recipe's name in the kernels."""
     return "kRecipeNone" if plan.recipe is None else CXX_RECIPES[plan.recipe.name]
 
 
 @lru_cache(maxsize=1024)
 def quantize_tiles_kernel(directions: Directions, dtype: str, vector: bool) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones."""
-    return instance("quantize_tiles_kernel", "quantize_tiles.cu", _config(directions, dtype, vector))
+    one_level = all(
+        plan is None or plan.scales == 1 for plan in (directions.row, directions.column)
+    )
+    config = tile_config(directions, dtype, vector, one_level)
+    return instance("quantize_tiles_kernel", "quantize_tiles.cu", config)
 
 
-def _config(directions: Directions, dtype: str, vector: bool) -> str:
-    """The TileConfig of an instance."""
+def tile_config(directions: Directions, dtype: str, vector: bool, one_level: bool) -> str:
+    """The TileConfig of an instance; `one_level` if the vectors of a direction share theirs."""
     plan = directions.any
     return _cxx(
         "TileConfig",
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
-        _recipe(plan),
+        cxx_recipe(plan),
         plan.has_second_level and plan.recipe is not None,
-        all(side is None or side.scales == 1 for side in (directions.row, directions.column)),
+        one_level,
         _options(variant_of(plan)),
         CXX_LAYOUTS[plan.scale_layout],
         directions.row is not None,
-        *_rotated(directions.row, dtype),
+        *rotated(directions.row, dtype),
         directions.column is not None,
-        *_rotated(directions.column, dtype),
+        *rotated(directions.column, dtype),
         vector,
     )
 
@@ -135,7 +148,8 @@ def _side(plan: Plan | None, pointers: tuple[int, int, int]) -> tuple[int, ...]:
     return (*pointers, plan.blocks, stored_cols, plan.scales, plan.rows_per_scale)
 
 
-def _mask(plan: Plan | None) -> int:
+def sign_mask_of(plan: Plan | None) -> int:
+    """The sign mask of a direction's rotation."""
     return 0 if plan is None else variant_of(plan).hadamard or 0
 
 
@@ -181,8 +195,8 @@ def quantize_arguments(
         int(plan.nibble_order == "high_first"),
         0 if plan.scale_rule is None else SCALE_RULES.index(plan.scale_rule),
         int(second_level_range(variant.e4m3_max)),
-        _mask(directions.row),
-        _mask(directions.column),
+        sign_mask_of(directions.row),
+        sign_mask_of(directions.column),
         # The kernel takes the bits of an unsigned number.
         key - (1 << 64) if key >= 1 << 63 else key,
         stream,
@@ -198,7 +212,7 @@ def dequantize_launch(plan: Plan, dtype: str) -> Launch:
         "dequantize_tiles.cu",
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
-        _recipe(plan),
+        cxx_recipe(plan),
         plan.has_second_level and plan.recipe is not None,
         plan.is_columnwise,
     )
@@ -228,11 +242,11 @@ def amax_launch(plan: Plan, dtype: str) -> Launch:
     length = plan.rows if columns else plan.cols
     groups = -(-length // GROUP)
     total = groups * (plan.cols if columns else plan.rows)
-    rotated, elements = _rotated(plan, dtype)
+    turned, elements = rotated(plan, dtype)
     return Launch(
-        instance("vector_amax_kernel", "rotate.cu", CXX_DTYPES[dtype], elements, columns, rotated),
+        instance("vector_amax_kernel", "rotate.cu", CXX_DTYPES[dtype], elements, columns, turned),
         grid_for(total),
-        (plan.rows, plan.cols, groups, total, plan.scales, plan.rows_per_scale, _mask(plan)),
+        (plan.rows, plan.cols, groups, total, plan.scales, plan.rows_per_scale, sign_mask_of(plan)),
     )
 
 
@@ -266,9 +280,10 @@ def sample_instances() -> list[Instance]:
 
 
 def _plan(spec: FormatSpec, recipe: Recipe | None, **options: Any) -> Plan:
-    rule = spec.default_scale_rule
+    """A plan of 64 x 64 elements: one second level in all, or each vector its own if per token."""
     variant = Variant(**options)
-    return Plan(spec, recipe, rule, 64, 64, has_second_level=recipe is not None, variant=variant)
+    plan = Plan(spec, recipe, spec.default_scale_rule, 64, 64, has_second_level=recipe is not None)
+    return replace(plan, variant=variant, rows_per_scale=1 if variant.per_token else 64)
 
 
 def _options_of_te() -> Iterator[dict[str, Any]]:
@@ -305,6 +320,17 @@ def _quantize_samples() -> Iterator[Instance]:
     for recipe in ALL_RECIPES.values():
         column = _plan(NVFP4, recipe, axis="column")
         yield quantize_tiles_kernel(Directions(None, column), "float16", True)
+        many = replace(column, rows_per_scale=1)
+        yield quantize_tiles_kernel(Directions(None, many), "float16", True)
+    for error in ERRORS:
+        for search in ("four_over_six", "sweep"):
+            row = _plan(NVFP4, te, scale_search=search, error=error)
+            yield quantize_tiles_kernel(Directions(row, None), "bfloat16", True)
+    for layout in SCALE_LAYOUTS:
+        row, column = (
+            replace(_plan(NVFP4, te, axis=axis, block="2d"), scale_layout=layout) for axis in AXES
+        )
+        yield quantize_tiles_kernel(Directions(row, column), "bfloat16", True)
 
 
 def _other_samples() -> Iterator[Instance]:
@@ -314,8 +340,8 @@ def _other_samples() -> Iterator[Instance]:
             recipe = te if spec.has_second_level else None
             yield dequantize_launch(_plan(spec, recipe, axis="column"), dtype).instance
         for axis in AXES:
-            rotated = {"axis": axis, "hadamard": 1, "rht_rounding": "bf16"}
-            yield amax_launch(_plan(NVFP4, te, **rotated), dtype).instance
+            turned = {"axis": axis, "hadamard": 1, "rht_rounding": "bf16"}
+            yield amax_launch(_plan(NVFP4, te, **turned), dtype).instance
             yield amax_launch(_plan(NVFP4, te, axis=axis), dtype).instance
             yield rotate_launch(64, 64, dtype, axis, 1, "none", False, dtype).instance
     for recipe in ALL_RECIPES.values():

@@ -161,3 +161,32 @@ def dequantize_group(
             _array(plan, number, out),
             dtype,
         )
+
+
+def group_column_sums(
+    engine: Backend,
+    dims: tuple[tuple[int, int], ...],
+    starts: tuple[int, ...],
+    x: RawArray,
+    dtype: str,
+    out: RawArray,
+) -> None:
+    """Fills `out` with `Operations.column_sums` of every member of flat `x`, one after the other.
+
+    Args:
+        engine: backend.
+        dims: rows and columns of each member.
+        starts: element where each begins.
+        x: flat elements.
+        dtype: element type of `x`.
+        out: float32 (sum of the columns,).
+    """
+    place = 0
+    for (rows, cols), start in zip(dims, starts, strict=True):
+        target = out[place : place + cols]
+        place += cols
+        if rows and cols:
+            array = x[start : start + rows * cols].reshape(rows, cols)
+            engine.column_sums(array, dtype, target)
+        else:
+            target[...] = 0

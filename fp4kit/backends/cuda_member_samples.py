@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of groups that tests compile: a few of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, FormatSpec, Recipe
+from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
+
+from .base import Plan
+from .cuda_members import (
+    Sides,
+    amax_kernel,
+    column_sums_kernel,
+    dequantize_kernel,
+    quantize_flat_launch,
+    quantize_grouped_kernel,
+    vector_amax_kernel,
+)
+from .cuda_module import Instance
+from .cuda_variants import Directions
+from .grouped import GroupedPlan
+
+
+def sample_instances() -> list[Instance]:
+    """Kernels of groups that tests compile for every architecture.
+
+    What a tile is quantized to is compiled in as it is for single tensors, whose instances are
+    those of `cuda_variants.sample_instances`: here are a few of each kind.
+    """
+    return list(dict.fromkeys([*_quantize_samples(), *_other_samples()]))
+
+
+def _plan(spec: FormatSpec, recipe: Recipe | None, variant: Variant | None = None) -> Plan:
+    rule = spec.default_scale_rule
+    return Plan(spec, recipe, rule, 64, 64, has_second_level=recipe is not None, variant=variant)
+
+
+def _group(spec: FormatSpec, recipe: Recipe | None, layout: str) -> Sides:
+    rule, second = spec.default_scale_rule, recipe is not None
+    plan = Plan(spec, recipe, rule, 64, 64, layout, has_second_level=second, rows_per_scale=64)
+    return Sides(GroupedPlan((plan,), (0,)), None)
+
+
+def _recipes(spec: FormatSpec) -> list[Recipe | None]:
+    return list(ALL_RECIPES.values()) if spec.has_second_level else [None]
+
+
+def _quantize_samples() -> Iterator[Instance]:
+    te = ALL_RECIPES["te"]
+    for number, dtype in enumerate(DTYPES):
+        for spec in ALL_FORMATS.values():
+            for recipe in _recipes(spec):
+                for layout in ("linear", "swizzled_128x4"):
+                    flat = quantize_flat_launch(_group(spec, recipe, layout), dtype)
+                    if flat is not None:
+                        yield flat.instance
+            recipe = te if spec.has_second_level else None
+            row, column = (_plan(spec, recipe, Variant(axis=axis)) for axis in AXES)
+            for directions in (
+                Directions(row, None),
+                Directions(None, column),
+                Directions(row, column),
+            ):
+                yield quantize_grouped_kernel(directions, dtype, number != 1, number != 2)
+    for options in (
+        {"block": "2d"},
+        {"per_token": True},
+        {"rounding": "stochastic"},
+        {"scale_search": "four_over_six", "error": "mse"},
+        {"hadamard": 1, "rht_rounding": "bf16"},
+    ):
+        row, column = (_plan(NVFP4, te, Variant(axis=axis, **options)) for axis in AXES)
+        yield quantize_grouped_kernel(Directions(row, column), "bfloat16", True, True)
+
+
+def _other_samples() -> Iterator[Instance]:
+    te = ALL_RECIPES["te"]
+    for dtype in DTYPES:
+        yield amax_kernel(dtype)
+        yield from (column_sums_kernel(dtype, vector) for vector in (True, False))
+        for axis in AXES:
+            for spec in ALL_FORMATS.values():
+                recipe = te if spec.has_second_level else None
+                yield dequantize_kernel(_plan(spec, recipe, Variant(axis=axis)), dtype)
+            for vector in (True, False):
+                yield vector_amax_kernel(_plan(NVFP4, te, Variant(axis=axis)), dtype, vector)
+                for rounding in RHT_ROUNDINGS:
+                    turned = Variant(axis=axis, hadamard=1, rht_rounding=rounding)
+                    yield vector_amax_kernel(_plan(NVFP4, te, turned), dtype, vector)
+    for recipe in ALL_RECIPES.values():
+        yield dequantize_kernel(_plan(NVFP4, recipe), "bfloat16")

@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loop of the fast quantizing kernels over whole, aligned lanes that follow each other.
+#pragma once
+
+#include "scale_table.cuh"
+#include "swizzle.cuh"
+
+namespace fp4kit {
+
+// scale_offset for a layout known at compile time and coordinates of 31 bits.
+template <int kLayout>
+__device__ __forceinline__ i64 flat_scale_offset(u32 scale, u32 row, u32 col, u32 tiles) {
+  if constexpr (kLayout == kLayoutLinear) {
+    return scale;
+  } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+    const u32 r = row % kTileRows128;
+    const i64 tile = static_cast<i64>(row / kTileRows128) * tiles + col / kTileCols;
+    return tile * kTileBytes128 + (r % 32) * 16 + (r / 32) * kTileCols + col % kTileCols;
+  } else {
+    const i64 tile = static_cast<i64>(row / kTileRows8) * tiles + col / kTileCols;
+    return tile * kTileBytes8 + (row % kTileRows8) * kTileCols + col % kTileCols;
+  }
+}
+
+// The shape of what is quantized, for scales that are not linear.
+struct FlatShape {
+  u32 blocks;  // in a row
+  u32 magic;   // divides by them, as FastDivide
+  u32 shift;
+  u32 stored_cols;
+};
+
+// Quantizes every `stride`-th set of kThreads lanes from `first` to before `count`. The elements of
+// a thread's next lane are on their way while it works on one. No sum of count and stride may
+// exceed 32 bits.
+template <class Format, class T, int kRecipe, bool kSecond, int kLayout>
+__device__ __forceinline__ void quantize_lanes(const typename T::Bits* __restrict__ x,
+                                               u8* __restrict__ packed,
+                                               u8* __restrict__ block_scale,
+                                               const ScaleTable& table, const Level& level,
+                                               u32 first, u32 count, u32 stride,
+                                               const FlatShape& shape, int rule, bool high_first) {
+  constexpr int kCodeBytes = 4 * Format::kLaneWords;
+  Words<T> ahead;
+  const auto load = [&](u32 lane) {
+    load_elements<true, T>(x + static_cast<u64>(lane) * kLaneElements,
+                           lane < count ? kLaneElements : 0, ahead);
+  };
+  load(first + threadIdx.x);
+#pragma unroll 1
+  for (u32 start = first; start < count; start += stride) {
+    const u32 lane = start + threadIdx.x;
+    const Words<T> elements = ahead;
+    load(lane + stride);
+    u32 codes[Format::kLaneWords];
+    const u32 byte =
+        quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rule, high_first, codes);
+    if (lane >= count) continue;
+    store_codes<true>(packed + static_cast<u64>(lane) * kCodeBytes, codes);
+    if (lane % Format::kLanes == 0) {
+      const u32 scale = lane / Format::kLanes;
+      u32 row = 0, col = 0;
+      if constexpr (kLayout != kLayoutLinear) {
+        row = static_cast<u32>((static_cast<u64>(scale) * shape.magic) >> shape.shift);
+        col = scale - row * shape.blocks;
+      }
+      const u32 across = shape.stored_cols / kTileCols;
+      block_scale[flat_scale_offset<kLayout>(scale, row, col, across)] = static_cast<u8>(byte);
+    }
+  }
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,268 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of groups, run on the host, give the bytes of the CPU backend; tables of members."""
+
+import sys
+from math import prod
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp4kit import codecs
+from fp4kit.backends import cuda_members, cuda_ready, get_backend
+from fp4kit.backends.cuda_members import MEMBER_WORDS, sides_of
+from fp4kit.grouped_tensor import grouped_plan
+from fp4kit.variant import Variant
+
+F32 = np.float32
+NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+#: Members of equal widths, whose rows are whole 16-byte pieces and whole blocks; some are empty.
+EVEN = [(0, 64), (130, 64), (0, 64), (0, 64), (16, 64), (257, 64), (1, 64), (0, 64)]
+#: Members of any sizes.
+ODD = [(3, 7), (0, 5), (129, 65), (5, 0), (1, 1), (70, 200), (0, 0), (33, 31)]
+#: Members that can be rotated.
+SIXTEENS = [(16, 16), (0, 32), (144, 80), (16, 128)]
+
+
+@pytest.fixture(scope="module")
+def kernels(host_gpu, tmp_path_factory):
+    if host_gpu.COMPILER is None:
+        pytest.skip("no g++ to build the kernels with")
+    return host_gpu.Kernels(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def on_host(host_gpu, kernels, monkeypatch):
+    """The CUDA backend with its kernels run on the host, and what makes arrays for it."""
+    from fp4kit.backends import cuda
+
+    monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
+    monkeypatch.setattr(cuda, "_launch", kernels.launch)
+    # Few: each takes several tiles, and meets several members.
+    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda device, kernel: 3)
+    kernels.launched.clear()
+    return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
+
+
+def values(size, dtype, seed=0):
+    """Numbers of many magnitudes, as raw elements; some are not finite."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(size) * 2.0 ** rng.integers(-20, 6, size)
+    x[:: max(size // 50, 1)] = 0
+    if size > 100:
+        x[rng.integers(0, size, 3)] = [np.nan, np.inf, -np.inf]
+    return codecs.from_float32(x.astype(F32), dtype)
+
+
+def layout_of(dims, gap=0, start=0):
+    """Elements where members begin, and the size of the buffer."""
+    starts, end = [], start
+    for shape in dims:
+        starts.append(end)
+        end += prod(shape) + gap
+    return tuple(starts), end + 40
+
+
+def plans_of(dims, starts, axis, *, per_vector=False, format="nvfp4", recipe="te", **options):
+    if format != "nvfp4":
+        recipe = None
+    own = {name: options.pop(name) for name in tuple(options) if hasattr(Variant(), name)}
+    result = []
+    for direction in ("row", "column") if axis == "both" else (axis,):
+        variant = Variant(axis=direction, **own)
+        plan = grouped_plan(
+            tuple(dims), starts, per_vector, format=format, recipe=recipe, pad=True,
+            variant=None if variant.is_plain else variant, **options,
+        )  # fmt: skip
+        result.append(plan)
+    return tuple(result)
+
+
+def run(on, plans, x, dtype, seed):
+    """Everything that a backend makes of a group."""
+    engine, empty, put = on.engine, on.empty, on.put
+    x = put(x)
+    seconds, packeds, scales = [], [], []
+    for plan in plans:
+        first = plan.members[0]
+        second = None
+        if first.has_second_level:
+            second = empty(plan.second_offsets[-1], F32)
+            engine.grouped_amax(plan, x, dtype, second)
+            if first.variant is not None and first.variant.per_token:
+                second = put(np.maximum(np.asarray(second), F32(1e-12)))
+        seconds.append(second)
+        packeds.append(empty(plan.packed_offsets[-1], np.uint8))
+        scales.append(empty(plan.scale_offsets[-1], np.uint8))
+    engine.quantize_grouped(plans, x, dtype, tuple(seconds), tuple(packeds), tuple(scales), seed)
+    back = []
+    for plan, *arrays in zip(plans, packeds, scales, seconds, strict=True):
+        out = put(np.full(x.size, 7, x.dtype))
+        engine.dequantize_grouped(plan, *arrays, out, dtype)
+        back.append(out)
+    return [*seconds, *packeds, *scales, *back]
+
+
+def assert_as_cpu(on_host, plans, x, dtype, assert_bits, seed=(0, 0)):
+    cpu = SimpleNamespace(engine=get_backend("cpu"), empty=np.empty, put=np.array)
+    got = run(on_host, plans, x, dtype, seed)
+    want = run(cpu, plans, x, dtype, seed)
+    for number, (one, other) in enumerate(zip(got, want, strict=True)):
+        if other is not None:
+            one = np.asarray(one)
+            if one.dtype == np.uint16 and dtype == "bfloat16":
+                one, other = one.view(ml_dtypes.bfloat16), other.view(ml_dtypes.bfloat16)
+            assert_bits(one, other, f"array {number}")
+
+
+@pytest.mark.parametrize("dims", [EVEN, ODD], ids=["even", "odd"])
+@pytest.mark.parametrize("axis", ["row", "column", "both"])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"])
+def test_formats(on_host, assert_bits, format, axis, dims):
+    starts, size = layout_of(dims)
+    layout = {"row": "swizzled_128x4", "column": "linear", "both": "swizzled_8x4"}[axis]
+    plans = plans_of(dims, starts, axis, format=format, scale_layout=layout)
+    assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+def test_plain_rows_take_the_flat_loops(on_host, kernels, assert_bits, layout, dtype):
+    # Longer than a chunk, so that one begins within a member.
+    dims = [(5, 64), (600, 128), (1, 64), (0, 64), (129, 192)]
+    starts, size = layout_of(dims)
+    for nibble_order in ("low_first", "high_first"):
+        plans = plans_of(dims, starts, "row", scale_layout=layout, nibble_order=nibble_order)
+        assert_as_cpu(on_host, plans, values(size, dtype), dtype, assert_bits)
+    assert {"quantize_grouped_flat.cu"} == {
+        instance.file for instance in kernels.launched if instance.file.startswith("quantize")
+    }
+
+
+@pytest.mark.parametrize("options", [
+    {"recipe": "modelopt"},
+    {"recipe": "nvfuser", "second_level": False},
+    {"block": "2d", "nibble_order": "high_first"},
+    {"block": "2d", "format": "mxfp8"},
+    {"rounding": "stochastic"},
+    {"rounding": "stochastic", "block": "2d"},
+    {"per_vector": True},
+    {"per_vector": True, "per_token": True},
+], ids=str)  # fmt: skip
+def test_options(on_host, assert_bits, options):
+    starts, size = layout_of(ODD, gap=3)
+    plans = plans_of(ODD, starts, "both", scale_layout="swizzled_128x4", **options)
+    seed = (2**64 - 5, 2**32 - 2)
+    assert_as_cpu(on_host, plans, values(size, "float32"), "float32", assert_bits, seed)
+
+
+@pytest.mark.parametrize("per_vector", [False, True])
+@pytest.mark.parametrize("rounding", ["bf16", "none"])
+@pytest.mark.parametrize("axis", ["row", "column"])
+def test_rotation(on_host, assert_bits, axis, rounding, per_vector):
+    starts, size = layout_of(SIXTEENS)
+    options = {"hadamard": 0xD7E8, "rht_rounding": rounding, "per_vector": per_vector}
+    plans = plans_of(SIXTEENS, starts, axis, **options)
+    assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
+
+
+@pytest.mark.parametrize("start", [0, 1, 8])
+def test_alignment_is_looked_at(on_host, kernels, assert_bits, start):
+    """Members that begin or end off a 16-byte boundary take single accesses."""
+    for cols, whole in ((64, start % 8 == 0), (68, False)):
+        dims = [(20, cols), (30, cols)]
+        starts, size = layout_of(dims, start=start)
+        plans = plans_of(dims, starts, "both")
+        kernels.launched.clear()
+        assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
+        (kernel,) = {own for own in kernels.launched if own.file == "quantize_grouped.cu"}
+        assert kernel.expression.endswith("true>>" if whole else "false>>")
+
+
+def test_many_members(on_host, kernels, assert_bits):
+    """More than one round of the search takes in; still one launch for each step."""
+    rng = np.random.default_rng(3)
+    dims = [(int(rows), 16) for rows in rng.integers(0, 3, 700)]
+    starts, size = layout_of(dims)
+    plans = plans_of(dims, starts, "row", per_vector=True)
+    assert_as_cpu(on_host, plans, values(size, "float16"), "float16", assert_bits)
+    files = [instance.file for instance in kernels.launched]
+    assert files == ["amax_grouped.cu", "quantize_grouped.cu", "dequantize_grouped.cu"]
+
+
+def test_no_elements(on_host, kernels):
+    for dims in ([], [(0, 16), (5, 0)]):
+        plans = plans_of(dims, (0,) * len(dims), "row")
+        second = on_host.empty(plans[0].second_offsets[-1], F32)
+        x = on_host.empty(4, F32)
+        on_host.engine.grouped_amax(plans[0], x, "float32", second)
+        assert not np.asarray(second).any()
+        nothing = on_host.empty(0, np.uint8)
+        on_host.engine.quantize_grouped(plans, x, "float32", (second,), (nothing,), (nothing,))
+        on_host.engine.dequantize_grouped(plans[0], nothing, nothing, second, x, "float32")
+    assert not kernels.launched
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_table_holds_the_members_with_elements():
+    starts, _ = layout_of(ODD, gap=1)
+    row, column = plans_of(ODD, starts, "both", format="mxfp8")
+    sides = sides_of((row, column))
+    assert (sides.row, sides.column) == (row, column)
+    table = cuda_members.tile_table(sides)
+    assert cuda_members.tile_table(sides_of((row, column))) is table
+    filled = [number for number, shape in enumerate(ODD) if prod(shape)]
+    assert table.count == len(filled)
+    assert table.records % 2 == 0
+    first, members = table.words[: table.records], table.words[table.records :]
+    assert first[: len(filled) + 1].tolist() == [0, 1, 5, 6, 10, 11]
+    assert table.grid == (table.pieces,) == (11,)
+    for number, own in zip(filled, members.reshape(-1, MEMBER_WORDS), strict=True):
+        places = [
+            offsets[number]
+            for plan in (row, column)
+            for offsets in (plan.packed_offsets, plan.scale_offsets, plan.second_offsets)
+        ]
+        assert own.tolist() == [starts[number], *ODD[number], number, *places]
+
+
+def test_grids_have_an_end():
+    huge = [(1 << 30, 1 << 21)]
+    (plan,) = plans_of(huge, (0,), "row")
+    with pytest.raises(OverflowError, match="do not fit a CUDA grid"):
+        _ = cuda_members.tile_table(sides_of((plan,))).grid
+
+
+def test_equal_groups_share_a_plan():
+    starts, _ = layout_of(EVEN)
+    assert plans_of(EVEN, starts, "row")[0] is plans_of(EVEN, starts, "row")[0]
+    assert plans_of(EVEN, starts, "row")[0] is not plans_of(EVEN, starts, "column")[0]
+
+
+# ------------------------------------------------------------------------------------------------
+# Column sums
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["aligned", "any"])
+def test_column_sums(on_host, kernels, assert_bits, kind, dtype):
+    dims = [(33, 64), (1024, 16), (0, 16), (1, 64)]
+    if kind == "any":
+        dims = [(2100, 7), (0, 5), (5, 0), (1024, 70), (1, 3), (1025, 1)]
+    starts, size = layout_of(dims, gap=0 if kind == "aligned" else 1)
+    raw = values(size, dtype)
+    total = sum(cols for _, cols in dims)
+    want = np.empty(total, F32)
+    get_backend("cpu").grouped_column_sums(tuple(dims), starts, raw, dtype, want)
+    got = on_host.empty(total, F32)
+    on_host.engine.grouped_column_sums(tuple(dims), starts, on_host.put(raw), dtype, got)
+    assert_bits(np.asarray(got), want)
+    assert len(kernels.launched) == (1 if kind == "aligned" else 2)
+    assert kernels.launched[0].expression.endswith("true>" if kind == "aligned" else "false>")
