@@ -40,8 +40,9 @@ FP4KIT_HD float scale_element(float value, float factor) {
 }
 
 // Eight E2M1 codes, low nibble first. kCareful: some product may be NaN, or beyond what codes hold.
-template <class T, int kRecipe, bool kCareful>
-FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int start, float factor) {
+// X is Words<T>, or has words of the same signs and values of its own (residual.cuh).
+template <class T, int kRecipe, bool kCareful, class X>
+FP4KIT_HD u32 encode_e2m1_8(const X& x, const X& magnitude, int start, float factor) {
   float y[8];
 #ifdef FP4KIT_HARDWARE_E2M1
 #pragma unroll
@@ -94,9 +95,9 @@ FP4KIT_HD bool is_ordinary_scale(u32 byte, int rule) {
 
 // The lane's codes in memory order, low nibble first. `raw` is the lane's largest magnitude, NaN
 // included; `ordinary` as is_ordinary_scale.
-template <class Format, class T, int kRecipe>
-FP4KIT_HD void encode_lane(const Words<T>& x, const Words<T>& magnitude, u32 raw, bool ordinary,
-                           float factor, u32 (&codes)[Format::kLaneWords]) {
+template <class Format, class T, int kRecipe, class X>
+FP4KIT_HD void encode_lane(const X& x, const X& magnitude, u32 raw, bool ordinary, float factor,
+                           u32 (&codes)[Format::kLaneWords]) {
   if constexpr (Format::kIsFp4) {
     if (recipe_divides(kRecipe) && is_zero(factor)) {
       codes[0] = codes[1] = 0;
@@ -241,6 +242,12 @@ struct BlockDecoder<true> {
 template <class Format, class Out>
 using DecoderOf = typename BlockDecoder<Format::kIsFp4 && Out::kSize == 2>::Type;
 
+// The table of eight results, two in a word.
+FP4KIT_HD E2m1Table pack_table(const u32 (&word)[4]) {
+  return {{byte_perm(word[0], word[1], 0x7531u), byte_perm(word[2], word[3], 0x7531u)},
+          {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
+}
+
 template <class Out, int kRecipe, bool kSecond>
 FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
   float value[8];
@@ -257,8 +264,7 @@ FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
   }
-  return {{byte_perm(word[0], word[1], 0x7531u), byte_perm(word[2], word[3], 0x7531u)},
-          {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
+  return pack_table(word);
 }
 
 template <class Format, class Out, int kRecipe, bool kSecond>

@@ -20,6 +20,7 @@ from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
 from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
 from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
+from .cuda_residual import CudaResidual
 from .cuda_variants import Directions
 
 THREADS = (cuda_module.THREADS,)
@@ -94,7 +95,7 @@ class _Result(NamedTuple):
         return _address(self.second), self.packed.data.ptr, self.block_scale.data.ptr
 
 
-class CudaBackend(Backend):
+class CudaBackend(CudaResidual, Backend):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"

@@ -1,0 +1,408 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize_residual: elements to codes and scales of main and residual blocks. Must equal
+// ReferenceOperations.quantize_residual.
+//
+// Three kernels, the first that fits (cuda_residual.py):
+//   quantize_residual_kernel          16-byte accesses, channels in order: as quantize_flat.cu and
+//                                     quantize_tiled.cu, the next block under way while one is
+//                                     worked on
+//   quantize_residual_ordered_kernel  16-byte accesses, channels in another order: rows are staged
+//                                     in shared memory, from where blocks are gathered
+//   quantize_residual_any_kernel      single accesses: everything, and few or long reordered rows
+//
+// Memory layout: x is (rows, main_blocks * 16), packed (rows, blocks * 8 bytes), block_scale
+// stored_rows x stored_cols in the order of `layout`, every padding byte written 0. order[j] is the
+// channel of x that stands at j.
+#include "residual.cuh"
+
+namespace fp4kit {
+
+// Codes of a main block and, if there is one, its residual block. `pairs`: both may go in one store,
+// which takes an interleaved layout and an even first block (all rows then have an even number).
+__device__ __forceinline__ void store_both(u8* row_codes, u32 main_place, u32 extra_place,
+                                           bool has_extra, bool pairs, bool high_first,
+                                           CodedBlock& main, CodedBlock& extra) {
+  if (high_first) {
+    main.swap();
+    extra.swap();
+  }
+  u8* const main_codes = row_codes + static_cast<u64>(main_place) * 8;
+  if (has_extra && pairs) {
+    const u32 both[4] = {main.code[0], main.code[1], extra.code[0], extra.code[1]};
+    store_words_aligned(main_codes, both);
+    return;
+  }
+  store_words_aligned(main_codes, main.code);
+  if (has_extra) store_words_aligned(row_codes + static_cast<u64>(extra_place) * 8, extra.code);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Channels in order
+// ---------------------------------------------------------------------------------------------
+
+// Launch: 256 threads, at most FP4KIT_RESIDUAL_BLOCKS blocks per multiprocessor; `items` are those
+// of spread(), fewer than 2^31.
+template <class T, bool kRounds>
+__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
+    quantize_residual_kernel(const typename T::Bits* __restrict__ x,
+                             const float* __restrict__ encode_scale, const i64*,
+                             u8* __restrict__ packed, u8* __restrict__ block_scale, i64 items,
+                             i64 rows, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows,
+                             i64 stored_cols, i64 units, i64 magic, i64 shift, i64 layout,
+                             i64 interleaved, i64 copies, i64 high_first) {
+  __shared__ FactorTable factors;
+  if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) factors.fill(threadIdx.x);
+  __syncthreads();
+
+  const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
+                                static_cast<u32>(blocks), interleaved != 0};
+  const ScalePlaces scale_places(static_cast<int>(layout), static_cast<u32>(stored_cols));
+  const FastDivide divide{units, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const float scale = usable(__ldg(encode_scale));
+  const u32 count = static_cast<u32>(items);
+  const u32 stride = gridDim.x * kThreads;
+  const bool pairs = interleaved && first % 2 == 0;
+
+  Words<T> ahead;
+  u32 row, block;
+  bool stored, inside;  // a scale belongs to it, elements do
+  const auto load = [&](u32 item) {
+    spread(static_cast<int>(layout), item, divide, row, block);
+    stored = item < count && block < places.main_blocks;
+    inside = stored && row < static_cast<u32>(rows);
+    const u64 lane = row * places.main_blocks + block;
+    load_elements<true, T>(x + lane * kLaneElements, inside ? kLaneElements : 0, ahead);
+  };
+  load(blockIdx.x * kThreads + threadIdx.x);
+#pragma unroll 1
+  for (u32 start = blockIdx.x * kThreads; start < count; start += stride) {
+    const Words<T> elements = ahead;
+    const u32 my_row = row;
+    const u32 my_block = block;
+    const bool my_stored = stored;
+    const bool my_inside = inside;
+    load(start + stride + threadIdx.x);
+    if (!my_stored) continue;
+    const bool has_extra = my_block >= places.first;
+    const u32 main_place = places.main(my_block);
+    const u32 extra_place = places.extra(my_block);
+    CodedBlock main{}, extra{};
+    if (my_inside) {
+      quantize_with_residual<T, kRounds>(elements, scale, has_extra, copies != 0, factors, main,
+                                         extra);
+      // Fewer than 2^32 blocks: there are at most two for each item.
+      store_both(packed + static_cast<u64>(my_row * places.blocks) * 8, main_place, extra_place,
+                 has_extra, pairs, high_first != 0, main, extra);
+    }
+    block_scale[scale_places(my_row, main_place)] = static_cast<u8>(main.byte);
+    if (has_extra) block_scale[scale_places(my_row, extra_place)] = static_cast<u8>(extra.byte);
+  }
+  // Padded rows were items; what is left lies beside the blocks.
+  if (blocks != stored_cols) {
+    clear_padding(block_scale, static_cast<int>(layout), stored_rows, blocks, stored_rows,
+                  stored_cols);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Channels in another order, staged
+// ---------------------------------------------------------------------------------------------
+
+// What lies in shared memory, one after the other, all of it whole 16-byte pieces.
+template <class T>
+struct Stage {
+  static constexpr u32 kRows = 4 / T::kSize;       // rows that a word holds a channel of
+  static constexpr u32 kChannels = 16 / T::kSize;  // of a 16-byte piece of a row
+  static constexpr u32 kPieces = kLaneElements / kChannels;  // of a block
+  static constexpr u32 kAhead = 4 / kRows;  // pieces a thread fetches before it needs them
+
+  FactorTable* factors;
+  u32* word;   // `together` rows or pairs of rows
+  u16* index;  // the staged places of the channels of each block
+  u8* scales;  // of a group
+
+  __device__ __forceinline__ Stage(uint4* memory, u32 together, u32 cols) {
+    factors = reinterpret_cast<FactorTable*>(memory);
+    word = reinterpret_cast<u32*>(factors + 1);
+    index = reinterpret_cast<u16*>(word + together * cols);
+    scales = reinterpret_cast<u8*>(index + cols);
+  }
+};
+
+// A piece of each of the rows that share words.
+template <class T>
+struct Piece {
+  u32 row[Stage<T>::kRows][4];
+
+  __device__ __forceinline__ void put(u32* word, u32 chunk, u32 cols) const {
+    uint4* const low = reinterpret_cast<uint4*>(word + chunk * 4);
+    if constexpr (Stage<T>::kRows == 1) {
+      *low = make_uint4(row[0][0], row[0][1], row[0][2], row[0][3]);
+    } else {
+      u32 w[8];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        w[2 * i] = byte_perm(row[0][i], row[1][i], 0x5410u);
+        w[2 * i + 1] = byte_perm(row[0][i], row[1][i], 0x7632u);
+      }
+      *low = make_uint4(w[0], w[1], w[2], w[3]);
+      *reinterpret_cast<uint4*>(word + cols / 2 + chunk * 4) = make_uint4(w[4], w[5], w[6], w[7]);
+    }
+  }
+};
+
+// The sixteen channels of a block, of each of the rows that share words.
+template <class T>
+__device__ __forceinline__ void gather(const u32* word, const u16* index, u32 block,
+                                       u32 main_blocks, Words<T> (&rows)[Stage<T>::kRows]) {
+  u32 found[kLaneElements];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 eight =
+        *reinterpret_cast<const uint4*>(index + index_place(block, half * 8, main_blocks));
+    const u32 places[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      found[8 * half + 2 * i] = word[places[i] & 0xFFFFu];
+      found[8 * half + 2 * i + 1] = word[places[i] >> 16];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Words<T>::kWords; ++i) {
+    if constexpr (Stage<T>::kRows == 1) {
+      rows[0].word[i] = found[i];
+    } else {
+      rows[0].word[i] = byte_perm(found[2 * i], found[2 * i + 1], 0x5410u);
+      rows[1].word[i] = byte_perm(found[2 * i], found[2 * i + 1], 0x7632u);
+    }
+  }
+}
+
+// Scales of a finished group. Linear ones are contiguous, and end with the tensor's last row.
+__device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restrict__ block_scale,
+                                                   int layout, u32 group, u32 rows, u32 blocks,
+                                                   u32 stored_cols) {
+  if (layout == kLayoutLinear) {
+    const u32 left = rows - group * kGroupRows;
+    const u32 bytes = min_u32(left, kGroupRows) * blocks;
+    u8* const out = block_scale + static_cast<u64>(group) * kGroupRows * blocks;
+    for (u32 i = threadIdx.x * 8; i < bytes; i += kThreads * 8) {
+      if (i + 8 <= bytes) {
+        *reinterpret_cast<uint2*>(out + i) = *reinterpret_cast<const uint2*>(scales + i);
+      } else {
+        for (u32 k = i; k < bytes; ++k) out[k] = scales[k];
+      }
+    }
+    return;
+  }
+  const u32 across = stored_cols / kTileCols;
+  for (u32 i = threadIdx.x; i < across * 2; i += kThreads) {
+    const u64 offset = sector_offset(layout, group, i / 2, across, i % 2 * 16);
+    *reinterpret_cast<uint4*>(block_scale + offset) =
+        *reinterpret_cast<const uint4*>(scales + i * 16);
+  }
+}
+
+// A thread block takes groups of eight rows; a step of it are `together` rows (or pairs of rows of
+// a 16-bit type), as many as shared memory holds well. Pieces of the next step are on their way
+// while blocks of this one are worked on.
+//
+// Launch: 256 threads, as many blocks as run at once; shared memory as in Stage, the scales being
+// 8 * stored_cols bytes, rounded up to 32. Fewer than 2^31 rows, and cols at most 2^16.
+template <class T, bool kRounds>
+__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
+    quantize_residual_ordered_kernel(const typename T::Bits* __restrict__ x,
+                                     const float* __restrict__ encode_scale,
+                                     const i64* __restrict__ order, u8* __restrict__ packed,
+                                     u8* __restrict__ block_scale, i64 group_count, i64 row_count,
+                                     i64 main_count, i64 first, i64 block_count, i64 stored_cols,
+                                     i64 together_count, i64 magic, i64 shift, i64 layout_number,
+                                     i64 interleaved, i64 copies, i64 high_first) {
+  using S = Stage<T>;
+  extern __shared__ uint4 memory[];
+  const u32 groups = static_cast<u32>(group_count);
+  const u32 rows = static_cast<u32>(row_count);
+  const u32 together = static_cast<u32>(together_count);
+  const int layout = static_cast<int>(layout_number);
+  const BlockPlaces<u32> places{static_cast<u32>(main_count), static_cast<u32>(first),
+                                static_cast<u32>(block_count), interleaved != 0};
+  const u32 cols = places.main_blocks * kLaneElements;
+  const u32 chunks = cols / S::kChannels;
+  const u32 steps = kGroupRows / S::kRows / together;
+  const FastDivide divide{main_count, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const S stage(memory, together, cols);
+  const bool pairs = interleaved && first % 2 == 0;
+
+  Piece<T> ahead[S::kAhead];
+  u32 set[S::kAhead], chunk[S::kAhead];
+  // Pieces from..., a thread's own. Rows past the last count as zeros.
+  const auto fetch = [&](u32 group, u32 step, u32 from) {
+#pragma unroll
+    for (u32 a = 0; a < S::kAhead; ++a) {
+      const u32 piece = from + a * kThreads + threadIdx.x;
+      set[a] = small_quotient(piece / S::kPieces, divide);
+      chunk[a] = piece - set[a] * chunks;
+#pragma unroll
+      for (u32 r = 0; r < S::kRows; ++r) {
+        const u32 row = group_row(layout, group, (step * together + set[a]) * S::kRows + r);
+        uint4 four = make_uint4(0, 0, 0, 0);
+        if (set[a] < together && row < rows) {
+          four = __ldg(reinterpret_cast<const uint4*>(x + static_cast<u64>(row) * cols) + chunk[a]);
+        }
+        ahead[a].row[r][0] = four.x;
+        ahead[a].row[r][1] = four.y;
+        ahead[a].row[r][2] = four.z;
+        ahead[a].row[r][3] = four.w;
+      }
+    }
+  };
+  const auto put = [&] {
+#pragma unroll
+    for (u32 a = 0; a < S::kAhead; ++a) {
+      if (set[a] < together) ahead[a].put(stage.word + set[a] * cols, chunk[a], cols);
+    }
+  };
+
+  u32 group = blockIdx.x;
+  u32 step = 0;
+  fetch(group, step, 0);
+  if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) stage.factors->fill(threadIdx.x);
+#pragma unroll 4
+  for (u32 j = threadIdx.x; j < cols; j += kThreads) {
+    const u32 channel = static_cast<u32>(__ldg(order + j));
+    stage.index[index_place(j / kLaneElements, j % kLaneElements, places.main_blocks)] =
+        static_cast<u16>(staged_place<T>(channel, cols));
+  }
+  // Columns beside the blocks stay 0.
+  for (u32 i = threadIdx.x; i < (static_cast<u32>(stored_cols) + 3) / 4 * 8; i += kThreads) {
+    reinterpret_cast<u32*>(stage.scales)[i] = 0;
+  }
+  const float scale = usable(__ldg(encode_scale));
+  const FactorTable& factors = *stage.factors;
+
+#pragma unroll 1
+  while (group < groups) {
+    __syncthreads();  // nobody reads the rows and scales of the step before any more
+    put();
+#pragma unroll 1
+    for (u32 from = S::kAhead * kThreads; from < together * chunks; from += S::kAhead * kThreads) {
+      fetch(group, step, from);
+      put();
+    }
+    const bool last = step + 1 == steps;
+    const u32 next_group = last ? group + gridDim.x : group;
+    const u32 next_step = last ? 0 : step + 1;
+    fetch(next_group, next_step, 0);
+    __syncthreads();
+
+#pragma unroll 1
+    for (u32 item = threadIdx.x; item < together * places.main_blocks; item += kThreads) {
+      const u32 my_set = small_quotient(item, divide);
+      const u32 block = item - my_set * places.main_blocks;
+      Words<T> elements[S::kRows];
+      gather<T>(stage.word + my_set * cols, stage.index, block, places.main_blocks, elements);
+      const bool has_extra = block >= places.first;
+      const u32 main_place = places.main(block);
+      const u32 extra_place = places.extra(block);
+#pragma unroll 1
+      for (u32 r = 0; r < S::kRows; ++r) {
+        const u32 local = (step * together + my_set) * S::kRows + r;
+        const u32 row = group_row(layout, group, local);
+        CodedBlock main{}, extra{};
+        if (row < rows) {
+          quantize_with_residual<T, kRounds>(elements[0], scale, has_extra, copies != 0, factors,
+                                             main, extra);
+          store_both(packed + static_cast<u64>(row) * places.blocks * 8, main_place, extra_place,
+                     has_extra, pairs, high_first != 0, main, extra);
+        }
+        stage.scales[group_scale(layout, local, main_place, places.blocks)] =
+            static_cast<u8>(main.byte);
+        if (has_extra) {
+          stage.scales[group_scale(layout, local, extra_place, places.blocks)] =
+              static_cast<u8>(extra.byte);
+        }
+        if constexpr (S::kRows == 2) elements[0] = elements[1];
+      }
+    }
+    if (last) {
+      __syncthreads();
+      store_group_scales(stage.scales, block_scale, layout, group, rows, places.blocks,
+                         static_cast<u32>(stored_cols));
+    }
+    group = next_group;
+    step = next_step;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Everything else
+// ---------------------------------------------------------------------------------------------
+
+// Launch: 256 threads, a thread for each main block of each stored row. `order` may be null.
+template <class T, bool kRounds>
+__global__ void __launch_bounds__(kThreads)
+    quantize_residual_any_kernel(const typename T::Bits* __restrict__ x,
+                                 const float* __restrict__ encode_scale,
+                                 const i64* __restrict__ order, u8* __restrict__ packed,
+                                 u8* __restrict__ block_scale, i64 items, i64 rows, i64 main_blocks,
+                                 i64 first, i64 blocks, i64 stored_rows, i64 stored_cols, i64 magic,
+                                 i64 shift, i64 layout, i64 interleaved, i64 copies,
+                                 i64 high_first) {
+  __shared__ FactorTable factors;
+  if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) factors.fill(threadIdx.x);
+  __syncthreads();
+  const BlockPlaces<i64> places{main_blocks, first, blocks, interleaved != 0};
+  const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const i64 item = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  if (item < items) {
+    const i64 row = divide(item);
+    const i64 block = item - row * main_blocks;
+    const bool has_extra = block >= first;
+    const i64 main_place = places.main(block);
+    const i64 extra_place = places.extra(block);
+    CodedBlock main{}, extra{};
+    if (row < rows) {
+      const typename T::Bits* const elements = x + row * main_blocks * kLaneElements;
+      const i64 start = block * kLaneElements;
+      Words<T> gathered;
+      if (order == nullptr) {
+        load_elements<false, T>(elements + start, kLaneElements, gathered);
+      } else {
+#pragma unroll
+        for (int i = 0; i < Words<T>::kWords; ++i) {
+          if constexpr (T::kSize == 4) {
+            gathered.word[i] = __ldg(elements + __ldg(order + start + i));
+          } else {
+            const u32 low = __ldg(elements + __ldg(order + start + 2 * i));
+            const u32 high = __ldg(elements + __ldg(order + start + 2 * i + 1));
+            gathered.word[i] = low | (high << 16);
+          }
+        }
+      }
+      const float scale = usable(__ldg(encode_scale));
+      quantize_with_residual<T, kRounds>(gathered, scale, has_extra, copies != 0, factors, main,
+                                         extra);
+      if (high_first) {
+        main.swap();
+        extra.swap();
+      }
+      store_codes<false>(packed + (row * blocks + main_place) * 8, main.code);
+      if (has_extra) store_codes<false>(packed + (row * blocks + extra_place) * 8, extra.code);
+    }
+    const int order_of_scales = static_cast<int>(layout);
+    block_scale[scale_offset(order_of_scales, row, main_place, stored_cols)] =
+        static_cast<u8>(main.byte);
+    if (has_extra) {
+      block_scale[scale_offset(order_of_scales, row, extra_place, stored_cols)] =
+          static_cast<u8>(extra.byte);
+    }
+  }
+  if (blocks != stored_cols) {
+    clear_padding(block_scale, static_cast<int>(layout), stored_rows, blocks, stored_rows,
+                  stored_cols);
+  }
+}
+
+}  // namespace fp4kit
