@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads)
 // Launch: 256 threads, as many blocks as run at once; shared memory: the byte table (16-bit types),
 // `together` words for each channel, 2 bytes for each channel. Fewer than 2^31 rows, and cols at
 // most 2^16.
-template <class Out>
+template <class Out, bool kFar>
 __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
     dequantize_residual_ordered_kernel(
         const u8* __restrict__ packed, const u8* __restrict__ block_scale,
@@ -159,6 +159,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
   const u32 cols = places.main_blocks * kLaneElements;
   const u32 chunks = cols / kChannels;
+  const u32 half = together * (cols / 2);
   const u32 steps = kGroupRows / kRows / together;
   E2m1Table* const table = reinterpret_cast<E2m1Table*>(memory);
   u32* const word = reinterpret_cast<u32*>(memory) +
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
   for (u32 j = threadIdx.x; j < cols; j += kThreads) {
     const u32 channel = static_cast<u32>(__ldg(order + j));
     index[index_place(j / kLaneElements, j % kLaneElements, places.main_blocks)] =
-        static_cast<u16>(staged_place<Out>(channel, cols));
+        static_cast<u16>(kept_place<kFar>(staged_place<Out>(channel, half)));
   }
 
   const auto load = [&](u32 row, u32 place, u32(&codes)[2], u32& byte) {
@@ -206,26 +207,27 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
       Words<Out> decoded[kRows];
 #pragma unroll
       for (u32 r = 0; r < kRows; ++r) {
-        decoded[r] = decode_either<Out, kLaneElements>(codes[r], byte[r], extra_codes[r],
-                                                       extra_byte[r], has_extra, high_first != 0,
-                                                       table, inverse);
+        decoded[r] =
+            decode_either<Out, kLaneElements>(codes[r], byte[r], extra_codes[r], extra_byte[r],
+                                              has_extra, high_first != 0, table, inverse);
       }
-      u32* const staged = word + my_set * cols;
+      u32* const staged = word + my_set * staged_row<Out>(cols);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 eight = *reinterpret_cast<const uint4*>(
-            index + index_place(block, half * 8, places.main_blocks));
-        const u32 pair[4] = {eight.x, eight.y, eight.z, eight.w};
+      for (int h = 0; h < 2; ++h) {
+        const uint4 eight =
+            *reinterpret_cast<const uint4*>(index + index_place(block, h * 8, places.main_blocks));
+        const u32 kept[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int at = 4 * half + i;  // of two neighbouring channels
+          const int at = 4 * h + i;  // of two neighbouring channels
+          u32& low = staged_word<kFar>(staged, kept[i] & 0xFFFFu);
+          u32& high = staged_word<kFar>(staged, kept[i] >> 16);
           if constexpr (kRows == 1) {
-            staged[pair[i] & 0xFFFFu] = decoded[0].word[2 * at];
-            staged[pair[i] >> 16] = decoded[0].word[2 * at + 1];
+            low = decoded[0].word[2 * at];
+            high = decoded[0].word[2 * at + 1];
           } else {
-            staged[pair[i] & 0xFFFFu] =
-                byte_perm(decoded[0].word[at], decoded[1].word[at], 0x5410u);
-            staged[pair[i] >> 16] = byte_perm(decoded[0].word[at], decoded[1].word[at], 0x7632u);
+            low = byte_perm(decoded[0].word[at], decoded[1].word[at], 0x5410u);
+            high = byte_perm(decoded[0].word[at], decoded[1].word[at], 0x7632u);
           }
         }
       }
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
       const u32 my_set = small_quotient(piece / kPieces, divide);
       const u32 chunk = piece - my_set * chunks;
       const u32 local = (step * together + my_set) * kRows;
-      const u32* const staged = word + my_set * cols + chunk * 4;
+      const u32* const staged = word + piece * 4;
       const uint4 low = *reinterpret_cast<const uint4*>(staged);
       u32 result[kRows][4];
       if constexpr (kRows == 1) {
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
         result[0][2] = low.z;
         result[0][3] = low.w;
       } else {
-        const uint4 high = *reinterpret_cast<const uint4*>(staged + cols / 2);
+        const uint4 high = *reinterpret_cast<const uint4*>(staged + half);
         const u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

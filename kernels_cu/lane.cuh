@@ -40,9 +40,8 @@ FP4KIT_HD float scale_element(float value, float factor) {
 }
 
 // Eight E2M1 codes, low nibble first. kCareful: some product may be NaN, or beyond what codes hold.
-// X is Words<T>, or has words of the same signs and values of its own (residual.cuh).
-template <class T, int kRecipe, bool kCareful, class X>
-FP4KIT_HD u32 encode_e2m1_8(const X& x, const X& magnitude, int start, float factor) {
+template <class T, int kRecipe, bool kCareful>
+FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, const Words<T>& magnitude, int start, float factor) {
   float y[8];
 #ifdef FP4KIT_HARDWARE_E2M1
 #pragma unroll
@@ -95,9 +94,9 @@ FP4KIT_HD bool is_ordinary_scale(u32 byte, int rule) {
 
 // The lane's codes in memory order, low nibble first. `raw` is the lane's largest magnitude, NaN
 // included; `ordinary` as is_ordinary_scale.
-template <class Format, class T, int kRecipe, class X>
-FP4KIT_HD void encode_lane(const X& x, const X& magnitude, u32 raw, bool ordinary, float factor,
-                           u32 (&codes)[Format::kLaneWords]) {
+template <class Format, class T, int kRecipe>
+FP4KIT_HD void encode_lane(const Words<T>& x, const Words<T>& magnitude, u32 raw, bool ordinary,
+                           float factor, u32 (&codes)[Format::kLaneWords]) {
   if constexpr (Format::kIsFp4) {
     if (recipe_divides(kRecipe) && is_zero(factor)) {
       codes[0] = codes[1] = 0;

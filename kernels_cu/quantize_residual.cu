@@ -19,90 +19,129 @@
 
 namespace fp4kit {
 
-// Codes of a main block and, if there is one, its residual block. `pairs`: both may go in one store,
-// which takes an interleaved layout and an even first block (all rows then have an even number).
-__device__ __forceinline__ void store_both(u8* row_codes, u32 main_place, u32 extra_place,
-                                           bool has_extra, bool pairs, bool high_first,
-                                           CodedBlock& main, CodedBlock& extra) {
+// Codes of a main block and, if there is one, of its residual block `gap` bytes on. `pairs`: both
+// may go in one store, which takes an interleaved layout and an even first block (all rows then
+// have an even number).
+__device__ __forceinline__ void store_both(u8* codes, u32 gap, bool has_extra, bool pairs,
+                                           bool high_first, CodedBlock& main, CodedBlock& extra) {
   if (high_first) {
     main.swap();
     extra.swap();
   }
-  u8* const main_codes = row_codes + static_cast<u64>(main_place) * 8;
   if (has_extra && pairs) {
     const u32 both[4] = {main.code[0], main.code[1], extra.code[0], extra.code[1]};
-    store_words_aligned(main_codes, both);
+    store_words_aligned(codes, both);
     return;
   }
-  store_words_aligned(main_codes, main.code);
-  if (has_extra) store_words_aligned(row_codes + static_cast<u64>(extra_place) * 8, extra.code);
+  store_words_aligned(codes, main.code);
+  if (has_extra) store_words_aligned(codes + gap, extra.code);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Channels in order
 // ---------------------------------------------------------------------------------------------
 
-// Launch: 256 threads, at most FP4KIT_RESIDUAL_BLOCKS blocks per multiprocessor; `items` are those
-// of spread(), fewer than 2^31.
+// The elements of a block; nothing is stored that is not asked for.
+template <class T>
+__device__ __forceinline__ void load_ahead(const typename T::Bits* __restrict__ from,
+                                           Words<T>& elements) {
+  load_elements<true, T>(from, kLaneElements, elements);
+}
+
+// A warp takes items: some rows down of a few blocks of the row, 32 beside each other where scales
+// are linear, else four of each row of a group, whose scales are a sector. So all that follows from
+// a block's place in its row is worked out once an item. `rotation` moves the items of one warp
+// along the row: residual blocks are more work, and lie at its end.
+//
+// Launch: 256 threads, at most FP4KIT_RESIDUAL_BLOCKS blocks per multiprocessor. An item is `depth`
+// groups (a divisor of 16) or single rows, `units` items make up a row; fewer than 2^31 items.
 template <class T, bool kRounds>
 __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
     quantize_residual_kernel(const typename T::Bits* __restrict__ x,
                              const float* __restrict__ encode_scale, const i64*,
-                             u8* __restrict__ packed, u8* __restrict__ block_scale, i64 items,
-                             i64 rows, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows,
-                             i64 stored_cols, i64 units, i64 magic, i64 shift, i64 layout,
-                             i64 interleaved, i64 copies, i64 high_first) {
+                             u8* __restrict__ packed, u8* __restrict__ block_scale, i64 item_count,
+                             i64 depth_count, i64 unit_blocks, i64 units, i64 magic, i64 shift,
+                             i64 rotation, i64 row_step, i64 x_step, i64 code_step, i64 scale_step,
+                             i64 row_count, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows,
+                             i64 stored_cols, i64 layout_number, i64 interleaved, i64 copies,
+                             i64 high_first) {
   __shared__ FactorTable factors;
   if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) factors.fill(threadIdx.x);
   __syncthreads();
 
+  constexpr u32 kWarps = kThreads / 32;
   const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
                                 static_cast<u32>(blocks), interleaved != 0};
-  const ScalePlaces scale_places(static_cast<int>(layout), static_cast<u32>(stored_cols));
+  const int layout = static_cast<int>(layout_number);
+  const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
   const FastDivide divide{units, static_cast<u32>(magic), static_cast<u32>(shift)};
   const float scale = usable(__ldg(encode_scale));
-  const u32 count = static_cast<u32>(items);
-  const u32 stride = gridDim.x * kThreads;
+  const u32 items = static_cast<u32>(item_count);
+  const u32 depth = static_cast<u32>(depth_count);
+  const u32 rows = static_cast<u32>(row_count);
   const bool pairs = interleaved && first % 2 == 0;
+  const bool wide = unit_blocks == 32;
+  const u32 lane = threadIdx.x % 32;
+  const u32 block_offset = wide ? lane : lane % kTileCols;
+  const u32 local = wide ? 0 : group_local(layout, lane);
 
-  Words<T> ahead;
-  u32 row, block;
-  bool stored, inside;  // a scale belongs to it, elements do
-  const auto load = [&](u32 item) {
-    spread(static_cast<int>(layout), item, divide, row, block);
-    stored = item < count && block < places.main_blocks;
-    inside = stored && row < static_cast<u32>(rows);
-    const u64 lane = row * places.main_blocks + block;
-    load_elements<true, T>(x + lane * kLaneElements, inside ? kLaneElements : 0, ahead);
+  Words<T> ahead{};
+  u32 row, block;  // of the item that is under way
+  const typename T::Bits* from;
+  const auto begin = [&](u32 item) {
+    const u32 segment = small_quotient(item, divide);
+    const u32 turned =
+        item - segment * static_cast<u32>(units) + segment * static_cast<u32>(rotation);
+    const u32 unit = turned - small_quotient(turned, divide) * static_cast<u32>(units);
+    block = unit * static_cast<u32>(unit_blocks) + block_offset;
+    row = wide ? segment * depth : group_row(layout, segment * depth, local);
+    from = x + (static_cast<u64>(row) * places.main_blocks + block) * kLaneElements;
+    if (item < items && block < places.main_blocks && row < rows) load_ahead(from, ahead);
   };
-  load(blockIdx.x * kThreads + threadIdx.x);
+  u32 item = blockIdx.x * kWarps + threadIdx.x / 32;
+  begin(item);
 #pragma unroll 1
-  for (u32 start = blockIdx.x * kThreads; start < count; start += stride) {
-    const Words<T> elements = ahead;
-    const u32 my_row = row;
-    const u32 my_block = block;
-    const bool my_stored = stored;
-    const bool my_inside = inside;
-    load(start + stride + threadIdx.x);
-    if (!my_stored) continue;
-    const bool has_extra = my_block >= places.first;
-    const u32 main_place = places.main(my_block);
-    const u32 extra_place = places.extra(my_block);
-    CodedBlock main{}, extra{};
-    if (my_inside) {
-      quantize_with_residual<T, kRounds>(elements, scale, has_extra, copies != 0, factors, main,
-                                         extra);
-      // Fewer than 2^32 blocks: there are at most two for each item.
-      store_both(packed + static_cast<u64>(my_row * places.blocks) * 8, main_place, extra_place,
-                 has_extra, pairs, high_first != 0, main, extra);
+  while (item < items) {
+    const bool stored = block < places.main_blocks;
+    const bool has_extra = stored && block >= places.first;
+    const u32 main_place = places.main(block);
+    const u32 extra_place = places.extra(block);
+    u8* codes = packed + (static_cast<u64>(row) * places.blocks + main_place) * 8;
+    u8* scales = block_scale + scale_places(row, main_place);
+    const u32 code_gap = (extra_place - main_place) * 8;
+    const u32 scale_gap =
+        static_cast<u32>(scale_places(row, extra_place) - scale_places(row, main_place));
+    u32 my_row = row;
+    item += gridDim.x * kWarps;
+#pragma unroll 1
+    for (u32 left = depth; left > 0; --left) {
+      // Of a row past the last one only a scale is stored: what elements there are is of no matter.
+      const BlockElements elements = scale_block<kRounds>(ahead, scale);
+      if (left == 1) {
+        begin(item);
+      } else {
+        from += x_step;
+        if (stored && my_row + static_cast<u32>(row_step) < rows) load_ahead(from, ahead);
+      }
+      if (stored) {
+        CodedBlock main{}, extra{};
+        if (my_row < rows) {
+          quantize_with_residual<kRounds>(elements, has_extra, copies != 0, factors, main, extra);
+          store_both(codes, code_gap, has_extra, pairs, high_first != 0, main, extra);
+        }
+        if (my_row < static_cast<u32>(stored_rows)) {
+          *scales = static_cast<u8>(main.byte);
+          if (has_extra) scales[scale_gap] = static_cast<u8>(extra.byte);
+        }
+      }
+      my_row += static_cast<u32>(row_step);
+      codes += code_step;
+      scales += scale_step;
     }
-    block_scale[scale_places(my_row, main_place)] = static_cast<u8>(main.byte);
-    if (has_extra) block_scale[scale_places(my_row, extra_place)] = static_cast<u8>(extra.byte);
   }
-  // Padded rows were items; what is left lies beside the blocks.
+  // Padded rows were taken along; what is left lies beside the blocks.
   if (blocks != stored_cols) {
-    clear_padding(block_scale, static_cast<int>(layout), stored_rows, blocks, stored_rows,
-                  stored_cols);
+    clear_padding(block_scale, layout, stored_rows, blocks, stored_rows, stored_cols);
   }
 }
 
@@ -115,8 +154,7 @@ template <class T>
 struct Stage {
   static constexpr u32 kRows = 4 / T::kSize;       // rows that a word holds a channel of
   static constexpr u32 kChannels = 16 / T::kSize;  // of a 16-byte piece of a row
-  static constexpr u32 kPieces = kLaneElements / kChannels;  // of a block
-  static constexpr u32 kAhead = 4 / kRows;  // pieces a thread fetches before it needs them
+  static constexpr u32 kAhead = 4 / kRows;         // pieces a thread fetches before it needs them
 
   FactorTable* factors;
   u32* word;   // `together` rows or pairs of rows
@@ -136,8 +174,8 @@ template <class T>
 struct Piece {
   u32 row[Stage<T>::kRows][4];
 
-  __device__ __forceinline__ void put(u32* word, u32 chunk, u32 cols) const {
-    uint4* const low = reinterpret_cast<uint4*>(word + chunk * 4);
+  __device__ __forceinline__ void put(u32* staged, u32 half) const {
+    uint4* const low = reinterpret_cast<uint4*>(staged);
     if constexpr (Stage<T>::kRows == 1) {
       *low = make_uint4(row[0][0], row[0][1], row[0][2], row[0][3]);
     } else {
@@ -148,25 +186,25 @@ struct Piece {
         w[2 * i + 1] = byte_perm(row[0][i], row[1][i], 0x7632u);
       }
       *low = make_uint4(w[0], w[1], w[2], w[3]);
-      *reinterpret_cast<uint4*>(word + cols / 2 + chunk * 4) = make_uint4(w[4], w[5], w[6], w[7]);
+      *reinterpret_cast<uint4*>(staged + half) = make_uint4(w[4], w[5], w[6], w[7]);
     }
   }
 };
 
 // The sixteen channels of a block, of each of the rows that share words.
-template <class T>
-__device__ __forceinline__ void gather(const u32* word, const u16* index, u32 block,
-                                       u32 main_blocks, Words<T> (&rows)[Stage<T>::kRows]) {
+template <class T, bool kFar>
+__device__ __forceinline__ void gather(u32* staged, const u16* index, u32 block, u32 main_blocks,
+                                       Words<T> (&rows)[Stage<T>::kRows]) {
   u32 found[kLaneElements];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint4 eight =
         *reinterpret_cast<const uint4*>(index + index_place(block, half * 8, main_blocks));
-    const u32 places[4] = {eight.x, eight.y, eight.z, eight.w};
+    const u32 kept[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      found[8 * half + 2 * i] = word[places[i] & 0xFFFFu];
-      found[8 * half + 2 * i + 1] = word[places[i] >> 16];
+      found[8 * half + 2 * i] = staged_word<kFar>(staged, kept[i] & 0xFFFFu);
+      found[8 * half + 2 * i + 1] = staged_word<kFar>(staged, kept[i] >> 16);
     }
   }
 #pragma unroll
@@ -211,8 +249,8 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
 //
 // Launch: 256 threads, as many blocks as run at once; shared memory as in Stage, the scales being
 // 8 * stored_cols bytes, rounded up to 32. Fewer than 2^31 rows, and cols at most 2^16.
-template <class T, bool kRounds>
-__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
+template <class T, bool kRounds, bool kFar>
+__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_ORDERED_BLOCKS)
     quantize_residual_ordered_kernel(const typename T::Bits* __restrict__ x,
                                      const float* __restrict__ encode_scale,
                                      const i64* __restrict__ order, u8* __restrict__ packed,
@@ -230,26 +268,30 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
                                 static_cast<u32>(block_count), interleaved != 0};
   const u32 cols = places.main_blocks * kLaneElements;
   const u32 chunks = cols / S::kChannels;
+  const u32 half = together * (cols / 2);
   const u32 steps = kGroupRows / S::kRows / together;
   const FastDivide divide{main_count, static_cast<u32>(magic), static_cast<u32>(shift)};
   const S stage(memory, together, cols);
   const bool pairs = interleaved && first % 2 == 0;
 
+  // A turn is what all threads fetch of a row (or pair) at once, a piece each.
+  const u32 row_turns = (chunks + kThreads - 1) / kThreads;
+  const u32 turns = together * row_turns;
   Piece<T> ahead[S::kAhead];
-  u32 set[S::kAhead], chunk[S::kAhead];
-  // Pieces from..., a thread's own. Rows past the last count as zeros.
+  // Rows past the last count as zeros.
   const auto fetch = [&](u32 group, u32 step, u32 from) {
 #pragma unroll
     for (u32 a = 0; a < S::kAhead; ++a) {
-      const u32 piece = from + a * kThreads + threadIdx.x;
-      set[a] = small_quotient(piece / S::kPieces, divide);
-      chunk[a] = piece - set[a] * chunks;
+      const u32 set = (from + a) / row_turns;
+      const u32 chunk = (from + a - set * row_turns) * kThreads + threadIdx.x;
+      const u32 row = group_row(layout, group, (step * together + set) * S::kRows);
+      const bool valid = from + a < turns && chunk < chunks;
+      const typename T::Bits* const piece = x + static_cast<u64>(row) * cols + chunk * S::kChannels;
 #pragma unroll
       for (u32 r = 0; r < S::kRows; ++r) {
-        const u32 row = group_row(layout, group, (step * together + set[a]) * S::kRows + r);
         uint4 four = make_uint4(0, 0, 0, 0);
-        if (set[a] < together && row < rows) {
-          four = __ldg(reinterpret_cast<const uint4*>(x + static_cast<u64>(row) * cols) + chunk[a]);
+        if (valid && row + r < rows) {
+          four = __ldg(reinterpret_cast<const uint4*>(piece + r * cols));
         }
         ahead[a].row[r][0] = four.x;
         ahead[a].row[r][1] = four.y;
@@ -258,10 +300,14 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
       }
     }
   };
-  const auto put = [&] {
+  const auto put = [&](u32 from) {
 #pragma unroll
     for (u32 a = 0; a < S::kAhead; ++a) {
-      if (set[a] < together) ahead[a].put(stage.word + set[a] * cols, chunk[a], cols);
+      const u32 set = (from + a) / row_turns;
+      const u32 chunk = (from + a - set * row_turns) * kThreads + threadIdx.x;
+      if (from + a < turns && chunk < chunks) {
+        ahead[a].put(stage.word + (set * chunks + chunk) * 4, half);
+      }
     }
   };
 
@@ -273,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
   for (u32 j = threadIdx.x; j < cols; j += kThreads) {
     const u32 channel = static_cast<u32>(__ldg(order + j));
     stage.index[index_place(j / kLaneElements, j % kLaneElements, places.main_blocks)] =
-        static_cast<u16>(staged_place<T>(channel, cols));
+        static_cast<u16>(kept_place<kFar>(staged_place<T>(channel, half)));
   }
   // Columns beside the blocks stay 0.
   for (u32 i = threadIdx.x; i < (static_cast<u32>(stored_cols) + 3) / 4 * 8; i += kThreads) {
@@ -285,11 +331,11 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
 #pragma unroll 1
   while (group < groups) {
     __syncthreads();  // nobody reads the rows and scales of the step before any more
-    put();
+    put(0);
 #pragma unroll 1
-    for (u32 from = S::kAhead * kThreads; from < together * chunks; from += S::kAhead * kThreads) {
+    for (u32 from = S::kAhead; from < turns; from += S::kAhead) {
       fetch(group, step, from);
-      put();
+      put(from);
     }
     const bool last = step + 1 == steps;
     const u32 next_group = last ? group + gridDim.x : group;
@@ -299,30 +345,33 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
 
 #pragma unroll 1
     for (u32 item = threadIdx.x; item < together * places.main_blocks; item += kThreads) {
-      const u32 my_set = small_quotient(item, divide);
-      const u32 block = item - my_set * places.main_blocks;
+      const u32 set = small_quotient(item, divide);
+      const u32 block = item - set * places.main_blocks;
       Words<T> elements[S::kRows];
-      gather<T>(stage.word + my_set * cols, stage.index, block, places.main_blocks, elements);
+      gather<T, kFar>(stage.word + set * staged_row<T>(cols), stage.index, block,
+                      places.main_blocks, elements);
       const bool has_extra = block >= places.first;
       const u32 main_place = places.main(block);
       const u32 extra_place = places.extra(block);
+      const u32 code_gap = (extra_place - main_place) * 8;
+      const u32 local = (step * together + set) * S::kRows;
+      const u32 row = group_row(layout, group, local);
+      u8* codes = packed + (static_cast<u64>(row) * places.blocks + main_place) * 8;
 #pragma unroll 1
       for (u32 r = 0; r < S::kRows; ++r) {
-        const u32 local = (step * together + my_set) * S::kRows + r;
-        const u32 row = group_row(layout, group, local);
         CodedBlock main{}, extra{};
-        if (row < rows) {
-          quantize_with_residual<T, kRounds>(elements[0], scale, has_extra, copies != 0, factors,
-                                             main, extra);
-          store_both(packed + static_cast<u64>(row) * places.blocks * 8, main_place, extra_place,
-                     has_extra, pairs, high_first != 0, main, extra);
+        if (row + r < rows) {
+          quantize_with_residual<kRounds>(scale_block<kRounds>(elements[0], scale), has_extra,
+                                          copies != 0, factors, main, extra);
+          store_both(codes, code_gap, has_extra, pairs, high_first != 0, main, extra);
         }
-        stage.scales[group_scale(layout, local, main_place, places.blocks)] =
+        stage.scales[group_scale(layout, local + r, main_place, places.blocks)] =
             static_cast<u8>(main.byte);
         if (has_extra) {
-          stage.scales[group_scale(layout, local, extra_place, places.blocks)] =
+          stage.scales[group_scale(layout, local + r, extra_place, places.blocks)] =
               static_cast<u8>(extra.byte);
         }
+        codes += block_count * 8;
         if constexpr (S::kRows == 2) elements[0] = elements[1];
       }
     }
@@ -382,8 +431,8 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
       const float scale = usable(__ldg(encode_scale));
-      quantize_with_residual<T, kRounds>(gathered, scale, has_extra, copies != 0, factors, main,
-                                         extra);
+      quantize_with_residual<kRounds>(scale_block<kRounds>(gathered, scale), has_extra, copies != 0,
+                                      factors, main, extra);
       if (high_first) {
         main.swap();
         extra.swap();

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Residual channels: the arithmetic of a block (fp4kit/residual_blocks.py), and where its parts lie.
-// Symbols as there: g encode scale, y = x g, q a block's decoded scale.
+// Residual channels: the arithmetic of a block (fp4kit/residual_blocks.py), and where its parts
+// lie. Symbols as there: g encode scale, y = x g, q a block's decoded scale.
 #pragma once
 
 #include "lane.cuh"
@@ -16,12 +16,10 @@ namespace fp4kit {
 
 // No block scale is 0: residual_blocks.SCALE_MIN, the smallest E4M3 value.
 constexpr u32 kSmallestScaleBits = kModeloptScaleMinBits;
-// Recipe te scales elements as residual blocks do: by a product, the sign of zeros kept.
-constexpr int kResidualRecipe = kRecipeTe;
 
 // fl(amax / 6) wherever that is at least kSmallestScaleBits, without a division: the quotient by
-// the rounded reciprocal, corrected by its exact remainder, is the rounded one. An infinity counts
-// as FLT_MAX, whose scale saturates as well.
+// the rounded reciprocal, corrected by its exact remainder, is the rounded one. Infinity and NaN
+// count as FLT_MAX, whose scale saturates as well.
 FP4KIT_HD float amax_by_six(float amax) {
   const float a = as_float(min_u32(as_bits(amax), kMaxFiniteBits));
   const float quotient = mul_rn(a, kReciprocalE2m1Max);
@@ -32,7 +30,8 @@ FP4KIT_HD u32 residual_scale_byte(float amax) {
   return encode_e4m3(at_least(amax_by_six(amax), as_float(kSmallestScaleBits)));
 }
 
-// What multiplies the elements of a block: fl(1 / q), by scale byte; one for each thread to fill in.
+// What multiplies the elements of a block: fl(1 / q), by scale byte; one for each thread to fill
+// in.
 struct FactorTable {
   float factor[1 << (E4m3::kBits - 1)];
 
@@ -40,48 +39,133 @@ struct FactorTable {
   FP4KIT_HD float operator()(u32 byte) const { return factor[byte]; }
 };
 
-// y in binary32, worked out whenever it is read: signs are those of x, as g is positive.
-template <class T>
-struct Scaled : Words<T> {
-  float scale;
-
-  FP4KIT_HD Scaled(const Words<T>& x, float g) : Words<T>(x), scale(g) {}
-  FP4KIT_HD float value(int i) const { return mul_rn(Words<T>::value(i), scale); }
-  FP4KIT_HD Scaled magnitudes() const { return Scaled(Words<T>::magnitudes(), scale); }
-};
-
-// Rounding keeps the order of magnitudes, so that the largest x gives the largest y.
-template <class T>
-FP4KIT_HD float amax_of(const Scaled<T>& magnitude, u32& raw) {
-  return mul_rn(from_input_bits<T>(lane_amax_bits<T>(magnitude, raw)), magnitude.scale);
-}
-template <class T>
-FP4KIT_HD float amax_of(const Words<T>& magnitude, u32& raw) {
-  return from_input_bits<T>(lane_amax_bits<T>(magnitude, raw));
+// fl(|a| b): the sign is dropped by the instruction that multiplies.
+FP4KIT_HD float mul_magnitude(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 magnitude;\n"
+      "abs.f32 magnitude, %1;\n"
+      "mul.rn.f32 %0, magnitude, %2;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return as_float(magnitude_bits(a)) * b;
+#endif
 }
 
-// Sixteen floats as elements: rounded to bfloat16, or as they are.
-template <bool kRounds>
-struct Kept {
-  using Type = F32;
-};
-template <>
-struct Kept<true> {
-  using Type = Bf16;
-};
+// The larger of two magnitudes, NaN being larger than all else.
+FP4KIT_HD float max_magnitude(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float result;
+  asm("{\n"
+      ".reg .f32 first, second;\n"
+      "abs.f32 first, %1;\n"
+      "abs.f32 second, %2;\n"
+      "max.NaN.f32 %0, first, second;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return as_float(max_u32(magnitude_bits(a), magnitude_bits(b)));
+#endif
+}
 
-template <bool kRounds, class Value>
-FP4KIT_HD Words<typename Kept<kRounds>::Type> keep(const Value& value) {
-  Words<typename Kept<kRounds>::Type> result;
-#pragma unroll
-  for (int i = 0; i < result.kWords; ++i) {
-    if constexpr (kRounds) {
-      result.word[i] = pack_pair<Bf16>(value(2 * i), value(2 * i + 1));
-    } else {
-      result.word[i] = as_bits(value(i));
-    }
+// The same of both halves of words.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define FP4KIT_MAX_MAGNITUDE2(type) \
+  asm("{\n"                         \
+      ".reg .b32 first, second;\n"  \
+      "abs." type                   \
+      " first, %1;\n"               \
+      "abs." type                   \
+      " second, %2;\n"              \
+      "max.NaN." type               \
+      " %0, first, second;\n"       \
+      "}"                           \
+      : "=r"(result)                \
+      : "r"(a), "r"(b))
+template <class T>
+__device__ __forceinline__ u32 max_magnitude2(u32 a, u32 b) {
+  u32 result;
+  if constexpr (SameType<T, Bf16>::kValue) {
+    FP4KIT_MAX_MAGNITUDE2("bf16x2");
+  } else {
+    FP4KIT_MAX_MAGNITUDE2("f16x2");
   }
   return result;
+}
+#undef FP4KIT_MAX_MAGNITUDE2
+#endif
+
+// The largest magnitude of a block, NaN if there is one.
+FP4KIT_HD float amax_or_nan(const float (&y)[kLaneElements]) {
+  float part[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) part[i] = max_magnitude(y[i], y[i + 4]);
+#pragma unroll
+  for (int i = 8; i < kLaneElements; ++i) part[i % 4] = max_magnitude(part[i % 4], y[i]);
+  return max_magnitude(max_magnitude(part[0], part[1]), max_magnitude(part[2], part[3]));
+}
+
+template <class T>
+FP4KIT_HD float amax_or_nan(const Words<T>& x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (T::kSize == 2) {
+    const u32 first = max_magnitude2<T>(max_magnitude2<T>(x.word[0], x.word[1]),
+                                        max_magnitude2<T>(x.word[2], x.word[3]));
+    const u32 second = max_magnitude2<T>(max_magnitude2<T>(x.word[4], x.word[5]),
+                                         max_magnitude2<T>(x.word[6], x.word[7]));
+    const Words<T, 2> both{{max_magnitude2<T>(first, second)}};
+    return max_magnitude(both.value(0), both.value(1));
+  }
+#endif
+  MaxBits<T> maximum;
+#pragma unroll
+  for (int i = 0; i < x.kWords; ++i) maximum.add(x.word[i]);
+  return from_input_bits<T>(maximum.result());
+}
+
+// A value rounded to bfloat16, or as it is. NaN stays some NaN.
+template <bool kRounds>
+FP4KIT_HD float round_if(float value) {
+  return kRounds ? as_float(pack_pair<Bf16>(0.0f, value)) : value;
+}
+
+// The elements of a block, their signs as bit 3 of nibbles, and their largest magnitude or NaN.
+struct BlockElements {
+  float y[kLaneElements];
+  u32 signs[2];
+  float amax;
+
+  // The largest magnitude with NaN ignored.
+  FP4KIT_HD float amax_of_numbers() const {
+    u32 result = 0;
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) {
+      const u32 bits = magnitude_bits(y[i]);
+      result = max_u32(result, bits > kInfBits ? 0 : bits);
+    }
+    return as_float(result);
+  }
+};
+
+// y of elements as they lie in memory. g is positive, so that signs are those of x, and rounding
+// keeps the order of magnitudes, so that the largest x gives the largest y.
+template <bool kRounds, class T>
+FP4KIT_HD BlockElements scale_block(const Words<T>& x, float g) {
+  BlockElements elements;
+#pragma unroll
+  for (int i = 0; i < kLaneElements; ++i) {
+    elements.y[i] = round_if<kRounds>(mul_rn(x.value(i), g));
+  }
+  elements.signs[0] = sign_nibbles<T>(x.word);
+  elements.signs[1] = sign_nibbles<T>(x.word + x.kWords / 2);
+  elements.amax = round_if<kRounds>(mul_rn(amax_or_nan(x), g));
+  return elements;
 }
 
 // Codes of a block, low nibble first, and its scale.
@@ -95,50 +179,77 @@ struct CodedBlock {
   }
 };
 
-// residual_blocks.encode_blocks. T: whose bits the words of Y are.
-template <class T, class Y, class Factors>
-FP4KIT_HD CodedBlock encode_residual_block(const Y& y, const Factors& factors) {
-  const Y magnitude = y.magnitudes();
-  u32 raw;
+// Half of a block's codes. kCareful: as in lane.cuh.
+template <bool kCareful>
+FP4KIT_HD u32 encode_half(const float* y, u32 signs, float factor) {
+  float scaled[8];
+#ifdef FP4KIT_HARDWARE_E2M1
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scaled[i] = mul_rn(y[i], factor);
+  return e2m1_hardware8(scaled);
+#else
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scaled[i] = mul_magnitude(y[i], factor);
+  if constexpr (kCareful) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) signs &= is_nan(scaled[i]) ? ~(8u << (4 * i)) : ~0u;
+  }
+  return e2m1_magnitudes8<kCareful>(scaled) | signs;
+#endif
+}
+
+template <bool kCareful>
+FP4KIT_HD void encode_under(const BlockElements& elements, float factor, CodedBlock& block) {
+  block.code[0] = encode_half<kCareful>(elements.y, elements.signs[0], factor);
+  block.code[1] = encode_half<kCareful>(elements.y + 8, elements.signs[1], factor);
+}
+
+// residual_blocks.encode_blocks.
+template <class Factors>
+FP4KIT_HD CodedBlock encode_elements(const BlockElements& elements, const Factors& factors) {
   CodedBlock block;
-  block.byte = residual_scale_byte(amax_of(magnitude, raw));
-  const bool ordinary = is_ordinary_scale<Nvfp4>(block.byte, 0);
-  encode_lane<Nvfp4, T, kResidualRecipe>(y, magnitude, raw, ordinary, factors(block.byte),
-                                         block.code);
+  block.byte = residual_scale_byte(elements.amax);
+  // Infinity and NaN have given the last byte, which is not an ordinary one.
+  if (is_ordinary_scale<Nvfp4>(block.byte, 0)) {
+    encode_under<false>(elements, factors(block.byte), block);
+  } else {
+    if (is_nan(elements.amax)) block.byte = residual_scale_byte(elements.amax_of_numbers());
+    encode_under<true>(elements, factors(block.byte), block);
+  }
   return block;
 }
 
-// The block of what the codes of `main` lose of y. value * q is exact, so that one fused sum is the
-// difference, rounded once.
-template <bool kRounds, class Y, class Factors>
-FP4KIT_HD CodedBlock encode_loss(const Y& y, const CodedBlock& main, const Factors& factors) {
+// What the codes of `main` lose of y. value * q is exact, so that one fused sum is the difference,
+// rounded once.
+template <bool kRounds>
+FP4KIT_HD BlockElements loss_of(const BlockElements& elements, const CodedBlock& main) {
   const float minus_q = mul_rn(decode_fp8<E4m3>(main.byte), -1.0f);
-  float value[kLaneElements];
-  e2m1_decode<8>(main.code[0], value);
-  e2m1_decode<8>(main.code[1], value + 8);
-  const auto loss = keep<kRounds>([&](int i) { return fma_rn(value[i], minus_q, y.value(i)); });
-  return encode_residual_block<typename Kept<kRounds>::Type>(loss, factors);
-}
-
-template <class T, bool kRounds, class Y, class Factors>
-FP4KIT_HD void encode_both(const Y& y, bool wants_extra, bool copies, const Factors& factors,
-                           CodedBlock& main, CodedBlock& extra) {
-  main = encode_residual_block<T>(y, factors);
-  extra = main;
-  if (wants_extra && !copies) extra = encode_loss<kRounds>(y, main, factors);
-}
-
-// The main block of sixteen elements and, if `wants_extra`, its residual block: a copy of the main
-// block in weight mode (`copies`).
-template <class T, bool kRounds, class Factors>
-FP4KIT_HD void quantize_with_residual(const Words<T>& x, float scale, bool wants_extra, bool copies,
-                                      const Factors& factors, CodedBlock& main, CodedBlock& extra) {
-  if constexpr (kRounds) {
-    const Words<Bf16> y = keep<true>([&](int i) { return mul_rn(x.value(i), scale); });
-    encode_both<Bf16, true>(y, wants_extra, copies, factors, main, extra);
-  } else {
-    encode_both<T, false>(Scaled<T>(x, scale), wants_extra, copies, factors, main, extra);
+  BlockElements loss;
+  Words<F32> bits;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float value[8];
+    e2m1_decode<8>(main.code[half], value);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int k = 8 * half + i;
+      loss.y[k] = round_if<kRounds>(fma_rn(value[i], minus_q, elements.y[k]));
+      bits.word[k] = as_bits(loss.y[k]);
+    }
+    loss.signs[half] = sign_nibbles<F32>(bits.word + 8 * half);
   }
+  loss.amax = amax_or_nan(loss.y);
+  return loss;
+}
+
+// The main block and, if `wants_extra`, its residual block: a copy of the main block in weight mode
+// (`copies`).
+template <bool kRounds, class Factors>
+FP4KIT_HD void quantize_with_residual(const BlockElements& elements, bool wants_extra, bool copies,
+                                      const Factors& factors, CodedBlock& main, CodedBlock& extra) {
+  main = encode_elements(elements, factors);
+  extra = main;
+  if (wants_extra && !copies) extra = encode_elements(loss_of<kRounds>(elements, main), factors);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -210,7 +321,8 @@ FP4KIT_HD Words<Out, kCount> decode_alone(const u32* codes, u32 byte, const E2m1
                                           float inverse) {
   Words<Out, kCount> out;
   if constexpr (Out::kSize == 2) {
-    decode_words<Nvfp4, kResidualRecipe, false>(codes, table[byte], out);
+    // Of the recipe only that it decodes the sign of zeros counts here.
+    decode_words<Nvfp4, kRecipeTe, false>(codes, table[byte], out);
   } else {
     constexpr int kEach = kCount == 4 ? 4 : 8;
     const float q = decode_fp8<E4m3>(byte);
@@ -258,6 +370,12 @@ FP4KIT_HD u32 group_row(int layout, u32 group, u32 local) {
          local / 2 * 32;
 }
 
+// The row of a group whose scale byte `place` of a sector is.
+FP4KIT_HD u32 group_local(int layout, u32 place) {
+  return layout == kLayoutSwizzled128x4 ? place / 16 + place % 16 / kTileCols * 2
+                                        : place / kTileCols;
+}
+
 // Where the scale (local, col) stands among those of its group: linear by rows, else by sectors.
 FP4KIT_HD u32 group_scale(int layout, u32 local, u32 col, u32 blocks) {
   if (layout == kLayoutLinear) return local * blocks + col;
@@ -275,37 +393,37 @@ FP4KIT_HD u64 sector_offset(int layout, u32 group, u32 sector, u32 across, u32 i
   return tile * kTileBytes128 + group % kTileGroups128 * kSectorBytes + inside;
 }
 
-// Which (row, main block) thread `item` takes: where scales are linear one after the other, else a
-// warp takes four blocks of the rows of a group, a sector of scales. `units` are what `divide`
-// divides by: blocks of a row, or fours of them.
-FP4KIT_HD void spread(int layout, u32 item, const FastDivide& divide, u32& row, u32& block) {
-  const u32 units = static_cast<u32>(divide.divisor);
-  if (layout == kLayoutLinear) {
-    row = small_quotient(item, divide);
-    block = item - row * units;
-    return;
-  }
-  const u32 unit = item / kSectorBytes;
-  const u32 place = item % kSectorBytes;
-  const u32 group = small_quotient(unit, divide);
-  const u32 local = layout == kLayoutSwizzled128x4 ? place / 16 + place % 16 / kTileCols * 2
-                                                   : place / kTileCols;
-  row = group_row(layout, group, local);
-  block = (unit - group * units) * kTileCols + place % kTileCols;
+// Kernels that reorder channels stage rows in shared memory: a word holds a channel of two rows of
+// a 16-bit type, so that one access fetches both. The words of a 16-byte piece of two rows lie in
+// two halves of that memory, so that the pieces of neighbouring threads meet every bank once.
+// `half` is the size of one, in words.
+template <class T>
+FP4KIT_HD u32 staged_place(u32 channel, u32 half) {
+  if constexpr (T::kSize == 4) return channel;
+  return channel / 8 * 4 + channel % 4 + (channel % 8 / 4) * half;
 }
 
-// Kernels that reorder channels stage rows in shared memory: a word holds a channel of two rows of
-// a 16-bit type, so that one access fetches both. Channels lie such that the words of a 16-byte
-// piece of a row, as well as those of the pieces beside it, meet every bank once.
+// From a row (or a pair of rows) to the next, in words.
 template <class T>
-FP4KIT_HD u32 staged_place(u32 channel, u32 cols) {
-  if constexpr (T::kSize == 4) return channel;
-  return channel / 8 * 4 + channel % 4 + (channel % 8 / 4) * (cols / 2);
+FP4KIT_HD u32 staged_row(u32 cols) {
+  return T::kSize == 4 ? cols : cols / 2;
 }
 
 // Where the staged place of a block's channel i is kept, for the same reason.
 FP4KIT_HD u32 index_place(u32 block, u32 i, u32 main_blocks) {
   return (i / 8 * main_blocks + block) * 8 + i % 8;
+}
+
+// Places are kept in 16 bits: as offsets in bytes, or in words where these are too many (kFar).
+template <bool kFar>
+FP4KIT_HD u32 kept_place(u32 word) {
+  return kFar ? word : word * 4;
+}
+
+template <bool kFar>
+FP4KIT_HD u32& staged_word(u32* staged, u32 kept) {
+  if constexpr (kFar) return staged[kept];
+  return *reinterpret_cast<u32*>(reinterpret_cast<u8*>(staged) + kept);
 }
 
 }  // namespace fp4kit

@@ -14,6 +14,7 @@ from .cuda_module import (
     CXX_DTYPES,
     DEQUANTIZE_UNROLL,
     RESIDUAL_BLOCKS,
+    RESIDUAL_ORDERED_BLOCKS,
     THREADS,
     Instance,
     instance,
@@ -24,6 +25,10 @@ from .operations import ResidualPlan
 GROUP_ROWS = 8
 #: Blocks of a row that a warp takes where scales are tiled.
 TILE_BLOCKS = 4
+#: Rows, or groups of rows, that a warp takes one after the other: a power of two, at most 16.
+MAX_DEPTH = 8
+#: Fewer of these where a warp would not have as many items.
+ITEMS_PER_WARP = 4
 #: Words of shared memory that the rows of a step take, where one row takes no more.
 STEP_WORDS = 8192
 #: Bytes of a channel's place in shared memory, and the channels that it can tell apart.
@@ -52,26 +57,27 @@ class Limits:
 
 
 @cache
-def quantize_kernel(kind: str, dtype: str, rounds: bool) -> Instance:
+def quantize_kernel(kind: str, dtype: str, rounds: bool, *far: bool) -> Instance:
     """Quantization from an element type; `kind` is '', '_ordered' or '_any'."""
     name = f"quantize_residual{kind}_kernel"
-    return instance(name, "quantize_residual.cu", CXX_DTYPES[dtype], rounds)
+    return instance(name, "quantize_residual.cu", CXX_DTYPES[dtype], rounds, *far)
 
 
 @cache
-def dequantize_kernel(kind: str, dtype: str) -> Instance:
+def dequantize_kernel(kind: str, dtype: str, *far: bool) -> Instance:
     """Dequantization to an element type; `kind` is '', '_ordered' or '_any'."""
     name = f"dequantize_residual{kind}_kernel"
-    return instance(name, "dequantize_residual.cu", CXX_DTYPES[dtype])
+    return instance(name, "dequantize_residual.cu", CXX_DTYPES[dtype], *far)
 
 
 def all_instances() -> list[Instance]:
     """Every kernel of residual channels."""
+    kinds = [("", ()), ("_ordered", (False,)), ("_ordered", (True,)), ("_any", ())]
     result = []
-    for kind in ("", "_ordered", "_any"):
+    for kind, far in kinds:
         for dtype in DTYPES:
-            result += [quantize_kernel(kind, dtype, rounds) for rounds in (True, False)]
-            result.append(dequantize_kernel(kind, dtype))
+            result += [quantize_kernel(kind, dtype, rounds, *far) for rounds in (True, False)]
+            result.append(dequantize_kernel(kind, dtype, *far))
     return result
 
 
@@ -97,15 +103,19 @@ class Staging:
     Attributes:
         together: rows (pairs of rows of a 16-bit type) of a step.
         shared: bytes of shared memory.
+        blocks: thread blocks that a multiprocessor has registers for.
+        far: whether places are kept as numbers of words: their bytes do not fit.
     """
 
     together: int
     shared: int
+    blocks: int
+    far: bool
 
     def grid(self, plan: ResidualPlan, limits: Limits) -> tuple[int, ...]:
         """As many thread blocks as run at once, or one for each group of rows."""
         fitting = limits.shared_multiprocessor // (self.shared + RESERVED)
-        resident = limits.multiprocessors * max(1, min(RESIDUAL_BLOCKS, fitting))
+        resident = limits.multiprocessors * max(1, min(self.blocks, fitting))
         return (min(_stored_groups(plan), resident),)
 
 
@@ -124,7 +134,60 @@ def staging(
         shared += FACTOR_TABLE + GROUP_ROWS * TILE_BLOCKS * -(-plan.blocks // TILE_BLOCKS)
     elif item_size == 2:
         shared += BYTE_TABLE
-    return Staging(together, shared) if shared <= limits.shared_block else None
+    if shared > limits.shared_block:
+        return None
+    blocks = RESIDUAL_ORDERED_BLOCKS if quantizes else RESIDUAL_BLOCKS
+    return Staging(together, shared, blocks, 4 * together * plan.cols > MAX_PLACES)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How warps go over a tensor whose channels stay in order.
+
+    Attributes:
+        unit_blocks: blocks of a row that a warp takes: as many as it has lanes, or of fewer the
+            same of each row of a group.
+        units: of a row.
+        depth: rows, or groups of rows, of an item.
+        items: units times depths.
+        rotation: how far items that are a row of units apart are moved along the row.
+    """
+
+    unit_blocks: int
+    units: int
+    depth: int
+    items: int
+    rotation: int
+
+    def fits(self, plan: ResidualPlan) -> bool:
+        """Whether what the kernel counts in 32 bits lets it."""
+        stored_rows, stored_cols = plan.scale_shape
+        return max(self.items, stored_rows) < 2**31 and stored_cols < 2**24
+
+    def steps(self, plan: ResidualPlan) -> tuple[int, ...]:
+        """From a lane's row to its next: in rows, elements, bytes of codes and bytes of scales."""
+        if self.unit_blocks == WARP:
+            rows = 1
+        else:
+            # In the 128x4 tile groups are pairs of neighbours, the rest of them 32 rows apart.
+            rows = 2 if plan.scale_layout == "swizzled_128x4" else GROUP_ROWS
+        scales = rows * plan.scale_shape[1]
+        if plan.scale_layout == "swizzled_128x4":
+            scales = GROUP_ROWS * TILE_BLOCKS
+        return rows, rows * plan.cols, rows * plan.packed_shape[1], scales
+
+
+def _walk(plan: ResidualPlan, limits: Limits) -> Walk:
+    wide = plan.scale_layout == "linear" and plan.main_blocks >= WARP
+    unit_blocks = WARP if wide else TILE_BLOCKS
+    units = -(-plan.main_blocks // unit_blocks)
+    down = plan.rows if wide else _stored_groups(plan)
+    depth = MAX_DEPTH
+    warps = limits.multiprocessors * RESIDUAL_BLOCKS * THREADS // WARP
+    while depth > 1 and -(-down // depth) * units < ITEMS_PER_WARP * warps:
+        depth //= 2
+    # By about the golden section: soon everywhere, and seldom twice at one place.
+    return Walk(unit_blocks, units, depth, -(-down // depth) * units, units * 5 // 8)
 
 
 def quantize_launch(
@@ -146,7 +209,7 @@ def quantize_launch(
         if stage is not None:
             magic, shift = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
-                quantize_kernel("_ordered", dtype, plan.rounds),
+                quantize_kernel("_ordered", dtype, plan.rounds, stage.far),
                 stage.grid(plan, limits),
                 (
                     _stored_groups(plan),
@@ -162,24 +225,28 @@ def quantize_launch(
                 ),
                 stage.shared,
             )
-    units, items = _items(plan)
-    if not ordered and aligned and items < 2**31 and stored_cols < 2**24:
-        magic, shift = fast_division(units, items)
-        resident = limits.multiprocessors * RESIDUAL_BLOCKS
+    walk = _walk(plan, limits)
+    if not ordered and aligned and walk.fits(plan):
+        magic, shift = fast_division(walk.units, walk.items + walk.units + THREADS)
+        warps = THREADS // WARP
         return Launch(
             quantize_kernel("", dtype, plan.rounds),
-            (min(-(-items // THREADS), resident),),
+            (min(-(-walk.items // warps), limits.multiprocessors * RESIDUAL_BLOCKS),),
             (
-                items,
+                walk.items,
+                walk.depth,
+                walk.unit_blocks,
+                walk.units,
+                magic,
+                shift,
+                walk.rotation,
+                *walk.steps(plan),
                 plan.rows,
                 plan.main_blocks,
                 plan.first,
                 plan.blocks,
                 stored_rows,
                 stored_cols,
-                units,
-                magic,
-                shift,
                 *options,
             ),
         )
@@ -203,17 +270,6 @@ def quantize_launch(
     )
 
 
-def _items(plan: ResidualPlan) -> tuple[int, int]:
-    """Units of a row that a thread's number is divided by, and threads: spread() of residual.cuh.
-
-    A thread takes a block; where scales are tiled, a warp takes four of each row of a group.
-    """
-    if plan.scale_layout == "linear":
-        return plan.main_blocks, plan.rows * plan.main_blocks
-    units = -(-plan.main_blocks // TILE_BLOCKS)
-    return units, _stored_groups(plan) * units * WARP
-
-
 def dequantize_launch(
     plan: ResidualPlan, dtype: str, ordered: bool, aligned: bool, limits: Limits
 ) -> Launch:
@@ -226,7 +282,7 @@ def dequantize_launch(
         if stage is not None:
             magic, shift = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
-                dequantize_kernel("_ordered", dtype),
+                dequantize_kernel("_ordered", dtype, stage.far),
                 stage.grid(plan, limits),
                 (_stored_groups(plan), plan.rows, *places, stage.together, magic, shift, *options),
                 stage.shared,
