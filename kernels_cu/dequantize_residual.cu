@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
 // `together` words for each channel, 2 bytes for each channel. Fewer than 2^31 rows, and cols at
 // most 2^16.
 template <class Out, bool kFar>
-__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
+__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
     dequantize_residual_ordered_kernel(
         const u8* __restrict__ packed, const u8* __restrict__ block_scale,
         const float* __restrict__ encode_scale, const i64* __restrict__ order,
@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
   const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
                                 static_cast<u32>(blocks), interleaved != 0};
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
+  const GroupRows group_rows(layout, places.blocks);
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
   const u32 cols = places.main_blocks * kLaneElements;
   const u32 chunks = cols / kChannels;
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
       for (u32 r = 0; r < kRows; ++r) {
         codes[r][0] = codes[r][1] = extra_codes[r][0] = extra_codes[r][1] = 0;
         byte[r] = extra_byte[r] = 0;
-        const u32 row = group_row(layout, group, local + r);
+        const u32 row = group_rows.row(group, local + r);
         if (row < rows) {
           load(row, places.main(block), codes[r], byte[r]);
           if (has_extra) load(row, places.extra(block), extra_codes[r], extra_byte[r]);
@@ -257,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
       }
 #pragma unroll
       for (u32 r = 0; r < kRows; ++r) {
-        const u32 row = group_row(layout, group, local + r);
+        const u32 row = group_rows.row(group, local + r);
         if (row < rows) {
           store_words_aligned(out + static_cast<u64>(row) * cols + chunk * kChannels, result[r]);
         }

@@ -19,22 +19,17 @@
 
 namespace fp4kit {
 
-// Codes of a main block and, if there is one, of its residual block `gap` bytes on. `pairs`: both
-// may go in one store, which takes an interleaved layout and an even first block (all rows then
-// have an even number).
-__device__ __forceinline__ void store_both(u8* codes, u32 gap, bool has_extra, bool pairs,
-                                           bool high_first, CodedBlock& main, CodedBlock& extra) {
-  if (high_first) {
-    main.swap();
-    extra.swap();
-  }
-  if (has_extra && pairs) {
+// Codes of a main block and, if there is one, of its residual block `gap` blocks on.
+__device__ __forceinline__ void store_both(u8* codes, u32 gap, u32 tasks, const CodedBlock& main,
+                                           const CodedBlock& extra) {
+  constexpr u32 kAtOnce = kHasExtra | kEvenFirst;
+  if ((tasks & kAtOnce) == kAtOnce) {
     const u32 both[4] = {main.code[0], main.code[1], extra.code[0], extra.code[1]};
     store_words_aligned(codes, both);
     return;
   }
   store_words_aligned(codes, main.code);
-  if (has_extra) store_words_aligned(codes + gap, extra.code);
+  if (tasks & kHasExtra) store_words_aligned(codes + static_cast<u64>(gap) * 8, extra.code);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -48,15 +43,21 @@ __device__ __forceinline__ void load_ahead(const typename T::Bits* __restrict__ 
   load_elements<true, T>(from, kLaneElements, elements);
 }
 
+// Thread blocks per multiprocessor. Each thread holds a block's elements, packed and in binary32.
+template <class T>
+FP4KIT_HD constexpr int residual_blocks() {
+  return T::kSize == 4 ? FP4KIT_RESIDUAL_BLOCKS_4 : FP4KIT_RESIDUAL_BLOCKS_2;
+}
+
 // A warp takes items: some rows down of a few blocks of the row, 32 beside each other where scales
 // are linear, else four of each row of a group, whose scales are a sector. So all that follows from
 // a block's place in its row is worked out once an item. `rotation` moves the items of one warp
 // along the row: residual blocks are more work, and lie at its end.
 //
-// Launch: 256 threads, at most FP4KIT_RESIDUAL_BLOCKS blocks per multiprocessor. An item is `depth`
+// Launch: 256 threads, at most residual_blocks() blocks per multiprocessor. An item is `depth`
 // groups (a divisor of 16) or single rows, `units` items make up a row; fewer than 2^31 items.
 template <class T, bool kRounds>
-__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
+__global__ void __launch_bounds__(kThreads, residual_blocks<T>())
     quantize_residual_kernel(const typename T::Bits* __restrict__ x,
                              const float* __restrict__ encode_scale, const i64*,
                              u8* __restrict__ packed, u8* __restrict__ block_scale, i64 item_count,
@@ -79,11 +80,12 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
   const u32 items = static_cast<u32>(item_count);
   const u32 depth = static_cast<u32>(depth_count);
   const u32 rows = static_cast<u32>(row_count);
-  const bool pairs = interleaved && first % 2 == 0;
+  const u32 all_tasks = block_tasks(interleaved != 0, first % 2 == 0, copies != 0, high_first != 0);
   const bool wide = unit_blocks == 32;
   const u32 lane = threadIdx.x % 32;
   const u32 block_offset = wide ? lane : lane % kTileCols;
-  const u32 local = wide ? 0 : group_local(layout, lane);
+  const GroupRows group_rows(layout, places.blocks);
+  const u32 local = wide ? 0 : group_rows.local(lane);
 
   Words<T> ahead{};
   u32 row, block;  // of the item that is under way
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
         item - segment * static_cast<u32>(units) + segment * static_cast<u32>(rotation);
     const u32 unit = turned - small_quotient(turned, divide) * static_cast<u32>(units);
     block = unit * static_cast<u32>(unit_blocks) + block_offset;
-    row = wide ? segment * depth : group_row(layout, segment * depth, local);
+    row = wide ? segment * depth : group_rows.row(segment * depth, local);
     from = x + (static_cast<u64>(row) * places.main_blocks + block) * kLaneElements;
     if (item < items && block < places.main_blocks && row < rows) load_ahead(from, ahead);
   };
@@ -103,14 +105,13 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
 #pragma unroll 1
   while (item < items) {
     const bool stored = block < places.main_blocks;
-    const bool has_extra = stored && block >= places.first;
+    const u32 tasks = opaque(all_tasks | (block >= places.first ? kHasExtra : 0));
     const u32 main_place = places.main(block);
-    const u32 extra_place = places.extra(block);
+    const u32 extra_gap = places.extra(block) - main_place;
     u8* codes = packed + (static_cast<u64>(row) * places.blocks + main_place) * 8;
     u8* scales = block_scale + scale_places(row, main_place);
-    const u32 code_gap = (extra_place - main_place) * 8;
     const u32 scale_gap =
-        static_cast<u32>(scale_places(row, extra_place) - scale_places(row, main_place));
+        static_cast<u32>(scale_places(row, main_place + extra_gap) - scale_places(row, main_place));
     u32 my_row = row;
     item += gridDim.x * kWarps;
 #pragma unroll 1
@@ -126,12 +127,12 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_BLOCKS)
       if (stored) {
         CodedBlock main{}, extra{};
         if (my_row < rows) {
-          quantize_with_residual<kRounds>(elements, has_extra, copies != 0, factors, main, extra);
-          store_both(codes, code_gap, has_extra, pairs, high_first != 0, main, extra);
+          quantize_with_residual<kRounds>(elements, tasks, factors, main, extra);
+          store_both(codes, extra_gap, tasks, main, extra);
         }
         if (my_row < static_cast<u32>(stored_rows)) {
           *scales = static_cast<u8>(main.byte);
-          if (has_extra) scales[scale_gap] = static_cast<u8>(extra.byte);
+          if (tasks & kHasExtra) scales[scale_gap] = static_cast<u8>(extra.byte);
         }
       }
       my_row += static_cast<u32>(row_step);
@@ -169,10 +170,31 @@ struct Stage {
   }
 };
 
+// Where the fetching of a step stands: rows (or pairs) done, and turns of the one under way.
+struct Turn {
+  u32 set = 0;
+  u32 number = 0;
+
+  __device__ __forceinline__ void advance(u32 row_turns) {
+    if (++number == row_turns) {
+      number = 0;
+      ++set;
+    }
+  }
+};
+
 // A piece of each of the rows that share words.
 template <class T>
 struct Piece {
   u32 row[Stage<T>::kRows][4];
+
+  __device__ __forceinline__ void load(u32 r, const typename T::Bits* __restrict__ from) {
+    const uint4 four = __ldg(reinterpret_cast<const uint4*>(from));
+    row[r][0] = four.x;
+    row[r][1] = four.y;
+    row[r][2] = four.z;
+    row[r][3] = four.w;
+  }
 
   __device__ __forceinline__ void put(u32* staged, u32 half) const {
     uint4* const low = reinterpret_cast<uint4*>(staged);
@@ -250,7 +272,7 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
 // Launch: 256 threads, as many blocks as run at once; shared memory as in Stage, the scales being
 // 8 * stored_cols bytes, rounded up to 32. Fewer than 2^31 rows, and cols at most 2^16.
 template <class T, bool kRounds, bool kFar>
-__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_ORDERED_BLOCKS)
+__global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_QUANTIZE_STAGED)
     quantize_residual_ordered_kernel(const typename T::Bits* __restrict__ x,
                                      const float* __restrict__ encode_scale,
                                      const i64* __restrict__ order, u8* __restrict__ packed,
@@ -272,48 +294,43 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_ORDERED_BLOCKS)
   const u32 steps = kGroupRows / S::kRows / together;
   const FastDivide divide{main_count, static_cast<u32>(magic), static_cast<u32>(shift)};
   const S stage(memory, together, cols);
-  const bool pairs = interleaved && first % 2 == 0;
+  const u32 all_tasks = block_tasks(interleaved != 0, first % 2 == 0, copies != 0, high_first != 0);
 
+  const GroupRows group_rows(layout, places.blocks);
   // A turn is what all threads fetch of a row (or pair) at once, a piece each.
   const u32 row_turns = (chunks + kThreads - 1) / kThreads;
-  const u32 turns = together * row_turns;
-  Piece<T> ahead[S::kAhead];
-  // Rows past the last count as zeros.
-  const auto fetch = [&](u32 group, u32 step, u32 from) {
+  Piece<T> ahead[S::kAhead]{};
+  // Rows past the last stay what they were: their blocks are not looked at.
+  const auto fetch = [&](u32 group, u32 step, Turn turn) {
 #pragma unroll
     for (u32 a = 0; a < S::kAhead; ++a) {
-      const u32 set = (from + a) / row_turns;
-      const u32 chunk = (from + a - set * row_turns) * kThreads + threadIdx.x;
-      const u32 row = group_row(layout, group, (step * together + set) * S::kRows);
-      const bool valid = from + a < turns && chunk < chunks;
+      const u32 row = group_rows.row(group, (step * together + turn.set) * S::kRows);
+      const u32 chunk = turn.number * kThreads + threadIdx.x;
       const typename T::Bits* const piece = x + static_cast<u64>(row) * cols + chunk * S::kChannels;
+      if (turn.set < together && chunk < chunks) {
 #pragma unroll
-      for (u32 r = 0; r < S::kRows; ++r) {
-        uint4 four = make_uint4(0, 0, 0, 0);
-        if (valid && row + r < rows) {
-          four = __ldg(reinterpret_cast<const uint4*>(piece + r * cols));
+        for (u32 r = 0; r < S::kRows; ++r) {
+          if (row + r < rows) ahead[a].load(r, piece + r * cols);
         }
-        ahead[a].row[r][0] = four.x;
-        ahead[a].row[r][1] = four.y;
-        ahead[a].row[r][2] = four.z;
-        ahead[a].row[r][3] = four.w;
       }
+      turn.advance(row_turns);
     }
+    return turn;
   };
-  const auto put = [&](u32 from) {
+  const auto put = [&](Turn turn) {
 #pragma unroll
     for (u32 a = 0; a < S::kAhead; ++a) {
-      const u32 set = (from + a) / row_turns;
-      const u32 chunk = (from + a - set * row_turns) * kThreads + threadIdx.x;
-      if (from + a < turns && chunk < chunks) {
-        ahead[a].put(stage.word + (set * chunks + chunk) * 4, half);
+      const u32 chunk = turn.number * kThreads + threadIdx.x;
+      if (turn.set < together && chunk < chunks) {
+        ahead[a].put(stage.word + (turn.set * chunks + chunk) * 4, half);
       }
+      turn.advance(row_turns);
     }
   };
 
   u32 group = blockIdx.x;
   u32 step = 0;
-  fetch(group, step, 0);
+  Turn fetched = fetch(group, step, Turn{});
   if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) stage.factors->fill(threadIdx.x);
 #pragma unroll 4
   for (u32 j = threadIdx.x; j < cols; j += kThreads) {
@@ -327,20 +344,22 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_ORDERED_BLOCKS)
   }
   const float scale = usable(__ldg(encode_scale));
   const FactorTable& factors = *stage.factors;
+  const u32 code_step = places.blocks * 8;
 
 #pragma unroll 1
   while (group < groups) {
     __syncthreads();  // nobody reads the rows and scales of the step before any more
-    put(0);
+    put(Turn{});
 #pragma unroll 1
-    for (u32 from = S::kAhead; from < turns; from += S::kAhead) {
-      fetch(group, step, from);
-      put(from);
+    while (fetched.set < together) {
+      const Turn turn = fetched;
+      fetched = fetch(group, step, turn);
+      put(turn);
     }
     const bool last = step + 1 == steps;
     const u32 next_group = last ? group + gridDim.x : group;
     const u32 next_step = last ? 0 : step + 1;
-    fetch(next_group, next_step, 0);
+    fetched = fetch(next_group, next_step, Turn{});
     __syncthreads();
 
 #pragma unroll 1
@@ -350,29 +369,25 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_ORDERED_BLOCKS)
       Words<T> elements[S::kRows];
       gather<T, kFar>(stage.word + set * staged_row<T>(cols), stage.index, block,
                       places.main_blocks, elements);
-      const bool has_extra = block >= places.first;
+      const u32 tasks = opaque(all_tasks | (block >= places.first ? kHasExtra : 0));
       const u32 main_place = places.main(block);
-      const u32 extra_place = places.extra(block);
-      const u32 code_gap = (extra_place - main_place) * 8;
       const u32 local = (step * together + set) * S::kRows;
-      const u32 row = group_row(layout, group, local);
-      u8* codes = packed + (static_cast<u64>(row) * places.blocks + main_place) * 8;
-#pragma unroll 1
+      const u32 row = group_rows.row(group, local);
+      u8* const codes = packed + (static_cast<u64>(row) * places.blocks + main_place) * 8;
+      u8* const scales = stage.scales + group_rows.scale(local, main_place);
+#pragma unroll
       for (u32 r = 0; r < S::kRows; ++r) {
         CodedBlock main{}, extra{};
+        const u32 extra_place = places.extra(block);
         if (row + r < rows) {
-          quantize_with_residual<kRounds>(scale_block<kRounds>(elements[0], scale), has_extra,
-                                          copies != 0, factors, main, extra);
-          store_both(codes, code_gap, has_extra, pairs, high_first != 0, main, extra);
+          quantize_with_residual<kRounds>(scale_block<kRounds>(elements[r], scale), tasks, factors,
+                                          main, extra);
+          store_both(codes + r * code_step, extra_place - main_place, tasks, main, extra);
         }
-        stage.scales[group_scale(layout, local + r, main_place, places.blocks)] =
-            static_cast<u8>(main.byte);
-        if (has_extra) {
-          stage.scales[group_scale(layout, local + r, extra_place, places.blocks)] =
-              static_cast<u8>(extra.byte);
+        scales[r * group_rows.scale_rows] = static_cast<u8>(main.byte);
+        if (tasks & kHasExtra) {
+          stage.scales[group_rows.scale(local + r, extra_place)] = static_cast<u8>(extra.byte);
         }
-        codes += block_count * 8;
-        if constexpr (S::kRows == 2) elements[0] = elements[1];
       }
     }
     if (last) {
@@ -431,12 +446,9 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
       const float scale = usable(__ldg(encode_scale));
-      quantize_with_residual<kRounds>(scale_block<kRounds>(gathered, scale), has_extra, copies != 0,
-                                      factors, main, extra);
-      if (high_first) {
-        main.swap();
-        extra.swap();
-      }
+      const u32 tasks = block_tasks(false, false, copies != 0, high_first != 0);
+      quantize_with_residual<kRounds>(scale_block<kRounds>(gathered, scale),
+                                      tasks | (has_extra ? kHasExtra : 0), factors, main, extra);
       store_codes<false>(packed + (row * blocks + main_place) * 8, main.code);
       if (has_extra) store_codes<false>(packed + (row * blocks + extra_place) * 8, extra.code);
     }

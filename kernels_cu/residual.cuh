@@ -74,33 +74,6 @@ FP4KIT_HD float max_magnitude(float a, float b) {
 #endif
 }
 
-// The same of both halves of words.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define FP4KIT_MAX_MAGNITUDE2(type) \
-  asm("{\n"                         \
-      ".reg .b32 first, second;\n"  \
-      "abs." type                   \
-      " first, %1;\n"               \
-      "abs." type                   \
-      " second, %2;\n"              \
-      "max.NaN." type               \
-      " %0, first, second;\n"       \
-      "}"                           \
-      : "=r"(result)                \
-      : "r"(a), "r"(b))
-template <class T>
-__device__ __forceinline__ u32 max_magnitude2(u32 a, u32 b) {
-  u32 result;
-  if constexpr (SameType<T, Bf16>::kValue) {
-    FP4KIT_MAX_MAGNITUDE2("bf16x2");
-  } else {
-    FP4KIT_MAX_MAGNITUDE2("f16x2");
-  }
-  return result;
-}
-#undef FP4KIT_MAX_MAGNITUDE2
-#endif
-
 // The largest magnitude of a block, NaN if there is one.
 FP4KIT_HD float amax_or_nan(const float (&y)[kLaneElements]) {
   float part[4];
@@ -113,16 +86,6 @@ FP4KIT_HD float amax_or_nan(const float (&y)[kLaneElements]) {
 
 template <class T>
 FP4KIT_HD float amax_or_nan(const Words<T>& x) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (T::kSize == 2) {
-    const u32 first = max_magnitude2<T>(max_magnitude2<T>(x.word[0], x.word[1]),
-                                        max_magnitude2<T>(x.word[2], x.word[3]));
-    const u32 second = max_magnitude2<T>(max_magnitude2<T>(x.word[4], x.word[5]),
-                                         max_magnitude2<T>(x.word[6], x.word[7]));
-    const Words<T, 2> both{{max_magnitude2<T>(first, second)}};
-    return max_magnitude(both.value(0), both.value(1));
-  }
-#endif
   MaxBits<T> maximum;
 #pragma unroll
   for (int i = 0; i < x.kWords; ++i) maximum.add(x.word[i]);
@@ -242,14 +205,30 @@ FP4KIT_HD BlockElements loss_of(const BlockElements& elements, const CodedBlock&
   return loss;
 }
 
-// The main block and, if `wants_extra`, its residual block: a copy of the main block in weight mode
-// (`copies`).
+// What is done with a block, worked out before a loop.
+constexpr u32 kHasExtra = 1;   // there is a residual block
+constexpr u32 kCopies = 2;     // it is a copy of the main block: weight mode
+constexpr u32 kEvenFirst = 4;  // both may be stored at once: interleaved, at an even place
+constexpr u32 kHighFirst = 8;  // nibbles are swapped
+
+FP4KIT_HD u32 block_tasks(bool interleaved, bool even_first, bool copies, bool high_first) {
+  return (copies ? kCopies : 0) | (interleaved && even_first ? kEvenFirst : 0) |
+         (high_first ? kHighFirst : 0);
+}
+
+// The main block and, if there is one, its residual block.
 template <bool kRounds, class Factors>
-FP4KIT_HD void quantize_with_residual(const BlockElements& elements, bool wants_extra, bool copies,
+FP4KIT_HD void quantize_with_residual(const BlockElements& elements, u32 tasks,
                                       const Factors& factors, CodedBlock& main, CodedBlock& extra) {
   main = encode_elements(elements, factors);
   extra = main;
-  if (wants_extra && !copies) extra = encode_elements(loss_of<kRounds>(elements, main), factors);
+  if ((tasks & (kHasExtra | kCopies)) == kHasExtra) {
+    extra = encode_elements(loss_of<kRounds>(elements, main), factors);
+  }
+  if (tasks & kHighFirst) {
+    main.swap();
+    extra.swap();
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -363,26 +342,49 @@ constexpr u32 kGroupRows = 8;
 constexpr u32 kSectorBytes = kGroupRows * kTileCols;
 constexpr u32 kTileGroups128 = kTileRows128 / kGroupRows;
 
-// The tensor's row that is row `local` of a group.
-FP4KIT_HD u32 group_row(int layout, u32 group, u32 local) {
-  if (layout != kLayoutSwizzled128x4) return group * kGroupRows + local;
-  return group / kTileGroups128 * kTileRows128 + group % kTileGroups128 * 2 + local % 2 +
-         local / 2 * 32;
-}
+// Places that a group's rows have: those of pairs of neighbours, and of both of a pair.
+struct GroupRows {
+  u32 row_pairs;    // from a pair's first row to the next pair's
+  u32 scale_pairs;  // the same for the scale of a block
+  u32 scale_rows;   // from a scale to that of the other row of its pair
+  u32 tile_bytes;   // from four scales of a row to the next four
+  bool large;
 
-// The row of a group whose scale byte `place` of a sector is.
-FP4KIT_HD u32 group_local(int layout, u32 place) {
-  return layout == kLayoutSwizzled128x4 ? place / 16 + place % 16 / kTileCols * 2
-                                        : place / kTileCols;
-}
+  FP4KIT_HD GroupRows(int layout, u32 blocks)
+      : row_pairs(2),
+        scale_pairs(2 * kTileCols),
+        scale_rows(kTileCols),
+        tile_bytes(kSectorBytes),
+        large(layout == kLayoutSwizzled128x4) {
+    if (large) {
+      row_pairs = 32;
+      scale_pairs = kTileCols;
+      scale_rows = 16;
+    } else if (layout == kLayoutLinear) {
+      scale_pairs = 2 * blocks;
+      scale_rows = blocks;
+      tile_bytes = kTileCols;
+    }
+  }
 
-// Where the scale (local, col) stands among those of its group: linear by rows, else by sectors.
-FP4KIT_HD u32 group_scale(int layout, u32 local, u32 col, u32 blocks) {
-  if (layout == kLayoutLinear) return local * blocks + col;
-  const u32 inside =
-      layout == kLayoutSwizzled128x4 ? local % 2 * 16 + local / 2 * kTileCols : local * kTileCols;
-  return col / kTileCols * kSectorBytes + inside + col % kTileCols;
-}
+  // The tensor's row that is row `local` of a group.
+  FP4KIT_HD u32 row(u32 group, u32 local) const {
+    const u32 first = large ? group / kTileGroups128 * kTileRows128 + group % kTileGroups128 * 2
+                            : group * kGroupRows;
+    return first + local / 2 * row_pairs + local % 2;
+  }
+
+  // Where the scale (local, col) stands among those of its group: linear by rows, else by sectors.
+  FP4KIT_HD u32 scale(u32 local, u32 col) const {
+    return local / 2 * scale_pairs + local % 2 * scale_rows + col / kTileCols * tile_bytes +
+           col % kTileCols;
+  }
+
+  // The row of a group whose scale byte `place` of a sector is.
+  FP4KIT_HD u32 local(u32 place) const {
+    return large ? place / 16 + place % 16 / kTileCols * 2 : place / kTileCols;
+  }
+};
 
 // Where byte `inside` of sector `sector` of a group is stored, `across` tiles in a row of them.
 FP4KIT_HD u64 sector_offset(int layout, u32 group, u32 sector, u32 across, u32 inside) {

@@ -14,7 +14,8 @@ from .cuda_module import (
     CXX_DTYPES,
     DEQUANTIZE_UNROLL,
     RESIDUAL_BLOCKS,
-    RESIDUAL_ORDERED_BLOCKS,
+    RESIDUAL_DEQUANTIZE_STAGED,
+    RESIDUAL_QUANTIZE_STAGED,
     THREADS,
     Instance,
     instance,
@@ -136,7 +137,7 @@ def staging(
         shared += BYTE_TABLE
     if shared > limits.shared_block:
         return None
-    blocks = RESIDUAL_ORDERED_BLOCKS if quantizes else RESIDUAL_BLOCKS
+    blocks = RESIDUAL_QUANTIZE_STAGED if quantizes else RESIDUAL_DEQUANTIZE_STAGED
     return Staging(together, shared, blocks, 4 * together * plan.cols > MAX_PLACES)
 
 
@@ -159,6 +160,10 @@ class Walk:
     items: int
     rotation: int
 
+    def grid(self, resident: int) -> tuple[int, ...]:
+        """Blocks, at most those that run at once."""
+        return (min(-(-self.items * WARP // THREADS), resident),)
+
     def fits(self, plan: ResidualPlan) -> bool:
         """Whether what the kernel counts in 32 bits lets it."""
         stored_rows, stored_cols = plan.scale_shape
@@ -177,17 +182,18 @@ class Walk:
         return rows, rows * plan.cols, rows * plan.packed_shape[1], scales
 
 
-def _walk(plan: ResidualPlan, limits: Limits) -> Walk:
+def _walk(plan: ResidualPlan, resident: int) -> Walk:
     wide = plan.scale_layout == "linear" and plan.main_blocks >= WARP
     unit_blocks = WARP if wide else TILE_BLOCKS
     units = -(-plan.main_blocks // unit_blocks)
     down = plan.rows if wide else _stored_groups(plan)
     depth = MAX_DEPTH
-    warps = limits.multiprocessors * RESIDUAL_BLOCKS * THREADS // WARP
-    while depth > 1 and -(-down // depth) * units < ITEMS_PER_WARP * warps:
+    wanted = ITEMS_PER_WARP * resident * THREADS // WARP
+    while depth > 1 and -(-down // depth) * units < wanted:
         depth //= 2
-    # By about the golden section: soon everywhere, and seldom twice at one place.
-    return Walk(unit_blocks, units, depth, -(-down // depth) * units, units * 5 // 8)
+    # About the golden section, and odd: soon everywhere, and not twice at one place before that.
+    rotation = units * 5 // 8 | 1
+    return Walk(unit_blocks, units, depth, -(-down // depth) * units, rotation)
 
 
 def quantize_launch(
@@ -203,70 +209,36 @@ def quantize_launch(
         limits: what the device has.
     """
     stored_rows, stored_cols = plan.scale_shape
+    places = (plan.rows, plan.main_blocks, plan.first, plan.blocks)
     options = _options(plan, "weight")
     if ordered:
         stage = staging(plan, dtype, True, aligned, limits)
         if stage is not None:
-            magic, shift = fast_division(plan.main_blocks, 2**31 - 1)
+            divide = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
                 quantize_kernel("_ordered", dtype, plan.rounds, stage.far),
                 stage.grid(plan, limits),
-                (
-                    _stored_groups(plan),
-                    plan.rows,
-                    plan.main_blocks,
-                    plan.first,
-                    plan.blocks,
-                    stored_cols,
-                    stage.together,
-                    magic,
-                    shift,
-                    *options,
-                ),
+                (_stored_groups(plan), *places, stored_cols, stage.together, *divide, *options),
                 stage.shared,
             )
-    walk = _walk(plan, limits)
+    resident = limits.multiprocessors * RESIDUAL_BLOCKS[ITEM_SIZES[dtype]]
+    walk = _walk(plan, resident)
     if not ordered and aligned and walk.fits(plan):
-        magic, shift = fast_division(walk.units, walk.items + walk.units + THREADS)
-        warps = THREADS // WARP
+        divide = fast_division(walk.units, walk.items + walk.units)
         return Launch(
             quantize_kernel("", dtype, plan.rounds),
-            (min(-(-walk.items // warps), limits.multiprocessors * RESIDUAL_BLOCKS),),
+            walk.grid(resident),
             (
-                walk.items,
-                walk.depth,
-                walk.unit_blocks,
-                walk.units,
-                magic,
-                shift,
-                walk.rotation,
-                *walk.steps(plan),
-                plan.rows,
-                plan.main_blocks,
-                plan.first,
-                plan.blocks,
-                stored_rows,
-                stored_cols,
-                *options,
+                *(walk.items, walk.depth, walk.unit_blocks, walk.units, *divide, walk.rotation),
+                *(*walk.steps(plan), *places, stored_rows, stored_cols, *options),
             ),
         )
     items = stored_rows * plan.main_blocks
-    magic, shift = fast_division(plan.main_blocks, items)
+    divide = fast_division(plan.main_blocks, items)
     return Launch(
         quantize_kernel("_any", dtype, plan.rounds),
         grid_for(items),
-        (
-            items,
-            plan.rows,
-            plan.main_blocks,
-            plan.first,
-            plan.blocks,
-            stored_rows,
-            stored_cols,
-            magic,
-            shift,
-            *options,
-        ),
+        (items, *places, stored_rows, stored_cols, *divide, *options),
     )
 
 
@@ -274,33 +246,31 @@ def dequantize_launch(
     plan: ResidualPlan, dtype: str, ordered: bool, aligned: bool, limits: Limits
 ) -> Launch:
     """For (packed, block_scale, scale, order, out); as `quantize_launch`, for packed and out."""
-    stored_cols = plan.scale_shape[1]
-    places = (plan.main_blocks, plan.first, plan.blocks, stored_cols)
+    places = (plan.main_blocks, plan.first, plan.blocks, plan.scale_shape[1])
     options = _options(plan, "activation")
     if ordered:
         stage = staging(plan, dtype, False, aligned, limits)
         if stage is not None:
-            magic, shift = fast_division(plan.main_blocks, 2**31 - 1)
+            divide = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
                 dequantize_kernel("_ordered", dtype, stage.far),
                 stage.grid(plan, limits),
-                (_stored_groups(plan), plan.rows, *places, stage.together, magic, shift, *options),
+                (_stored_groups(plan), plan.rows, *places, stage.together, *divide, *options),
                 stage.shared,
             )
     row_pieces = plan.cols // (VECTOR // ITEM_SIZES[dtype])
-    few = plan.rows < 2**31 and row_pieces < 2**30 and stored_cols < 2**24
+    few = plan.rows < 2**31 and row_pieces < 2**30 and plan.scale_shape[1] < 2**24
     if not ordered and aligned and few:
         pieces = plan.rows * row_pieces
-        magic, shift = fast_division(row_pieces, row_pieces + THREADS * DEQUANTIZE_UNROLL)
+        divide = fast_division(row_pieces, row_pieces + THREADS * DEQUANTIZE_UNROLL)
         return Launch(
             dequantize_kernel("", dtype),
             grid_for(-(-pieces // DEQUANTIZE_UNROLL)),
-            (pieces, *places, row_pieces, magic, shift, *options),
+            (pieces, *places, row_pieces, *divide, *options),
         )
     items = plan.rows * plan.main_blocks
-    magic, shift = fast_division(plan.main_blocks, items)
     return Launch(
         dequantize_kernel("_any", dtype),
         grid_for(items),
-        (items, *places, magic, shift, *options),
+        (items, *places, *fast_division(plan.main_blocks, items), *options),
     )
