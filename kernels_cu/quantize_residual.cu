@@ -170,19 +170,6 @@ struct Stage {
   }
 };
 
-// Where the fetching of a step stands: rows (or pairs) done, and turns of the one under way.
-struct Turn {
-  u32 set = 0;
-  u32 number = 0;
-
-  __device__ __forceinline__ void advance(u32 row_turns) {
-    if (++number == row_turns) {
-      number = 0;
-      ++set;
-    }
-  }
-};
-
 // A piece of each of the rows that share words.
 template <class T>
 struct Piece {
@@ -297,40 +284,62 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_QUANTIZE_STAGED)
   const u32 all_tasks = block_tasks(interleaved != 0, first % 2 == 0, copies != 0, high_first != 0);
 
   const GroupRows group_rows(layout, places.blocks);
-  // A turn is what all threads fetch of a row (or pair) at once, a piece each.
+  // A turn is what all threads fetch of a row (or pair) at once, a piece each; this is where a
+  // thread's next one comes from and goes to.
   const u32 row_turns = (chunks + kThreads - 1) / kThreads;
+  struct Turn {
+    u32 group, step, set, number;
+    u32 row, chunk;
+    const typename T::Bits* from;
+    u32* to;
+  };
+  const auto begin_row = [&](Turn& turn) {
+    turn.number = 0;
+    turn.row = group_rows.row(turn.group, (turn.step * together + turn.set) * S::kRows);
+    turn.chunk = threadIdx.x;
+    turn.from = x + static_cast<u64>(turn.row) * cols + threadIdx.x * S::kChannels;
+    turn.to = stage.word + (turn.set * chunks + threadIdx.x) * 4;
+  };
+  const auto begin_step = [&](u32 group, u32 step) {
+    Turn turn{group, step, 0, 0, 0, 0, nullptr, nullptr};
+    begin_row(turn);
+    return turn;
+  };
+  const auto advance = [&](Turn& turn) {
+    turn.chunk += kThreads;
+    turn.from += kThreads * S::kChannels;
+    turn.to += kThreads * 4;
+    if (++turn.number == row_turns) {
+      ++turn.set;
+      begin_row(turn);
+    }
+  };
   Piece<T> ahead[S::kAhead]{};
   // Rows past the last stay what they were: their blocks are not looked at.
-  const auto fetch = [&](u32 group, u32 step, Turn turn) {
+  const auto fetch = [&](Turn turn) {
 #pragma unroll
     for (u32 a = 0; a < S::kAhead; ++a) {
-      const u32 row = group_rows.row(group, (step * together + turn.set) * S::kRows);
-      const u32 chunk = turn.number * kThreads + threadIdx.x;
-      const typename T::Bits* const piece = x + static_cast<u64>(row) * cols + chunk * S::kChannels;
-      if (turn.set < together && chunk < chunks) {
+      if (turn.set < together && turn.chunk < chunks) {
 #pragma unroll
         for (u32 r = 0; r < S::kRows; ++r) {
-          if (row + r < rows) ahead[a].load(r, piece + r * cols);
+          if (turn.row + r < rows) ahead[a].load(r, turn.from + r * cols);
         }
       }
-      turn.advance(row_turns);
+      advance(turn);
     }
-    return turn;
   };
   const auto put = [&](Turn turn) {
 #pragma unroll
     for (u32 a = 0; a < S::kAhead; ++a) {
-      const u32 chunk = turn.number * kThreads + threadIdx.x;
-      if (turn.set < together && chunk < chunks) {
-        ahead[a].put(stage.word + (turn.set * chunks + chunk) * 4, half);
-      }
-      turn.advance(row_turns);
+      if (turn.set < together && turn.chunk < chunks) ahead[a].put(turn.to, half);
+      advance(turn);
     }
+    return turn;
   };
 
   u32 group = blockIdx.x;
   u32 step = 0;
-  Turn fetched = fetch(group, step, Turn{});
+  fetch(begin_step(group, step));
   if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) stage.factors->fill(threadIdx.x);
 #pragma unroll 4
   for (u32 j = threadIdx.x; j < cols; j += kThreads) {
@@ -349,17 +358,16 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_QUANTIZE_STAGED)
 #pragma unroll 1
   while (group < groups) {
     __syncthreads();  // nobody reads the rows and scales of the step before any more
-    put(Turn{});
+    Turn turn = put(begin_step(group, step));
 #pragma unroll 1
-    while (fetched.set < together) {
-      const Turn turn = fetched;
-      fetched = fetch(group, step, turn);
-      put(turn);
+    while (turn.set < together) {
+      fetch(turn);
+      turn = put(turn);
     }
     const bool last = step + 1 == steps;
     const u32 next_group = last ? group + gridDim.x : group;
     const u32 next_step = last ? 0 : step + 1;
-    fetched = fetch(next_group, next_step, Turn{});
+    fetch(begin_step(next_group, next_step));
     __syncthreads();
 
 #pragma unroll 1

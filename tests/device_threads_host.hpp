@@ -122,7 +122,7 @@ inline void __syncthreads() {
 }
 
 // A function of the library for a kernel instance.
-#define HOST_KERNEL(name, ...)                                          \
-  extern "C" void name(unsigned grid, const long long* arguments) {     \
-    host_threads::launch<&__VA_ARGS__>(&__VA_ARGS__, grid, arguments);  \
+#define HOST_KERNEL(name, ...)                                         \
+  extern "C" void name(unsigned grid, const long long* arguments) {    \
+    host_threads::launch<&__VA_ARGS__>(&__VA_ARGS__, grid, arguments); \
   }

@@ -91,8 +91,10 @@ def values(rows, cols, dtype, seed):
     """Rows of many magnitudes, with zeros, ties, signed zeros and what is not finite."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, cols)).astype(np.float32)
-    x *= np.ldexp(np.float32(1), rng.integers(-20, 6, (rows, cols // 16, 1))).repeat(16, 1).reshape(
-        rows, cols
+    x *= (
+        np.ldexp(np.float32(1), rng.integers(-20, 6, (rows, cols // 16, 1)))
+        .repeat(16, 1)
+        .reshape(rows, cols)
     )
     x[rng.random(x.shape) < 0.05] = 0
     x[rng.random(x.shape) < 0.05] *= -0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from fp4kit.formats import DTYPES, NVFP4, SCALE_LAYOUTS
+from fp4kit.formats import DTYPES, SCALE_LAYOUTS
 
 from .cuda_launch import ITEM_SIZES, VECTOR, WARP, Launch, fast_division, grid_for
 from .cuda_module import (
