@@ -22,12 +22,12 @@ check lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp
+	$(BIN)/clang-format --dry-run -Werror kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp tests/*.hpp
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
-	$(BIN)/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp
+	$(BIN)/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp tests/*.hpp
 
 # Every kernel instance for every architecture with NVRTC 13, and once more with NVRTC 12.9.
 kernels: $(VENV)/.dev $(NVRTC12)/.installed

@@ -247,6 +247,12 @@ struct BlockDecoder<true> {
 template <class Format, class Out>
 using DecoderOf = typename BlockDecoder<Format::kIsFp4 && Out::kSize == 2>::Type;
 
+// The table of eight results, two in a word.
+FP4KIT_HD E2m1Table pack_table(const u32 (&word)[4]) {
+  return {{byte_perm(word[0], word[1], 0x7531u), byte_perm(word[2], word[3], 0x7531u)},
+          {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
+}
+
 template <class Out, int kRecipe, bool kSecond>
 FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
   float value[8];
@@ -263,8 +269,7 @@ FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
   }
-  return {{byte_perm(word[0], word[1], 0x7531u), byte_perm(word[2], word[3], 0x7531u)},
-          {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
+  return pack_table(word);
 }
 
 template <class Format, class Out, int kRecipe, bool kSecond>

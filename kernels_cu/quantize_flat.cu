@@ -19,24 +19,6 @@
 
 namespace fp4kit {
 
-// Zeroes the padding of a swizzled layout: whole padded rows, and the columns beyond the blocks.
-__device__ __forceinline__ void clear_padding(u8* __restrict__ block_scale, int layout, i64 rows,
-                                              i64 blocks, i64 stored_rows, i64 stored_cols) {
-  const i64 extra_cols = stored_cols - blocks;
-  const i64 below = (stored_rows - rows) * stored_cols;
-  const i64 total = below + rows * extra_cols;
-  const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
-  for (i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; i < total; i += stride) {
-    const bool is_below = i < below;
-    const i64 index = is_below ? i : i - below;
-    const i64 width = is_below ? stored_cols : extra_cols;
-    const i64 line = index / width;
-    const i64 row = is_below ? rows + line : line;
-    const i64 col = is_below ? index - line * width : blocks + index - line * width;
-    block_scale[scale_offset(layout, row, col, stored_cols)] = 0;
-  }
-}
-
 template <class Format, class T, int kRecipe, bool kSecond, int kLayout>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_flat_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,

@@ -20,7 +20,7 @@ namespace fp4kit {
 template <class C>
 __device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Side& side,
                                                 float range) {
-  if (C::kOneLevel && threadIdx.x < kScaleBytes) {
+  if (C::kTabled && threadIdx.x < kScaleBytes) {
     const Level level = level_of<C>(__ldg(side.second), range);
     shared.decoded.candidate[threadIdx.x] =
         make_candidate<C::V::kSearch>(threadIdx.x, level, range, C::V::kError);

@@ -92,12 +92,14 @@ struct TileConfig {
   // While one tile is worked on, the next one is on its way. Wide elements and tables of a search
   // leave no room for that.
   static constexpr int kBuffers = kCopiesAsync && kVector && T::kSize == 2 && !kSearches ? 2 : 1;
+  // Columns of squares are the rows' codes, turned.
+  static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
+  // Candidates of a search are worked out once, where there is room.
+  static constexpr bool kTabled = kSearches && kOneLevel && !(kTurns && T::kSize == 4);
   // Several tiles write to a line of the result.
   static constexpr bool kStreams = false;
   // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;
-  // Columns of squares are the rows' codes, turned.
-  static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
 };
 
 // Codes of a tile's rows: as kTilePadding in Tile, so that 16 rows apart means four banks apart.
@@ -111,16 +113,17 @@ struct TileCodes {
 };
 
 // What one direction's scales come to: element factors by scale byte if all vectors share one
-// second level, else one level per vector.
+// second level, else one level per vector. Those that share a square share theirs.
 template <class C, u32 kVectors>
 struct TileLevels {
   float factor[C::kOneLevel && !C::Format::kIsMx ? kScaleBytes : 1];
-  Level level[C::kOneLevel ? 1 : kVectors];
+  static constexpr u32 kEach = C::V::kSquare ? C::kBlock : 1;
+  Level level[C::kOneLevel ? 1 : kVectors / kEach];
 };
 
 template <class C>
 struct Decoded {
-  Candidate candidate[kScaleBytes];
+  Candidate candidate[C::kTabled ? kScaleBytes : 1];
   float value[8 * kThreads];
 };
 
@@ -174,8 +177,8 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, con
       if constexpr (!C::kSearches) levels.factor[thread] = factor_of<C>(thread, level);
       if (thread == 0) levels.level[0] = level;
     }
-  } else if (thread < kVectors) {
-    const i64 vector = vector0 + thread;
+  } else if (thread < kVectors / levels.kEach) {
+    const i64 vector = vector0 + thread * levels.kEach;
     if (vector < vectors) {
       const i64 each = side.vectors_per_scale;
       const i64 index = each == 1 ? vector : vector / each;
@@ -187,7 +190,7 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, con
 template <class C, u32 kVectors>
 __device__ __forceinline__ const Level& level_at(const TileLevels<C, kVectors>& levels,
                                                  u32 vector) {
-  return levels.level[C::kOneLevel ? 0 : vector];
+  return levels.level[C::kOneLevel ? 0 : vector / levels.kEach];
 }
 
 template <class C, u32 kVectors>
@@ -321,8 +324,8 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
   using V = typename C::V;
   const SharedTable table(shared.decoded.value);
   const auto candidate_of = [&](u32 byte) {
-    return C::kOneLevel ? shared.decoded.candidate[byte % kScaleBytes]
-                        : make_candidate<V::kSearch>(byte, level, range, V::kError);
+    return C::kTabled ? shared.decoded.candidate[byte % kScaleBytes]
+                      : make_candidate<V::kSearch>(byte, level, range, V::kError);
   };
   if constexpr (V::kSquare) {
     return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,

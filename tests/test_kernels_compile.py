@@ -15,7 +15,13 @@ from functools import cache
 
 import pytest
 
-from fp4kit.backends import cuda_activations, cuda_member_samples, cuda_module, cuda_variants
+from fp4kit.backends import (
+    cuda_activations,
+    cuda_member_samples,
+    cuda_module,
+    cuda_residual_launch,
+    cuda_variants,
+)
 from fp4kit.backends.cuda_module import CUPY_OPTIONS, Instance, all_instances, options, source_text
 from fp4kit.errors import KernelCompileError
 
@@ -26,6 +32,7 @@ INSTANCES = [
     *cuda_variants.sample_instances(),
     *cuda_member_samples.sample_instances(),
     *cuda_activations.all_instances(),
+    *cuda_residual_launch.all_instances(),
 ]
 FILES = sorted({instance.file for instance in INSTANCES})
 

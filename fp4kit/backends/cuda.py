@@ -22,6 +22,7 @@ from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
 from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 from .cuda_grouped import CudaGrouped
 from .cuda_operations import CudaOperations
+from .cuda_residual import CudaResidual
 from .cuda_variants import Directions, variant_of
 
 THREADS = (cuda_module.THREADS,)
@@ -96,7 +97,7 @@ class _Result(NamedTuple):
         return _address(self.second), self.packed.data.ptr, self.block_scale.data.ptr
 
 
-class CudaBackend(CudaOperations, CudaGrouped, Backend):
+class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, Backend):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"

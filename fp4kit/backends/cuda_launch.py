@@ -63,11 +63,12 @@ STRIPS = {"swizzled_128x4": 32, "swizzled_8x4": 2}
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its grid, and the scalar arguments that follow its arrays."""
+    """A kernel, its grid, the scalar arguments that follow its arrays, bytes of shared memory."""
 
     instance: Instance
     grid: tuple[int, ...]
     scalars: tuple[int, ...]
+    shared: int = 0
 
 
 def grid_for(threads: int) -> tuple[int, ...]:

@@ -49,6 +49,11 @@ TILE_BLOCKS = 4
 #: Lanes in flight of the flat `quantize_dequantize_kernel`, and its blocks per multiprocessor.
 FUSED_UNROLL = {2: 2, 4: 1}
 FUSED_BLOCKS = 4
+#: Thread blocks per multiprocessor of `quantize_residual_kernel`, by bytes of an element.
+RESIDUAL_BLOCKS = {2: 4, 4: 3}
+#: The same of the kernels that stage rows of reordered channels: quantizing, and dequantizing.
+RESIDUAL_QUANTIZE_STAGED = 3
+RESIDUAL_DEQUANTIZE_STAGED = 4
 #: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
 DEQUANTIZE_UNROLL = 4
 #: The same where all is flat and a piece is FP8 codes or float32 results.
@@ -305,6 +310,9 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         f"-DFP4KIT_TILE_BLOCKS={TILE_BLOCKS}",
         *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
         f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
+        *(f"-DFP4KIT_RESIDUAL_BLOCKS_{size}={n}" for size, n in RESIDUAL_BLOCKS.items()),
+        f"-DFP4KIT_RESIDUAL_QUANTIZE_STAGED={RESIDUAL_QUANTIZE_STAGED}",
+        f"-DFP4KIT_RESIDUAL_DEQUANTIZE_STAGED={RESIDUAL_DEQUANTIZE_STAGED}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL_HEAVY={DEQUANTIZE_UNROLL_HEAVY}",
         *cuda_defines(),

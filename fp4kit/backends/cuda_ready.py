@@ -12,8 +12,9 @@ import ctypes
 from functools import cache, lru_cache
 from typing import Any
 
-from . import cuda_launch, cuda_module
+from . import cuda_launch, cuda_module, cuda_residual_launch
 from .base import Plan
+from .operations import ResidualPlan
 
 
 @cache
@@ -35,6 +36,33 @@ def resident_blocks(device: int, instance: cuda_module.Instance) -> int:
     return int(each) * _multiprocessors(device)
 
 
+def _shared_memory(device: int) -> tuple[int, int]:
+    """Bytes of shared memory that a thread block may ask for, and that a multiprocessor has."""
+    import cupy
+
+    attributes = cupy.cuda.Device(device).attributes
+    names = ("MaxSharedMemoryPerBlockOptin", "MaxSharedMemoryPerMultiprocessor")
+    block, multiprocessor = (int(attributes[name]) for name in names)
+    return block, multiprocessor
+
+
+def _allow_shared_memory(device: int, function: Any) -> None:
+    """Lets launches of a kernel ask for more than the 48 KiB that all devices grant.
+
+    Always for as much as there is: launches of one kernel ask for different sizes.
+    """
+    from cupy.cuda import driver
+
+    limit, _ = _shared_memory(device)
+    driver.funcSetAttribute(
+        function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit
+    )
+    # In percent: without it fewer thread blocks might share a multiprocessor than could.
+    driver.funcSetAttribute(
+        function.ptr, driver.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100
+    )
+
+
 class Ready:
     """A loaded kernel with its grid and scalars: what is missing are the addresses of arrays.
 
@@ -50,7 +78,9 @@ class Ready:
         # The function owns the module: it must live as long as its handle.
         self._function = cuda_module.function(device, launch.instance)
         grid = (*launch.grid, 1, 1)[:3]
-        self._shape = (self._function.ptr, *grid, cuda_module.THREADS, 1, 1, 0)
+        self._shape = (self._function.ptr, *grid, cuda_module.THREADS, 1, 1, launch.shared)
+        if launch.shared:
+            _allow_shared_memory(device, self._function)
         self._device = device
         self._initial = (*(0,) * addresses, *launch.scalars)
         self._addresses = slice(addresses)
@@ -111,3 +141,27 @@ def fused(device: int, plan: Plan, dtype: str, scales: int) -> Ready:
     processors = _multiprocessors(device)
     launch = cuda_launch.quantize_dequantize_launch(plan, dtype, scales, processors)
     return Ready(device, launch, addresses=3)
+
+
+def _residual_limits(device: int) -> cuda_residual_launch.Limits:
+    return cuda_residual_launch.Limits(_multiprocessors(device), *_shared_memory(device))
+
+
+@lru_cache(maxsize=1024)
+def quantize_residual(
+    device: int, plan: ResidualPlan, dtype: str, ordered: bool, aligned: bool
+) -> Ready:
+    """For (x, scale, order, packed, block_scale)."""
+    limits = _residual_limits(device)
+    launch = cuda_residual_launch.quantize_launch(plan, dtype, ordered, aligned, limits)
+    return Ready(device, launch, addresses=5)
+
+
+@lru_cache(maxsize=1024)
+def dequantize_residual(
+    device: int, plan: ResidualPlan, dtype: str, ordered: bool, aligned: bool
+) -> Ready:
+    """For (packed, block_scale, scale, order, out)."""
+    limits = _residual_limits(device)
+    launch = cuda_residual_launch.dequantize_launch(plan, dtype, ordered, aligned, limits)
+    return Ready(device, launch, addresses=5)

@@ -326,6 +326,15 @@ def _quantize_samples() -> Iterator[Instance]:
         for search in ("four_over_six", "sweep"):
             row = _plan(NVFP4, te, scale_search=search, error=error)
             yield quantize_tiles_kernel(Directions(row, None), "bfloat16", True)
+    # What takes most shared memory.
+    for block in BLOCKS:
+        row, column = (
+            _plan(NVFP4, te, axis=axis, block=block, scale_search="four_over_six", error="mse")
+            for axis in AXES
+        )
+        yield quantize_tiles_kernel(Directions(row, column), "float32", True)
+        row, column = (replace(plan, rows_per_scale=16) for plan in (row, column))
+        yield quantize_tiles_kernel(Directions(row, column), "float32", True)
     for layout in SCALE_LAYOUTS:
         row, column = (
             replace(_plan(NVFP4, te, axis=axis, block="2d"), scale_layout=layout) for axis in AXES

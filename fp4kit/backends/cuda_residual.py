@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Residual channels of the CUDA backend."""
+
+from __future__ import annotations
+
+from . import cuda_launch, cuda_ready
+from .operations import Operations, RawArray, ResidualPlan
+
+
+def _aligned(*arrays: RawArray) -> bool:
+    """Whether vectors may be moved of all arrays."""
+    return all(array.data.ptr % cuda_launch.VECTOR == 0 for array in arrays)
+
+
+def _address(order: RawArray | None) -> int:
+    return 0 if order is None else order.data.ptr
+
+
+class CudaResidual(Operations):
+    """The part of the CUDA backend that serves residual channels."""
+
+    def quantize_residual(
+        self,
+        plan: ResidualPlan,
+        x: RawArray,
+        dtype: str,
+        scale: RawArray,
+        order: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> None:
+        aligned = _aligned(x, packed, block_scale)
+        device = x.device.id
+        ready = cuda_ready.quantize_residual(device, plan, dtype, order is not None, aligned)
+        pointers = (array.data.ptr for array in (packed, block_scale))
+        ready.launch(x.data.ptr, scale.data.ptr, _address(order), *pointers)
+
+    def dequantize_residual(
+        self,
+        plan: ResidualPlan,
+        packed: RawArray,
+        block_scale: RawArray,
+        scale: RawArray,
+        order: RawArray | None,
+        out: RawArray,
+        dtype: str,
+    ) -> None:
+        aligned = _aligned(packed, out)
+        device = packed.device.id
+        ready = cuda_ready.dequantize_residual(device, plan, dtype, order is not None, aligned)
+        pointers = (array.data.ptr for array in (packed, block_scale, scale))
+        ready.launch(*pointers, _address(order), out.data.ptr)
