@@ -4,7 +4,7 @@
 // dequantize_residual: codes and scales of main and residual blocks to elements. Must equal
 // ReferenceOperations.dequantize_residual, with every NaN written as the canonical positive one.
 //
-// Three kernels, the first that fits (cuda_residual.py):
+// Three kernels, the first that fits (cuda_residual_launch.py):
 //   dequantize_residual_kernel          16-byte stores, channels in order: as dequantize.cu, what
 //                                       blocks without a residual decode to comes from a table
 //   dequantize_residual_ordered_kernel  16-byte stores, channels in another order: blocks are
@@ -13,7 +13,7 @@
 //
 // Memory layout: as in quantize_residual.cu. `adds`: residual blocks are added (activation mode);
 // else they are not looked at.
-#include "residual.cuh"
+#include "residual_places.cuh"
 
 namespace fp4kit {
 

@@ -7,6 +7,7 @@
 //
 #include "dequantize_residual.cu"
 #include "quantize_residual.cu"
+#include "quantize_residual_ordered.cu"
 
 namespace fp4kit {
 

@@ -22,7 +22,7 @@ from .cuda_module import (
 )
 from .operations import ResidualPlan
 
-#: Rows of a group (residual.cuh): four of their scales fill a sector.
+#: Rows of a group (residual_places.cuh): four of their scales fill a sector.
 GROUP_ROWS = 8
 #: Blocks of a row that a warp takes where scales are tiled.
 TILE_BLOCKS = 4
@@ -60,8 +60,8 @@ class Limits:
 @cache
 def quantize_kernel(kind: str, dtype: str, rounds: bool, *far: bool) -> Instance:
     """Quantization from an element type; `kind` is '', '_ordered' or '_any'."""
-    name = f"quantize_residual{kind}_kernel"
-    return instance(name, "quantize_residual.cu", CXX_DTYPES[dtype], rounds, *far)
+    file = f"quantize_residual{'' if kind == '_any' else kind}.cu"
+    return instance(f"quantize_residual{kind}_kernel", file, CXX_DTYPES[dtype], rounds, *far)
 
 
 @cache

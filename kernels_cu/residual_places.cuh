@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Residual channels: where blocks, rows and scales lie, in memory and in shared memory.
+#pragma once
+
+#include "residual.cuh"
+#include "swizzle.cuh"
+
+namespace fp4kit {
+
+// Where main and residual blocks stand in a row: operations.ResidualPlan.
+template <class Index>
+struct BlockPlaces {
+  Index main_blocks;
+  Index first;  // the first main block that has a residual block
+  Index blocks;
+  bool interleaved;
+
+  FP4KIT_HD Index main(Index block) const {
+    return block + (interleaved && block > first ? block - first : 0);
+  }
+  FP4KIT_HD Index extra(Index block) const {
+    return interleaved ? main(block) + 1 : main_blocks + block - first;
+  }
+};
+
+// Kernels work on groups of eight rows whose scales fill whole 32-byte sectors where four of their
+// blocks come together: in the 128x4 tile these are neighbours and the same rows 32, 64, 96 below.
+constexpr u32 kGroupRows = 8;
+constexpr u32 kSectorBytes = kGroupRows * kTileCols;
+constexpr u32 kTileGroups128 = kTileRows128 / kGroupRows;
+
+// Places that a group's rows have: those of pairs of neighbours, and of both of a pair.
+struct GroupRows {
+  u32 row_pairs;    // from a pair's first row to the next pair's
+  u32 scale_pairs;  // the same for the scale of a block
+  u32 scale_rows;   // from a scale to that of the other row of its pair
+  u32 tile_bytes;   // from four scales of a row to the next four
+  bool large;
+
+  FP4KIT_HD GroupRows(int layout, u32 blocks)
+      : row_pairs(2),
+        scale_pairs(2 * kTileCols),
+        scale_rows(kTileCols),
+        tile_bytes(kSectorBytes),
+        large(layout == kLayoutSwizzled128x4) {
+    if (large) {
+      row_pairs = 32;
+      scale_pairs = kTileCols;
+      scale_rows = 16;
+    } else if (layout == kLayoutLinear) {
+      scale_pairs = 2 * blocks;
+      scale_rows = blocks;
+      tile_bytes = kTileCols;
+    }
+  }
+
+  // The tensor's row that is row `local` of a group.
+  FP4KIT_HD u32 row(u32 group, u32 local) const {
+    const u32 first = large ? group / kTileGroups128 * kTileRows128 + group % kTileGroups128 * 2
+                            : group * kGroupRows;
+    return first + local / 2 * row_pairs + local % 2;
+  }
+
+  // Where the scale (local, col) stands among those of its group: linear by rows, else by sectors.
+  FP4KIT_HD u32 scale(u32 local, u32 col) const {
+    return local / 2 * scale_pairs + local % 2 * scale_rows + col / kTileCols * tile_bytes +
+           col % kTileCols;
+  }
+
+  // The row of a group whose scale byte `place` of a sector is.
+  FP4KIT_HD u32 local(u32 place) const {
+    return large ? place / 16 + place % 16 / kTileCols * 2 : place / kTileCols;
+  }
+};
+
+// Where byte `inside` of sector `sector` of a group is stored, `across` tiles in a row of them.
+FP4KIT_HD u64 sector_offset(int layout, u32 group, u32 sector, u32 across, u32 inside) {
+  if (layout != kLayoutSwizzled128x4) {
+    return (static_cast<u64>(group) * across + sector) * kSectorBytes + inside;
+  }
+  const u64 tile = static_cast<u64>(group / kTileGroups128) * across + sector;
+  return tile * kTileBytes128 + group % kTileGroups128 * kSectorBytes + inside;
+}
+
+// Kernels that reorder channels stage rows in shared memory: a word holds a channel of two rows of
+// a 16-bit type, so that one access fetches both. The words of a 16-byte piece of two rows lie in
+// two halves of that memory, so that the pieces of neighbouring threads meet every bank once.
+// `half` is the size of one, in words.
+template <class T>
+FP4KIT_HD u32 staged_place(u32 channel, u32 half) {
+  if constexpr (T::kSize == 4) return channel;
+  return channel / 8 * 4 + channel % 4 + (channel % 8 / 4) * half;
+}
+
+// From a row (or a pair of rows) to the next, in words.
+template <class T>
+FP4KIT_HD u32 staged_row(u32 cols) {
+  return T::kSize == 4 ? cols : cols / 2;
+}
+
+// Where the staged place of a block's channel i is kept, for the same reason.
+FP4KIT_HD u32 index_place(u32 block, u32 i, u32 main_blocks) {
+  return (i / 8 * main_blocks + block) * 8 + i % 8;
+}
+
+// Places are kept in 16 bits: as offsets in bytes, or in words where these are too many (kFar).
+template <bool kFar>
+FP4KIT_HD u32 kept_place(u32 word) {
+  return kFar ? word : word * 4;
+}
+
+template <bool kFar>
+FP4KIT_HD u32& staged_word(u32* staged, u32 kept) {
+  if constexpr (kFar) return staged[kept];
+  return *reinterpret_cast<u32*>(reinterpret_cast<u8*>(staged) + kept);
+}
+
+#ifdef __CUDACC__
+
+// Codes of a main block and, if there is one, of its residual block `gap` blocks on.
+__device__ __forceinline__ void store_both(u8* codes, u32 gap, u32 tasks, const CodedBlock& main,
+                                           const CodedBlock& extra) {
+  constexpr u32 kAtOnce = kHasExtra | kEvenFirst;
+  if ((tasks & kAtOnce) == kAtOnce) {
+    const u32 both[4] = {main.code[0], main.code[1], extra.code[0], extra.code[1]};
+    store_words_aligned(codes, both);
+    return;
+  }
+  store_words_aligned(codes, main.code);
+  if (tasks & kHasExtra) store_words_aligned(codes + static_cast<u64>(gap) * 8, extra.code);
+}
+
+#endif  // __CUDACC__
+
+}  // namespace fp4kit
