@@ -152,7 +152,7 @@ __device__ __forceinline__ Level level_of(float second, float range) {
 template <class C>
 __device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
   if constexpr (C::V::kPerToken) {
-    const float q = decode_fp8<E4m3>(byte);
+    const float q = decode_e4m3(byte);
     return is_zero(q) ? 0.0f : div_rn(level.scale, q);
   } else {
     return element_factor<typename C::Format, C::kRecipe, C::kSecond>(byte, level);

@@ -15,13 +15,17 @@ from functools import cache
 
 import pytest
 
-from fp4kit.backends import cuda_module, cuda_variants
+from fp4kit.backends import cuda_measured, cuda_module, cuda_variants
 from fp4kit.backends.cuda_module import CUPY_OPTIONS, Instance, all_instances, options, source_text
 from fp4kit.errors import KernelCompileError
 
 #: Compute capabilities; the last three have the E2M1 conversion, in their `a` targets.
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
-INSTANCES = all_instances() + cuda_variants.sample_instances()
+INSTANCES = [
+    *all_instances(),
+    *cuda_variants.sample_instances(),
+    *cuda_measured.sample_instances(),
+]
 FILES = sorted({instance.file for instance in INSTANCES})
 
 

@@ -17,7 +17,8 @@ from .base import Plan
 
 
 @cache
-def _multiprocessors(device: int) -> int:
+def multiprocessors(device: int) -> int:
+    """Multiprocessors of a device."""
     import cupy
 
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
@@ -32,7 +33,7 @@ def resident_blocks(device: int, instance: cuda_module.Instance) -> int:
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.ptr, cuda_module.THREADS, 0
     )
-    return int(each) * _multiprocessors(device)
+    return int(each) * multiprocessors(device)
 
 
 class Ready:
@@ -93,7 +94,7 @@ def amax(device: int, dtype: str, size: int, groups: int, item_size: int) -> Rea
 def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) -> Ready:
     """For (x, second, packed, block_scale)."""
     vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
-    processors = _multiprocessors(device)
+    processors = multiprocessors(device)
     launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
     return Ready(device, launch, addresses=4)
 
@@ -108,6 +109,6 @@ def dequantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) 
 @lru_cache(maxsize=1024)
 def fused(device: int, plan: Plan, dtype: str, scales: int) -> Ready:
     """For (x, second, out), x and out aligned."""
-    processors = _multiprocessors(device)
+    processors = multiprocessors(device)
     launch = cuda_launch.quantize_dequantize_launch(plan, dtype, scales, processors)
     return Ready(device, launch, addresses=3)
