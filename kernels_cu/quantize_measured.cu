@@ -67,7 +67,17 @@ __device__ __forceinline__ u32 neighbours_max(u32 value) {
   return value;
 }
 
-// The same for a team. `slots`: a word for each warp of the thread block.
+// Waits for the threads of one team: teams do not wait for each other.
+template <u32 kSize>
+__device__ __forceinline__ void team_barrier(u32 team) {
+  if constexpr (kSize == kThreads) {
+    __syncthreads();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kSize) : "memory");
+  }
+}
+
+// The largest value of a team. `slots`: a word for each warp of the thread block.
 template <u32 kSize>
 __device__ __forceinline__ u32 team_max(u32 value, u32* slots) {
   value = neighbours_max<kSize <= 32 ? kSize : 32>(value);
@@ -75,12 +85,7 @@ __device__ __forceinline__ u32 team_max(u32 value, u32* slots) {
     constexpr u32 kWarps = kSize / 32;
     const u32 warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) slots[warp] = value;
-    if constexpr (kSize == kThreads) {
-      __syncthreads();
-    } else {
-      // Teams do not wait for each other.
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kSize), "n"(kSize) : "memory");
-    }
+    team_barrier<kSize>(threadIdx.x / kSize);
     value = neighbours_max<32>(slots[warp / kWarps * kWarps + threadIdx.x % kWarps]);
   }
   return value;
@@ -194,7 +199,8 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
         const u32 byte =
             block_scale_byte<Nvfp4, T, kRecipe, true>(from_input_bits<T>(amax[l]), level, 0);
         const float factor = factor_of<C>(byte, level);
-        const bool ordinary = finite && is_ordinary_scale<Nvfp4>(byte, 0);
+        const bool ordinary =
+            finite && is_ordinary_scale<Nvfp4>(byte, 0) && is_ordinary_level<kRecipe>(level);
         // `ordinary` has looked at the elements already.
         constexpr u32 kRaw = 0;
         u32 codes[Nvfp4::kLaneWords];

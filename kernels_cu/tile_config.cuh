@@ -363,7 +363,8 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
   } else {
     coded.byte = block_scale_byte<Format, R, C::kRecipe, C::kSecond>(amax, level, options.rule);
     factor = scales.factor(coded.byte, level);
-    ordinary = is_ordinary_scale<Format>(coded.byte, options.rule);
+    ordinary =
+        is_ordinary_scale<Format>(coded.byte, options.rule) && is_ordinary_level<C::kRecipe>(level);
   }
 #pragma unroll
   for (int l = 0; l < Format::kLanes; ++l) {
