@@ -15,6 +15,7 @@ from .quantize_variants import (
     Direction,
     PlainChoices,
     plans_of,
+    scanned_amax,
     second_levels,
     seed_of,
     used_second,
@@ -113,9 +114,9 @@ def quantize_dequantize(
     with arrays.device_scope(origin):
         result = result_buffer(out, shape, out_dtype, origin)
         rows = rows_of(raw, plan.rows, plan.cols)
-        (second,) = second_levels(
-            [Direction(call, None, None, given, None)], rows, raw.dtype, shape
-        )
+        scanned = scanned_amax(call, rows, raw.dtype, tuple(shape))
+        run_of = [Direction(call, None, None, given, None)]
+        (second,) = second_levels(run_of, rows, raw.dtype, scanned)
         if not call.is_empty:
             used = used_second(call, second, origin)
             out_rows = in_rows(result, (plan.rows, plan.cols))

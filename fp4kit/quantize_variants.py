@@ -18,7 +18,7 @@ from .formats import one_of
 from .measure import check_finite
 from .planning import Call, Options, quantize_call, quantize_options
 from .tensor import QuantizedTensor
-from .variant import AMAX_WORDS, Variant, sign_mask
+from .variant import AMAX_WORDS, PLAIN, Variant, sign_mask
 
 NO_DIRECTION: tuple[str, ...] = ()
 DIRECTIONS = {"row": ("row",), "column": ("column",), "both": ("row", "column")}
@@ -226,11 +226,7 @@ def quantize_variants(
         ]
         plan = run[0].call.plan
         rows = rows_of(raw, plan.rows, plan.cols)
-        seconds = second_levels(run, rows, dtype, tuple(raw.data.shape))
-        used = [
-            used_second(one.call, second, origin) for one, second in zip(run, seconds, strict=True)
-        ]
-        engine = run[0].call.engine
+        scanned = scanned_amax(run[0].call, rows, dtype, tuple(raw.data.shape))
         targets = [
             (
                 in_rows(one.packed, one.call.plan.packed_shape),
@@ -238,14 +234,12 @@ def quantize_variants(
             )
             for one in run
         ]
-        if run[0].call.is_empty:
-            pass
-        elif len(run) == 1:
-            engine.quantize(plan, rows, dtype, used[0], *targets[0], seed)
+        measured = _measured_at_once(run, rows, dtype, targets, seed)
+        if measured is not None:
+            seconds = [measured]
         else:
-            other = run[1].call.plan
-            arguments = (used[0], used[1], *targets[0], *targets[1])
-            engine.quantize_both(plan, other, rows, dtype, *arguments, seed)
+            seconds = second_levels(run, rows, dtype, scanned)
+            _quantize(run, rows, dtype, seconds, targets, seed, origin)
         results = [
             _result(one, second, target, raw)
             for one, second, target in zip(run, seconds, outs, strict=True)
@@ -279,12 +273,50 @@ def _direction(call: Call, given: Any, out: QuantizedTensor | None, raw: Raw) ->
     return Direction(call, packed, block_scale, given, kept)
 
 
-def second_levels(run: list[Direction], x: Any, dtype: str, shape: tuple[int, ...]) -> list[Any]:
-    """The second level of each direction in its recipe's direction (or None), after the check."""
-    call = run[0].call
-    engine, scanned = call.engine, None
+def scanned_amax(call: Call, x: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """The amax of the array if it had to be checked, None if not."""
     if call.options.refuses_nonfinite and not call.is_empty:
-        scanned = check_finite(engine, x, dtype, shape, "x")
+        return check_finite(call.engine, x, dtype, shape, "x")
+    return None
+
+
+def _measured_at_once(
+    run: list[Direction], x: Any, dtype: str, targets: list[tuple[Any, Any]], seed: tuple[int, int]
+) -> Any:
+    """The second levels of rows that each make their own, all else done; None if that is not so."""
+    call, plan = run[0].call, run[0].call.plan
+    variant = plan.variant or PLAIN
+    of_rows = len(run) == 1 and variant.axis == "row" and variant.hadamard is None
+    own = plan.has_second_level and plan.rows_per_scale == 1 and run[0].given is None
+    if call.is_empty or not (of_rows and own):
+        return None
+    return call.engine.quantize_measured(plan, x, dtype, *targets[0], seed)
+
+
+def _quantize(
+    run: list[Direction],
+    x: Any,
+    dtype: str,
+    seconds: list[Any],
+    targets: list[tuple[Any, Any]],
+    seed: tuple[int, int],
+    origin: Origin,
+) -> None:
+    """Fills the targets of one or both directions from their second levels."""
+    if run[0].call.is_empty:
+        return
+    engine, plan = run[0].call.engine, run[0].call.plan
+    used = [used_second(one.call, second, origin) for one, second in zip(run, seconds, strict=True)]
+    if len(run) == 1:
+        engine.quantize(plan, x, dtype, used[0], *targets[0], seed)
+    else:
+        other, (row, column) = run[1].call.plan, used
+        engine.quantize_both(plan, other, x, dtype, row, column, *targets[0], *targets[1], seed)
+
+
+def second_levels(run: list[Direction], x: Any, dtype: str, scanned: Any) -> list[Any]:
+    """The second level of each direction in its recipe's direction, or None."""
+    engine = run[0].call.engine
     measured: list[Any] = [None] * len(run)
     missing = []
     for number, one in enumerate(run):

@@ -98,8 +98,17 @@ FP4KIT_HD bool is_ordinary_scale(u32 byte, int rule) {
   return byte - kSmallestNormal < E4m3::kMaxCode - kSmallestNormal;
 }
 
+// The same of the second level P of recipes that keep it as amax / 2688: if it is subnormal, 1 / P
+// can be infinite and q * P have few bits, so that an element can reach more than it should.
+template <int kRecipe>
+FP4KIT_HD bool is_ordinary_level(const Level& level) {
+  constexpr u32 kSmallestNormal = 1u << kF32MantissaBits;
+  return kRecipe == kRecipeNone || recipe_direction(kRecipe) != kDirectionDecode ||
+         as_bits(level.scale) >= kSmallestNormal;
+}
+
 // The lane's codes in memory order, low nibble first. `raw` is the lane's largest magnitude, NaN
-// included; `ordinary` as is_ordinary_scale.
+// included; `ordinary` as is_ordinary_scale and is_ordinary_level.
 template <class Format, class T, int kRecipe>
 FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, bool ordinary, float factor,
                            u32 (&codes)[Format::kLaneWords]) {

@@ -416,6 +416,17 @@ FP4KIT_HD float decode_fp8(u32 code) {
   return as_float(bits | ((code & 0x80u) << 24));
 }
 
+// encode_e4m3's inverse; NaN may come out as any NaN.
+FP4KIT_HD float decode_e4m3(u32 byte) {
+#ifdef FP4KIT_HARDWARE_FP8
+  u32 pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<u16>(byte)));
+  return half_to_float(pair & 0xFFFFu);
+#else
+  return decode_fp8<E4m3>(byte);
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------
 // E8M0
 // ---------------------------------------------------------------------------------------------

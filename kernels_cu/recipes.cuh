@@ -146,7 +146,7 @@ FP4KIT_HD u32 nvfp4_block_scale(float amax, const Level& level) {
 // scaling.nvfp4_element_factor: multiplied with each element, or its divisor.
 template <int kRecipe, bool kSecond>
 FP4KIT_HD float nvfp4_element_factor(u32 byte, const Level& level) {
-  const float q = decode_fp8<E4m3>(byte);
+  const float q = decode_e4m3(byte);
   if constexpr (!kSecond) {
     return cap_finite(div_rn(1.0f, q));
   } else if constexpr (kRecipe == kRecipeTe || kRecipe == kRecipeNvfuser) {

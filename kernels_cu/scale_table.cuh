@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const Sca
   } else {
     factor = table.factor[byte % kScaleBytes];
   }
-  const bool ordinary = is_ordinary_scale<Format>(byte, rule);
+  const bool ordinary = is_ordinary_scale<Format>(byte, rule) && is_ordinary_level<kRecipe>(level);
   encode_lane<Format, T, kRecipe>(elements, raw, ordinary, factor, codes);
   if (Format::kIsFp4 && high_first) {
 #pragma unroll

@@ -132,7 +132,8 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
         byte[half] = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(from_input_bits<T>(bits),
                                                                          level, options.rule);
         factor[half] = factor_at(shared.cols, byte[half], level);
-        done = done && bits < T::kInf && is_ordinary_scale<Format>(byte[half], options.rule);
+        done = done && bits < T::kInf && is_ordinary_scale<Format>(byte[half], options.rule) &&
+               is_ordinary_level<C::kRecipe>(level);
       }
       if (done) encode_pair<C>(word, factor, code);
     }

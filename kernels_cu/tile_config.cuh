@@ -160,7 +160,7 @@ __device__ __forceinline__ Level level_of(float second, float range) {
 template <class C>
 __device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
   if constexpr (C::V::kPerToken) {
-    const float q = decode_fp8<E4m3>(byte);
+    const float q = decode_e4m3(byte);
     return is_zero(q) ? 0.0f : div_rn(level.scale, q);
   } else {
     return element_factor<typename C::Format, C::kRecipe, C::kSecond>(byte, level);
@@ -367,7 +367,8 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
   } else {
     coded.byte = block_scale_byte<Format, R, C::kRecipe, C::kSecond>(amax, level, options.rule);
     const float factor = factor_at(levels, coded.byte, level);
-    const bool ordinary = is_ordinary_scale<Format>(coded.byte, options.rule);
+    const bool ordinary =
+        is_ordinary_scale<Format>(coded.byte, options.rule) && is_ordinary_level<C::kRecipe>(level);
 #pragma unroll
     for (int l = 0; l < Format::kLanes; ++l) {
       if constexpr (C::V::kStochastic) {

@@ -17,6 +17,7 @@ import pytest
 
 from fp4kit.backends import (
     cuda_activations,
+    cuda_measured,
     cuda_member_samples,
     cuda_module,
     cuda_residual_launch,
@@ -33,6 +34,7 @@ INSTANCES = [
     *cuda_member_samples.sample_instances(),
     *cuda_activations.all_instances(),
     *cuda_residual_launch.all_instances(),
+    *cuda_measured.sample_instances(),
 ]
 FILES = sorted({instance.file for instance in INSTANCES})
 

@@ -111,6 +111,32 @@ class Backend(Operations, ABC):
             rounding if the plan has one; 0 for an empty array.
         """
 
+    def quantize_measured(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        packed: RawArray,
+        block_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> RawArray | None:
+        """:meth:`quantize` of rows that make their own second level, if one read can do it.
+
+        Args:
+            plan: what to do, with a second level for each row; neither `plan.rows` nor
+                `plan.cols` is 0.
+            x: (rows, cols).
+            dtype: element type of `x`.
+            packed: output codes, as for :meth:`quantize`.
+            block_scale: output scales, likewise.
+            seed: for stochastic rounding.
+
+        Returns:
+            float32 (plan.scales,), what `second_level` makes of `plan_amax`; or None, and nothing
+            is written.
+        """
+        return None
+
     def plan_amax_both(
         self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
     ) -> tuple[RawArray, RawArray]:

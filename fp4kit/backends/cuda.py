@@ -19,8 +19,9 @@ from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
 from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
-from .base import NO_SEED, Backend, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
+from .base import NO_SEED, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 from .cuda_grouped import CudaGrouped
+from .cuda_measured import MeasuredRows
 from .cuda_operations import CudaOperations
 from .cuda_residual import CudaResidual
 from .cuda_variants import Directions, variant_of
@@ -97,7 +98,7 @@ class _Result(NamedTuple):
         return _address(self.second), self.packed.data.ptr, self.block_scale.data.ptr
 
 
-class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, Backend):
+class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"

@@ -18,7 +18,8 @@ from .operations import ResidualPlan
 
 
 @cache
-def _multiprocessors(device: int) -> int:
+def multiprocessors(device: int) -> int:
+    """Multiprocessors of a device."""
     import cupy
 
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
@@ -33,7 +34,7 @@ def resident_blocks(device: int, instance: cuda_module.Instance) -> int:
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.ptr, cuda_module.THREADS, 0
     )
-    return int(each) * _multiprocessors(device)
+    return int(each) * multiprocessors(device)
 
 
 def _shared_memory(device: int) -> tuple[int, int]:
@@ -123,7 +124,7 @@ def amax(device: int, dtype: str, size: int, groups: int, item_size: int) -> Rea
 def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) -> Ready:
     """For (x, second, packed, block_scale)."""
     vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
-    processors = _multiprocessors(device)
+    processors = multiprocessors(device)
     launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
     return Ready(device, launch, addresses=4)
 
@@ -138,7 +139,7 @@ def dequantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) 
 @lru_cache(maxsize=1024)
 def fused(device: int, plan: Plan, dtype: str, scales: int) -> Ready:
     """For (x, second, out), x and out aligned."""
-    processors = _multiprocessors(device)
+    processors = multiprocessors(device)
     launch = cuda_launch.quantize_dequantize_launch(plan, dtype, scales, processors)
     return Ready(device, launch, addresses=3)
 
