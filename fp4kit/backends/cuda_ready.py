@@ -145,7 +145,7 @@ def fused(device: int, plan: Plan, dtype: str, scales: int) -> Ready:
 
 
 def _residual_limits(device: int) -> cuda_residual_launch.Limits:
-    return cuda_residual_launch.Limits(_multiprocessors(device), *_shared_memory(device))
+    return cuda_residual_launch.Limits(multiprocessors(device), *_shared_memory(device))
 
 
 @lru_cache(maxsize=1024)
