@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -55,10 +55,10 @@ def _numbers(values: Any, what: str) -> tuple[int, ...]:
                 f"numbers, for example {what}.tolist()"
             )
         values = np.asarray(values).tolist()
-    if not isinstance(values, (list, tuple, range)) or not all(
-        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0
-        for value in values
-    ):
+    # By types, of which there are few, as there may be thousands of members.
+    kinds = set(map(type, values)) if isinstance(values, (list, tuple, range)) else {None}
+    whole = all(kind and issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds)
+    if not whole or min(values, default=0) < 0:
         raise OptionError(f"{what} must be whole numbers of at least 0, one per member")
     return tuple(map(int, values))
 
@@ -77,6 +77,29 @@ def group_shapes(
         OptionError: for contradictory arguments, or values that are no numbers.
         ShapeError: for members that do not fit.
     """
+    given = [
+        None if values is None else _numbers(values, what)
+        for what, values in (
+            ("members", None if members is None else [members]),
+            ("first_dims", first_dims),
+            ("last_dims", last_dims),
+            ("offsets", offsets),
+            ("row_offsets", row_offsets),
+        )
+    ]
+    return _shapes(shape, *given)
+
+
+@lru_cache(maxsize=256)
+def _shapes(
+    shape: tuple[int, ...],
+    members: tuple[int, ...] | None,
+    first_dims: tuple[int, ...] | None,
+    last_dims: tuple[int, ...] | None,
+    offsets: tuple[int, ...] | None,
+    row_offsets: tuple[int, ...] | None,
+) -> GroupShapes:
+    """:func:`group_shapes` of numbers."""
     if row_offsets is not None:
         if any(value is not None for value in (members, first_dims, last_dims, offsets)):
             raise OptionError("row_offsets says all about the members; leave the others out")
@@ -84,7 +107,7 @@ def group_shapes(
     dims = _dims(shape, members, first_dims, last_dims)
     ends = (0, *accumulate(prod(pair) for pair in dims))
     if offsets is not None:
-        given = _numbers(offsets, "offsets")
+        given = offsets
         if len(given) != len(dims) + 1:
             raise ShapeError(f"offsets has {len(given)} entries for {len(dims)} members: n + 1")
         for number, pair in enumerate(dims):
@@ -103,10 +126,9 @@ def group_shapes(
 
 
 def _of_row_offsets(
-    shape: tuple[int, ...], row_offsets: Sequence[int]
+    shape: tuple[int, ...], rows: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(rows of each member, elements where they begin and the last one ends)."""
-    rows = _numbers(row_offsets, "row_offsets")
     if len(shape) < 2 or not rows:
         raise ShapeError(
             f"row_offsets are n + 1 rows of a buffer (.., K); got {len(rows)} for shape {shape}"
@@ -119,11 +141,11 @@ def _of_row_offsets(
 
 def _dims(
     shape: tuple[int, ...],
-    members: int | None,
-    first_dims: Sequence[int] | None,
-    last_dims: Sequence[int] | None,
+    members: tuple[int, ...] | None,
+    first: tuple[int, ...] | None,
+    last: tuple[int, ...] | None,
 ) -> tuple[tuple[int, int], ...]:
-    if first_dims is None and last_dims is None:
+    if first is None and last is None:
         if members is None:
             if len(shape) != 3:
                 raise OptionError(
@@ -131,15 +153,13 @@ def _dims(
                     "(n, M, K) says by itself how many members it has"
                 )
             return ((shape[1], shape[2]),) * shape[0]
-        (count,) = _numbers([members], "members")
+        (count,) = members
         rows = prod(shape[:-1])
         if len(shape) < 2 or count == 0 or rows % count:
             raise ShapeError(f"{rows} rows of shape {shape} are not {count} equal members")
         return ((rows // count, shape[-1]),) * count
     if members is not None:
         raise OptionError("members is for members of equal size; leave it out beside first_dims")
-    first = None if first_dims is None else _numbers(first_dims, "first_dims")
-    last = None if last_dims is None else _numbers(last_dims, "last_dims")
     if first is None:
         assert last is not None
         if len(shape) != 2:
