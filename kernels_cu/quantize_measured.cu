@@ -43,6 +43,7 @@ struct MeasuredConfig {
   static constexpr bool kSecond = true;
   static constexpr int kLayout = kScaleLayout;
   static constexpr bool kVector = true;
+  static constexpr bool kStreams = true;
 };
 
 // Thread blocks per multiprocessor that registers are limited for, by what a thread holds. A
@@ -58,13 +59,19 @@ FP4KIT_HD constexpr int measured_blocks() {
 template <u32 kSize>
 __device__ __forceinline__ u32 neighbours_max(u32 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (kSize == 32) return __reduce_max_sync(0xFFFFFFFFu, value);
+  constexpr bool kReduces = kSize == 32;
+#else
+  constexpr bool kReduces = false;
 #endif
+  if constexpr (kReduces) {
+    return __reduce_max_sync(0xFFFFFFFFu, value);
+  } else {
 #pragma unroll
-  for (u32 step = kSize / 2; step > 0; step /= 2) {
-    value = max_u32(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+    for (u32 step = kSize / 2; step > 0; step /= 2) {
+      value = max_u32(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+    }
+    return value;
   }
-  return value;
 }
 
 // Waits for the threads of one team: teams do not wait for each other.

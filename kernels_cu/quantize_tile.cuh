@@ -91,6 +91,7 @@ FP4KIT_HD constexpr int tile_blocks() {
 template <class C, class Cursor>
 __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
                                                    const Options& options) {
+  static_assert(sizeof(TileShared<C>) <= 48 * 1024, "what a launch grants without being asked");
   bool fills = true;
   u32 parity = 0;
   load_task<C>(shared.tile[0], cursor.task());

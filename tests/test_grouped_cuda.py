@@ -58,10 +58,10 @@ def assert_groups(got, want):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_graph_capture_and_replay(cupy, options):
     """Nothing waits for the device; on replay the graph reads the table that was captured."""
-    hosts = [normal((sum(FIRST) + 7, 64), seed) for seed in (0, 1)]
     options = options | {"first_dims": FIRST, "pad": True, "nonfinite": "propagate"}
     if "hadamard" in options:
         options["first_dims"] = [128, 0, 16, 256, 32, 0]
+    hosts = [normal((sum(options["first_dims"]) + 7, 64), seed) for seed in (0, 1)]
     for host in hosts:
         host[sum(options["first_dims"]) :] = np.nan
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -35,7 +35,10 @@ def _send(table: MemberTable) -> tuple[int, int, int]:
 
     target = _scratch(table.words.size, table.words.dtype)
     stream = cupy.cuda.get_current_stream()
-    target.data.copy_from_host_async(table.pinned.ctypes.data, table.words.nbytes, stream)
+    # CuPy's own copy refuses to be captured, as it cannot know that the source stays alive.
+    runtime = cupy.cuda.runtime
+    source, size = table.pinned.ctypes.data, table.words.nbytes
+    runtime.memcpyAsync(target.data.ptr, source, size, runtime.memcpyHostToDevice, stream.ptr)
     if is_capturing():
         keep_if_captured(table)
     else:
