@@ -1,0 +1,49 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Variants at sizes that only a GPU holds. Skipped without one.
+
+Byte parity over options and shapes is tested for all backends in test_variants_parity.py.
+"""
+
+import numpy as np
+import pytest
+
+import fp4kit
+from fp4kit.backends import get_backend
+
+REASON = get_backend("cuda").unavailable_reason()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"block": "2d"}, {"rounding": "stochastic", "seed": 3}])
+def test_both_directions_of_more_than_two_to_the_31_elements(options):
+    """The last rows lie beyond 2^31 elements and have the bytes that they have alone."""
+    cupy = pytest.importorskip("cupy")
+    rows, cols, last = 1 << 20, 2048, 304
+    if cupy.cuda.runtime.memGetInfo()[0] < 16 << 30:
+        pytest.skip("less than 16 GB free on the device")
+    x = cupy.zeros((rows + last, cols), np.float16)
+    host = np.random.default_rng(1).standard_normal((last, cols)).astype(np.float16)
+    x[rows:] = cupy.asarray(host)
+    assert x.size > 1 << 31
+    got = fp4kit.quantize(x, axis="both", amax=6.0, nonfinite="propagate", **options)
+    want = fp4kit.quantize(host, axis="both", amax=6.0, nonfinite="propagate", **options)
+    assert int(cupy.count_nonzero(got.rowwise.packed[:rows])) == 0
+    assert int(cupy.count_nonzero(got.columnwise.packed[:, : rows // 2])) == 0
+    row_scale = got.rowwise.block_scale[rows:].get()
+    column_scale = got.columnwise.block_scale[:, rows // 16 :].get()
+    np.testing.assert_array_equal(row_scale, want.rowwise.block_scale)
+    np.testing.assert_array_equal(column_scale, want.columnwise.block_scale)
+    codes = got.rowwise.packed[rows:].get()
+    turned = got.columnwise.packed[:, rows // 2 :].get()
+    if "rounding" in options:
+        # The random bits are numbered along the whole array: other codes than alone, next to them.
+        assert (codes != want.rowwise.packed).any()
+        for whole, alone in ((codes, want.rowwise.packed), (turned, want.columnwise.packed)):
+            for shift in (0, 4):
+                one, other = ((part >> shift & 7).astype(int) for part in (whole, alone))
+                assert np.abs(one - other).max() <= 1
+    else:
+        np.testing.assert_array_equal(codes, want.rowwise.packed)
+        np.testing.assert_array_equal(turned, want.columnwise.packed)
