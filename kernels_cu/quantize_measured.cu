@@ -59,13 +59,11 @@ FP4KIT_HD constexpr int measured_blocks() {
 template <u32 kSize>
 __device__ __forceinline__ u32 neighbours_max(u32 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  constexpr bool kReduces = kSize == 32;
-#else
-  constexpr bool kReduces = false;
-#endif
-  if constexpr (kReduces) {
+  if constexpr (kSize == 32) {
     return __reduce_max_sync(0xFFFFFFFFu, value);
-  } else {
+  } else
+#endif
+  {
 #pragma unroll
     for (u32 step = kSize / 2; step > 0; step /= 2) {
       value = max_u32(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
