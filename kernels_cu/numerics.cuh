@@ -91,17 +91,6 @@ FP4KIT_HD u32 opaque(u32 value) {
   return value;
 }
 
-// Maximum of both unsigned 16-bit halves.
-FP4KIT_HD u32 max_u16x2(u32 a, u32 b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  u32 result;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-#else
-  return (max_u32(a >> 16, b >> 16) << 16) | max_u32(a & 0xFFFFu, b & 0xFFFFu);
-#endif
-}
-
 // ---------------------------------------------------------------------------------------------
 // Binary32 operations: round to nearest even, subnormals kept
 // ---------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@
 // Algorithm: the tile lies in shared memory (tiles.cuh). Each thread takes blocks of a row
 // (tile_rows.cuh), then of columns (tile_columns.cuh). What follows from the second level is worked
 // out before: once for all scale bytes, or once per row and column if they have levels of their
-// own. Squares need their scale first: a square's rows sit in neighbouring lanes, which share it by
-// shuffles; their columns have the codes of the rows, turned in shared memory.
+// own. Squares need their scale first: the rows of a square gather their amax in shared memory (a
+// search sits them in neighbouring lanes, which share its sums by shuffles); their columns have the
+// codes of the rows, turned in shared memory.
 #pragma once
 
 #include "tile_columns.cuh"

@@ -39,23 +39,6 @@ struct FactorTable {
   FP4KIT_HD float operator()(u32 byte) const { return factor[byte]; }
 };
 
-// fl(|a| b): the sign is dropped by the instruction that multiplies.
-FP4KIT_HD float mul_magnitude(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("{\n"
-      ".reg .f32 magnitude;\n"
-      "abs.f32 magnitude, %1;\n"
-      "mul.rn.f32 %0, magnitude, %2;\n"
-      "}"
-      : "=f"(result)
-      : "f"(a), "f"(b));
-  return result;
-#else
-  return as_float(magnitude_bits(a)) * b;
-#endif
-}
-
 // The larger of two magnitudes, NaN being larger than all else.
 FP4KIT_HD float max_magnitude(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -152,7 +135,7 @@ FP4KIT_HD u32 encode_half(const float* y, u32 signs, float factor) {
   return e2m1_hardware8(scaled);
 #else
 #pragma unroll
-  for (int i = 0; i < 8; ++i) scaled[i] = mul_magnitude(y[i], factor);
+  for (int i = 0; i < 8; ++i) scaled[i] = mul_magnitude_rn(y[i], factor);
   if constexpr (kCareful) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) signs &= is_nan(scaled[i]) ? ~(8u << (4 * i)) : ~0u;

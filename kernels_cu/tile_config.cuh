@@ -102,7 +102,7 @@ struct TileConfig {
   static constexpr bool kGathers = V::kSquare && !kSearches;
 };
 
-// Codes of a tile's rows: as kTilePadding in Tile, so that 16 rows apart means four banks apart.
+// Codes of a tile's rows: padded as a Tile is, so that 16 rows apart means four banks apart.
 struct TileCodes {
   static constexpr u32 kWords = kTileColumns / 8;
   u32 word[kTileRows * kWords + kTileRows / kRowGroup * kPadding];

@@ -103,11 +103,11 @@ def test_thousands_of_members(cupy, options):
 
 
 def test_the_number_of_launches_does_not_depend_on_members(cupy, monkeypatch):
-    from fp4kit.backends import cuda
+    from fp4kit.backends import cuda_run
 
     launches = []
-    launch = cuda._launch
-    monkeypatch.setattr(cuda, "_launch", lambda *a: (launches.append(a[0]), launch(*a)))
+    launch = cuda_run.launch
+    monkeypatch.setattr(cuda_run, "launch", lambda *a: (launches.append(a[0]), launch(*a)))
     counts = []
     for members in (1, 64, 1000):
         launches.clear()

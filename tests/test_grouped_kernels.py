@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_members, cuda_ready, get_backend
-from fp4kit.backends.cuda_members import MEMBER_WORDS, sides_of
+from fp4kit.backends import cuda_member_tables, cuda_ready, cuda_run, get_backend
+from fp4kit.backends.cuda_member_tables import MEMBER_WORDS, sides_of
 from fp4kit.grouped_tensor import grouped_plan
 from fp4kit.variant import Variant
 
@@ -39,7 +39,7 @@ def on_host(host_gpu, kernels, monkeypatch):
     from fp4kit.backends import cuda
 
     monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
-    monkeypatch.setattr(cuda, "_launch", kernels.launch)
+    monkeypatch.setattr(cuda_run, "launch", kernels.launch)
     # Few: each takes several tiles, and meets several members.
     monkeypatch.setattr(cuda_ready, "resident_blocks", lambda device, kernel: 3)
     kernels.launched.clear()
@@ -217,8 +217,8 @@ def test_a_table_holds_the_members_with_elements():
     row, column = plans_of(ODD, starts, "both", format="mxfp8")
     sides = sides_of((row, column))
     assert (sides.row, sides.column) == (row, column)
-    table = cuda_members.tile_table(sides)
-    assert cuda_members.tile_table(sides_of((row, column))) is table
+    table = cuda_member_tables.tile_table(sides)
+    assert cuda_member_tables.tile_table(sides_of((row, column))) is table
     filled = [number for number, shape in enumerate(ODD) if prod(shape)]
     assert table.count == len(filled)
     assert table.records % 2 == 0
@@ -238,7 +238,7 @@ def test_grids_have_an_end():
     huge = [(1 << 30, 1 << 21)]
     (plan,) = plans_of(huge, (0,), "row")
     with pytest.raises(OverflowError, match="do not fit a CUDA grid"):
-        _ = cuda_members.tile_table(sides_of((plan,))).grid
+        _ = cuda_member_tables.tile_table(sides_of((plan,))).grid
 
 
 def test_equal_groups_share_a_plan():

@@ -18,52 +18,18 @@ import numpy as np
 from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
-from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_variants
+from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_run, cuda_variants
 from .base import NO_SEED, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 from .cuda_grouped import CudaGrouped
 from .cuda_measured import MeasuredRows
 from .cuda_operations import CudaOperations
 from .cuda_residual import CudaResidual
+from .cuda_run import address_of, current_device, is_aligned, scratch
 from .cuda_variants import Directions, variant_of
-
-THREADS = (cuda_module.THREADS,)
-
-
-def _aligned(addresses: int) -> bool:
-    """Whether vectors may be moved at all of some addresses, joined by `|`."""
-    return addresses % cuda_launch.VECTOR == 0
-
-
-def _current_device() -> int:
-    import cupy
-
-    number: int = cupy.cuda.runtime.getDevice()
-    return number
-
-
-def _launch(
-    instance: cuda_module.Instance, grid: tuple[int, ...], arguments: tuple[Any, ...]
-) -> None:
-    function = cuda_module.function(_current_device(), instance)
-    function(grid, THREADS, arguments)
-
-
-def _scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:
-    """A device array, kept alive for good if a graph is being captured."""
-    import cupy
-
-    array = keep_if_captured(cupy.empty(shape, dtype))
-    if clear and array.nbytes:
-        array.data.memset_async(0, array.nbytes)
-    return array
 
 
 def _count(second: RawArray | None) -> int:
     return 1 if second is None else int(second.size)
-
-
-def _address(second: RawArray | None) -> int:
-    return 0 if second is None else second.data.ptr
 
 
 def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
@@ -95,7 +61,7 @@ class _Result(NamedTuple):
     block_scale: RawArray
 
     def addresses(self) -> tuple[int, int, int]:
-        return _address(self.second), self.packed.data.ptr, self.block_scale.data.ptr
+        return address_of(self.second), self.packed.data.ptr, self.block_scale.data.ptr
 
 
 class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
@@ -128,32 +94,32 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         return cuda_device.details()
 
     def scratch(self, shape: tuple[int, ...], dtype: Any) -> RawArray:
-        return _scratch(shape, dtype)
+        return scratch(shape, dtype)
 
     # --------------------------------------------------------------------------------------------
     # The second level
     # --------------------------------------------------------------------------------------------
 
     def amax(self, x: RawArray, dtype: str, groups: int) -> RawArray:
-        result = _scratch(groups, np.float32, clear=True)
+        result = scratch(groups, np.float32, clear=True)
         if x.size:
-            ready = cuda_ready.amax(_current_device(), dtype, x.size, groups, x.itemsize)
+            ready = cuda_ready.amax(current_device(), dtype, x.size, groups, x.itemsize)
             ready.launch(x.data.ptr, result.data.ptr, 0)
         return result
 
     def scan(self, x: RawArray, dtype: str) -> tuple[RawArray, bool]:
-        result = _scratch(2, np.uint32, clear=True)
+        result = scratch(2, np.uint32, clear=True)
         if x.size:
-            ready = cuda_ready.amax(_current_device(), dtype, x.size, 1, x.itemsize)
+            ready = cuda_ready.amax(current_device(), dtype, x.size, 1, x.itemsize)
             pointer = result.data.ptr
             ready.launch(x.data.ptr, pointer, pointer + result.itemsize)
         return result[:1].view(np.float32), not int(result[1].get())
 
     def count_nonfinite(self, x: RawArray, dtype: str) -> tuple[int, int, int]:
-        counts = _scratch(3, np.uint64, clear=True)
+        counts = scratch(3, np.uint64, clear=True)
         if x.size:
-            grid = (min(-(-x.size // THREADS[0]), cuda_launch.ERROR_BLOCKS),)
-            _launch(cuda_module.count_nonfinite_kernel(dtype), grid, (x, x.size, counts))
+            grid = (min(-(-x.size // cuda_module.THREADS), cuda_launch.ERROR_BLOCKS),)
+            cuda_run.launch(cuda_module.count_nonfinite_kernel(dtype), grid, (x, x.size, counts))
         nans, infinities, from_end = (int(value) for value in counts.get())
         return nans, infinities, x.size - from_end if from_end else -1
 
@@ -161,20 +127,20 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         assert plan.recipe is not None
         if plan.recipe.direction == "amax":
             return amax
-        result = _scratch(amax.size, np.float32)
+        result = scratch(amax.size, np.float32)
         instance = cuda_module.second_level_kernel(dtype)
         arguments = (amax, result, amax.size, plan.recipe.index)
-        _launch(instance, cuda_launch.grid_for(amax.size), arguments)
+        cuda_run.launch(instance, cuda_launch.grid_for(amax.size), arguments)
         return result
 
     def convert_second_level(self, value: RawArray, source: str, target: str) -> RawArray:
         if source == target or not value.size:
             return value
-        result = _scratch(value.shape, np.float32)
+        result = scratch(value.shape, np.float32)
         directions = [SECOND_LEVEL_DIRECTIONS.index(name) for name in (source, target)]
         instance = cuda_module.convert_second_level_kernel()
         arguments = (value, result, value.size, *directions)
-        _launch(instance, cuda_launch.grid_for(value.size), arguments)
+        cuda_run.launch(instance, cuda_launch.grid_for(value.size), arguments)
         return result
 
     # --------------------------------------------------------------------------------------------
@@ -197,9 +163,9 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
             self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
             return
         source, codes = x.data.ptr, packed.data.ptr
-        aligned = _aligned(source | codes)
-        ready = cuda_ready.quantize(_current_device(), plan, dtype, _count(second), aligned)
-        ready.launch(source, _address(second), codes, block_scale.data.ptr)
+        aligned = is_aligned(source | codes)
+        ready = cuda_ready.quantize(current_device(), plan, dtype, _count(second), aligned)
+        ready.launch(source, address_of(second), codes, block_scale.data.ptr)
 
     def dequantize(
         self,
@@ -213,12 +179,12 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         if plan.variant is not None:
             launch = cuda_variants.dequantize_launch(plan, dtype)
             arrays = (packed, block_scale, 0 if second is None else second, out)
-            _launch(launch.instance, launch.grid, (*arrays, *launch.scalars))
+            cuda_run.launch(launch.instance, launch.grid, (*arrays, *launch.scalars))
             return
         codes, target = packed.data.ptr, out.data.ptr
-        aligned = _aligned(codes | target)
-        ready = cuda_ready.dequantize(_current_device(), plan, dtype, _count(second), aligned)
-        ready.launch(codes, block_scale.data.ptr, _address(second), target)
+        aligned = is_aligned(codes | target)
+        ready = cuda_ready.dequantize(current_device(), plan, dtype, _count(second), aligned)
+        ready.launch(codes, block_scale.data.ptr, address_of(second), target)
 
     def quantize_both(
         self,
@@ -251,25 +217,25 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         vector = cuda_variants.can_vector(directions.any, dtype)
         for plan, result in ((directions.row, row), (directions.column, column)):
             if plan is not None:
-                vector = vector and _aligned(x.data.ptr | result.packed.data.ptr)
+                vector = vector and is_aligned(x.data.ptr | result.packed.data.ptr)
                 if cuda_variants.is_padded(plan):
                     result.block_scale.data.memset_async(0, result.block_scale.nbytes)
         grid, arguments = cuda_variants.quantize_arguments(
             directions, x.data.ptr, row.addresses(), column.addresses(), seed
         )
         kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector)
-        resident = cuda_ready.resident_blocks(_current_device(), kernel)
-        _launch(kernel, (min(*grid, resident),), arguments)
+        resident = cuda_ready.resident_blocks(current_device(), kernel)
+        cuda_run.launch(kernel, (min(*grid, resident),), arguments)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):
             return self.amax(x, dtype, plan.scales)
         if plan.scales == 1 and plan.variant.hadamard is None:
             return self.amax(x, dtype, 1)
-        result = _scratch(plan.scales, np.float32, clear=True)
+        result = scratch(plan.scales, np.float32, clear=True)
         if x.size:
             launch = cuda_variants.amax_launch(plan, dtype)
-            _launch(launch.instance, launch.grid, (x, result, *launch.scalars))
+            cuda_run.launch(launch.instance, launch.grid, (x, result, *launch.scalars))
         return result
 
     def rotate(
@@ -287,7 +253,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         launch = cuda_variants.rotate_launch(
             rows, cols, dtype, axis, mask, rounding, inverse, out_dtype
         )
-        _launch(launch.instance, launch.grid, (x, out, *launch.scalars))
+        cuda_run.launch(launch.instance, launch.grid, (x, out, *launch.scalars))
 
     def quantize_dequantize(
         self,
@@ -301,9 +267,9 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
     ) -> None:
         fused = plan.variant is None and dtype == out_dtype
         fused = fused and cuda_launch.rows_are_vectors(plan.cols, dtype)
-        if fused and _aligned(x.data.ptr | out.data.ptr):
-            ready = cuda_ready.fused(_current_device(), plan, dtype, _count(second))
-            ready.launch(x.data.ptr, _address(second), out.data.ptr)
+        if fused and is_aligned(x.data.ptr | out.data.ptr):
+            ready = cuda_ready.fused(current_device(), plan, dtype, _count(second))
+            ready.launch(x.data.ptr, address_of(second), out.data.ptr)
             return
         # Rare: not worth two more kernels for each pair of types.
         super().quantize_dequantize(plan, x, dtype, second, out, out_dtype, seed)
@@ -317,18 +283,20 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
             out.data.copy_from_device_async(scales.data, scales.nbytes)
             return
         rows, cols = scales.shape
-        words = cols % 4 == 0 and scales.data.ptr % 4 == 0 and _aligned(out.data.ptr)
+        words = cols % 4 == 0 and scales.data.ptr % 4 == 0 and is_aligned(out.data.ptr)
         grid, tiles = cuda_launch.swizzle_geometry(rows, cols, layout)
-        _launch(cuda_module.swizzle_kernel(layout, words), grid, (scales, out, rows, cols, *tiles))
+        cuda_run.launch(
+            cuda_module.swizzle_kernel(layout, words), grid, (scales, out, rows, cols, *tiles)
+        )
 
     def unswizzle(self, swizzled: RawArray, layout: str, out: RawArray) -> None:
         if layout == "linear":
             out.data.copy_from_device_async(swizzled.data, swizzled.nbytes)
             return
         rows, cols = out.shape
-        words = cols % 4 == 0 and out.data.ptr % 4 == 0 and _aligned(swizzled.data.ptr)
+        words = cols % 4 == 0 and out.data.ptr % 4 == 0 and is_aligned(swizzled.data.ptr)
         grid, tiles = cuda_launch.swizzle_geometry(rows, cols, layout)
-        _launch(
+        cuda_run.launch(
             cuda_module.unswizzle_kernel(layout, words), grid, (swizzled, out, rows, cols, *tiles)
         )
 
@@ -337,13 +305,13 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
     # --------------------------------------------------------------------------------------------
 
     def error_sums(self, x: RawArray, x_dtype: str, y: RawArray, y_dtype: str) -> ErrorSums:
-        partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
+        partials = scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         # A ragged end would cross the array's: those few sizes take the single accesses.
         vectors = [
-            int(cuda_launch.rows_are_vectors(array.size, name) and _aligned(array.data.ptr))
+            int(cuda_launch.rows_are_vectors(array.size, name) and is_aligned(array.data.ptr))
             for array, name in ((x, x_dtype), (y, y_dtype))
         ]
-        _launch(
+        cuda_run.launch(
             cuda_module.error_sums_kernel(x_dtype, y_dtype),
             (cuda_launch.ERROR_BLOCKS,),
             (x, y, x.size, *vectors, partials),
@@ -383,12 +351,12 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
                     block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
             variant = replace(variant_of(plan), axis="row")
             plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=variant)
-        partials = _scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
-        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and _aligned(x.data.ptr)
+        partials = scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
+        vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and is_aligned(x.data.ptr)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)
         pointer = 0 if second is None else second
         arguments = (x, packed, block_scale, pointer, *launch.scalars, partials)
-        _launch(launch.instance, launch.grid, arguments)
+        cuda_run.launch(launch.instance, launch.grid, arguments)
         # Only a copy to pinned memory does not wait.
         memory = cupy.cuda.alloc_pinned_memory(partials.nbytes)
         rows = np.ndarray(partials.shape, partials.dtype, memory)

@@ -15,10 +15,11 @@ import numpy as np
 
 from fp4kit.arrays import is_capturing, keep_if_captured
 
-from . import cuda_members, cuda_ready
+from . import cuda_member_tables, cuda_members, cuda_ready, cuda_run
 from .base import NO_SEED, RawArray, Seed
-from .cuda_launch import VECTOR
-from .cuda_members import MemberLaunch, MemberTable, Sides, sides_of
+from .cuda_member_tables import MemberTable, Sides, sides_of
+from .cuda_members import MemberLaunch
+from .cuda_run import address_of, are_aligned, current_device, scratch
 from .grouped import GroupedPlan
 
 #: Tables that are on their way, with the events that tell of their arrival: the cache of tables may
@@ -31,9 +32,7 @@ def _send(table: MemberTable) -> tuple[int, int, int]:
     """Arguments of kernels: addresses on the device of a table's two parts, and its members."""
     import cupy
 
-    from .cuda import _scratch
-
-    target = _scratch(table.words.size, table.words.dtype)
+    target = scratch(table.words.size, table.words.dtype)
     stream = cupy.cuda.get_current_stream()
     # CuPy's own copy refuses to be captured, as it cannot know that the source stays alive.
     runtime = cupy.cuda.runtime
@@ -53,19 +52,9 @@ def _send(table: MemberTable) -> tuple[int, int, int]:
     return address, address + table.records * table.words.itemsize, table.count
 
 
-def _address(array: RawArray | None) -> int:
-    return 0 if array is None else array.data.ptr
-
-
-def _aligned(*arrays: RawArray) -> bool:
-    return all(array.data.ptr % VECTOR == 0 for array in arrays)
-
-
 def _run(launch: MemberLaunch, before: tuple[int, ...], after: tuple[int, ...] = ()) -> None:
-    from .cuda import _launch
-
     arguments = (*before, *_send(launch.table), *after, *launch.scalars)
-    _launch(launch.instance, launch.table.grid, arguments)
+    cuda_run.launch(launch.instance, launch.table.grid, arguments)
 
 
 class CudaGrouped:
@@ -75,8 +64,8 @@ class CudaGrouped:
         if not out.size:
             return
         out.data.memset_async(0, out.nbytes)
-        if cuda_members.has_elements(plan):
-            vector = cuda_members.takes_vectors(plan, dtype) and _aligned(x)
+        if cuda_member_tables.has_elements(plan):
+            vector = cuda_member_tables.takes_vectors(plan, dtype) and are_aligned(x)
             launch = cuda_members.amax_launch(plan, dtype, vector)
             _run(launch, (x.data.ptr,), (out.data.ptr,))
 
@@ -90,26 +79,24 @@ class CudaGrouped:
         block_scales: tuple[RawArray, ...],
         seed: Seed = NO_SEED,
     ) -> None:
-        from .cuda import _current_device, _launch
-
-        if not plans[0].members or not cuda_members.has_elements(plans[0]):
+        if not plans[0].members or not cuda_member_tables.has_elements(plans[0]):
             return
         sides = sides_of(plans)
-        vector = cuda_members.takes_vectors(plans[0], dtype) and _aligned(x, *packeds)
+        vector = cuda_member_tables.takes_vectors(plans[0], dtype) and are_aligned(x, *packeds)
         flat = cuda_members.quantize_flat_launch(sides, dtype) if vector else None
         if flat is not None:
-            arrays = (x.data.ptr, _address(seconds[0]), packeds[0].data.ptr)
+            arrays = (x.data.ptr, address_of(seconds[0]), packeds[0].data.ptr)
             _run(flat, (*arrays, block_scales[0].data.ptr))
             return
         for plan, block_scale in zip(plans, block_scales, strict=True):
-            if cuda_members.any_padded(plan):
+            if cuda_member_tables.any_padded(plan):
                 block_scale.data.memset_async(0, block_scale.nbytes)
         addresses = dict.fromkeys(Sides._fields, (0, 0, 0))
         for plan, second, packed, block_scale in zip(
             plans, seconds, packeds, block_scales, strict=True
         ):
             name = "column" if plan is sides.column else "row"
-            addresses[name] = (_address(second), packed.data.ptr, block_scale.data.ptr)
+            addresses[name] = (address_of(second), packed.data.ptr, block_scale.data.ptr)
         kernel, table = cuda_members.quantize_launch(sides, dtype, vector)
         arguments = cuda_members.quantize_arguments(
             sides,
@@ -120,8 +107,8 @@ class CudaGrouped:
             addresses["column"],
             seed,
         )
-        resident = cuda_ready.resident_blocks(_current_device(), kernel)
-        _launch(kernel, (min(*table.grid, resident),), arguments)
+        resident = cuda_ready.resident_blocks(current_device(), kernel)
+        cuda_run.launch(kernel, (min(*table.grid, resident),), arguments)
 
     def dequantize_grouped(
         self,
@@ -132,9 +119,9 @@ class CudaGrouped:
         out: RawArray,
         dtype: str,
     ) -> None:
-        if plan.members and cuda_members.has_elements(plan):
+        if plan.members and cuda_member_tables.has_elements(plan):
             launch = cuda_members.dequantize_launch(plan, dtype)
-            arrays = (packed.data.ptr, block_scale.data.ptr, _address(second), out.data.ptr)
+            arrays = (packed.data.ptr, block_scale.data.ptr, address_of(second), out.data.ptr)
             _run(launch, arrays)
 
     def grouped_column_sums(
@@ -146,16 +133,14 @@ class CudaGrouped:
         out: RawArray,
     ) -> None:
         """A launch for every 1024-fold of rows of the tallest member."""
-        from .cuda import _launch, _scratch
-
         if not out.size:
             return
         out.data.memset_async(0, out.nbytes)  # members without rows
-        levels = cuda_members.sum_levels(dims, starts, dtype)
+        levels = cuda_member_tables.sum_levels(dims, starts, dtype)
         values = x
         for level in levels:
-            sums = out if level is levels[-1] else _scratch(level.size, np.float32)
-            kernel = cuda_members.column_sums_kernel(dtype, level.vector and _aligned(values))
+            sums = out if level is levels[-1] else scratch(level.size, np.float32)
+            kernel = cuda_members.column_sums_kernel(dtype, level.vector and are_aligned(values))
             arguments = (values.data.ptr, *_send(level.table), sums.data.ptr)
-            _launch(kernel, level.table.grid, arguments)
+            cuda_run.launch(kernel, level.table.grid, arguments)
             values, dtype = sums, "float32"

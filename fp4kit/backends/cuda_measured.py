@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fp4kit.arrays import keep_if_captured
 from fp4kit.formats import ALL_RECIPES, DTYPES, NVFP4, Recipe
 from fp4kit.scaling import PER_TOKEN_SMALLEST
 from fp4kit.variant import PLAIN
@@ -21,6 +20,7 @@ from .base import NO_SEED, Backend, Plan, RawArray, Seed
 from .cuda_launch import ITEM_SIZES, VECTOR, Launch, rows_are_vectors
 from .cuda_module import CXX_DTYPES, CXX_LAYOUTS, CXX_RECIPES, LANE, THREADS, Instance, instance
 from .cuda_ready import Ready, multiprocessors, resident_blocks
+from .cuda_run import current_device, is_aligned, scratch
 from .cuda_variants import is_padded
 
 #: The fewest threads that share a row.
@@ -130,13 +130,11 @@ class MeasuredRows(Backend):
         block_scale: RawArray,
         seed: Seed = NO_SEED,
     ) -> RawArray | None:
-        import cupy
-
         source, codes = x.data.ptr, packed.data.ptr
-        ready = _ready(cupy.cuda.runtime.getDevice(), plan, dtype)
-        if ready is None or (source | codes) % VECTOR:
+        ready = _ready(current_device(), plan, dtype)
+        if ready is None or not is_aligned(source | codes):
             return None
-        second = keep_if_captured(cupy.empty(plan.scales, np.float32))
+        second = scratch(plan.scales, np.float32)
         if is_padded(plan):
             block_scale.data.memset_async(0, block_scale.nbytes)
         # The kernel takes the key's bits; arguments are written as integers of 64 bits.

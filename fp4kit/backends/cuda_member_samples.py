@@ -10,8 +10,8 @@ from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, FormatSpec, 
 from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
 
 from .base import Plan
+from .cuda_member_tables import Sides
 from .cuda_members import (
-    Sides,
     amax_kernel,
     column_sums_kernel,
     dequantize_kernel,

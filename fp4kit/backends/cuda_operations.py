@@ -8,11 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from fp4kit.arrays import keep_if_captured
-
 from . import cuda_activations
-from .cuda_launch import VECTOR, rows_are_vectors
+from .cuda_launch import rows_are_vectors
 from .cuda_ready import Ready
+from .cuda_run import is_aligned, scratch
 from .operations import Operations, RawArray
 
 
@@ -40,11 +39,6 @@ def _sources(
     return cuda_activations.sources(name, x.data.ptr, second, out.shape[1], dtype)
 
 
-def _aligned(addresses: int) -> bool:
-    """Whether vectors may be moved of some addresses, joined by `|`."""
-    return addresses % VECTOR == 0
-
-
 def _partial_sums(
     device: int,
     name: str | None,
@@ -55,13 +49,11 @@ def _partial_sums(
     sums: RawArray,
 ) -> RawArray:
     """One launch for (gate, factor, out); `sums` itself if it leaves one row, else float32 rows."""
-    import cupy
-
     rows, cols = shape
     left = cuda_activations.partial_rows(rows)
     target = sums
     if left > 1:
-        target = keep_if_captured(cupy.empty((left, cols), np.float32))
+        target = scratch((left, cols), np.float32)
     _column_sums(device, name, dtype, rows, cols, vector).launch(*addresses, target.data.ptr)
     return target
 
@@ -74,7 +66,7 @@ class CudaOperations(Operations):
     ) -> None:
         gate, factor = _sources(name, x, dtype, other, out)
         target = out.data.ptr
-        aligned = _aligned(gate | factor | target)
+        aligned = is_aligned(gate | factor | target)
         ready = _activate(x.device.id, name, dtype, *out.shape, aligned)
         ready.launch(gate, factor, target)
 
@@ -85,7 +77,7 @@ class CudaOperations(Operations):
         device, values = x.device.id, x
         while values is not out:
             source = values.data.ptr
-            vector = rows_are_vectors(values.shape[1], dtype) and _aligned(source)
+            vector = rows_are_vectors(values.shape[1], dtype) and is_aligned(source)
             values = _partial_sums(device, None, dtype, (source, 0, 0), values.shape, vector, out)
             dtype = "float32"
 
@@ -100,7 +92,7 @@ class CudaOperations(Operations):
     ) -> None:
         gate, factor = _sources(name, x, dtype, other, out)
         target = out.data.ptr
-        if not (rows_are_vectors(out.shape[1], dtype) and _aligned(gate | factor | target)):
+        if not (rows_are_vectors(out.shape[1], dtype) and is_aligned(gate | factor | target)):
             super().activate_with_sums(name, x, dtype, other, out, sums)
             return
         addresses = gate, factor, target

@@ -4,17 +4,9 @@
 
 from __future__ import annotations
 
-from . import cuda_launch, cuda_ready
+from . import cuda_ready
+from .cuda_run import address_of, are_aligned
 from .operations import Operations, RawArray, ResidualPlan
-
-
-def _aligned(*arrays: RawArray) -> bool:
-    """Whether vectors may be moved of all arrays."""
-    return all(array.data.ptr % cuda_launch.VECTOR == 0 for array in arrays)
-
-
-def _address(order: RawArray | None) -> int:
-    return 0 if order is None else order.data.ptr
 
 
 class CudaResidual(Operations):
@@ -30,11 +22,11 @@ class CudaResidual(Operations):
         packed: RawArray,
         block_scale: RawArray,
     ) -> None:
-        aligned = _aligned(x, packed, block_scale)
+        aligned = are_aligned(x, packed, block_scale)
         device = x.device.id
         ready = cuda_ready.quantize_residual(device, plan, dtype, order is not None, aligned)
         pointers = (array.data.ptr for array in (packed, block_scale))
-        ready.launch(x.data.ptr, scale.data.ptr, _address(order), *pointers)
+        ready.launch(x.data.ptr, scale.data.ptr, address_of(order), *pointers)
 
     def dequantize_residual(
         self,
@@ -46,8 +38,8 @@ class CudaResidual(Operations):
         out: RawArray,
         dtype: str,
     ) -> None:
-        aligned = _aligned(packed, out)
+        aligned = are_aligned(packed, out)
         device = packed.device.id
         ready = cuda_ready.dequantize_residual(device, plan, dtype, order is not None, aligned)
         pointers = (array.data.ptr for array in (packed, block_scale, scale))
-        ready.launch(*pointers, _address(order), out.data.ptr)
+        ready.launch(*pointers, address_of(order), out.data.ptr)

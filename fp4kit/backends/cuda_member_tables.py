@@ -1,0 +1,251 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Groups on CUDA: where the members lie, and how the work on them is cut, as integer arithmetic.
+
+All members are one launch: a thread block looks up in a table (`kernels_cu/members.cuh`) which
+member its piece of work belongs to, a tile or a chunk. Nothing here knows CuPy, but for the pinned
+copy of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import Plan
+from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
+from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
+from .cuda_launch import AMAX_CHUNK, ITEM_SIZES, MAX_GRID, VECTOR, WARP, rows_are_vectors
+from .cuda_module import LANE, THREADS
+from .cuda_variants import TILE_COLUMNS, TILE_ROWS, is_padded
+from .grouped import GroupedPlan, filled
+
+#: 64-bit words of a Member (members.cuh).
+MEMBER_WORDS = 10
+#: Rounds of a thread block that takes a chunk of lanes: enough to make its table worth while.
+CHUNK_ROUNDS = 8
+CHUNK_LANES = THREADS * CHUNK_ROUNDS
+#: The same of strips, one a warp and round.
+CHUNK_STRIPS = THREADS // WARP * CHUNK_ROUNDS
+
+
+class Sides(NamedTuple):
+    """The plans of a group's directions, None for one that is not asked for."""
+
+    row: GroupedPlan | None
+    column: GroupedPlan | None
+
+    @property
+    def any(self) -> GroupedPlan:
+        """A plan, for what both share."""
+        plan = self.row or self.column
+        assert plan is not None
+        return plan
+
+
+@dataclass(frozen=True, eq=False)
+class MemberTable:
+    """Where the members of a group lie that have elements, for a kernel.
+
+    Attributes:
+        words: int64: the number of the first piece of work of each member, and the end; then
+            `MEMBER_WORDS` for each.
+        count: number of members in it.
+        pieces: pieces of work of all of them.
+    """
+
+    words: NDArray[np.int64]
+    count: int
+    pieces: int
+
+    @property
+    def records(self) -> int:
+        """The word where the members begin."""
+        return self.words.size - self.count * MEMBER_WORDS
+
+    @property
+    def grid(self) -> tuple[int]:
+        """A thread block for each piece."""
+        if self.pieces > MAX_GRID:  # 2^44 elements at least: no memory holds them
+            raise OverflowError(f"{self.pieces} pieces of work do not fit a CUDA grid")
+        return (self.pieces,)
+
+    @cached_property
+    def pinned(self) -> Any:
+        """The words in memory that the device can read while the host goes on."""
+        import cupy
+
+        memory = cupy.cuda.alloc_pinned_memory(self.words.nbytes)
+        copy = np.ndarray(self.words.shape, np.int64, memory)
+        copy[...] = self.words
+        return copy
+
+
+def sides_of(plans: tuple[GroupedPlan, ...]) -> Sides:
+    """Which of one or two plans is for the rows, and which for the columns."""
+    row = column = None
+    for plan in plans:
+        if first_plan(plan).is_columnwise:
+            column = plan
+        else:
+            row = plan
+    return Sides(row, column)
+
+
+@lru_cache(maxsize=256)
+def first_plan(plan: GroupedPlan) -> Plan:
+    """The plan of a member, for what all share."""
+    return plan.members[0]
+
+
+@lru_cache(maxsize=256)
+def has_elements(plan: GroupedPlan) -> bool:
+    """Whether there is anything to do."""
+    return bool(filled(plan))
+
+
+@lru_cache(maxsize=256)
+def per_vector(plan: GroupedPlan) -> bool:
+    """Whether the members have a second-level value for each vector, not one for all."""
+    return any(member.scales > 1 for member in plan.members)
+
+
+@lru_cache(maxsize=256)
+def any_padded(plan: GroupedPlan) -> bool:
+    """Whether some scales have bytes that belong to no block."""
+    return any(is_padded(plan.members[number]) for number in filled(plan))
+
+
+@lru_cache(maxsize=256)
+def takes_vectors(plan: GroupedPlan, dtype: str) -> bool:
+    """Whether every row of every member begins and ends on 16 bytes of the buffer."""
+    return all(
+        rows_are_vectors(plan.members[number].cols, dtype)
+        and plan.starts[number] * ITEM_SIZES[dtype] % VECTOR == 0
+        for number in filled(plan)
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Pieces of work
+# ------------------------------------------------------------------------------------------------
+
+
+def _tiles(plan: Plan) -> int:
+    return -(-plan.rows // TILE_ROWS) * -(-plan.cols // TILE_COLUMNS)
+
+
+def _lane_chunks(plan: Plan) -> int:
+    return -(-plan.rows * plan.cols // (LANE * CHUNK_LANES))
+
+
+def _strip_chunks(plan: Plan) -> int:
+    return -(-strips(plan) // CHUNK_STRIPS)
+
+
+def strips(plan: Plan) -> int:
+    """Pieces of 32 stored scales of a swizzled_128x4 layout."""
+    return prod(plan.scale_shape) // WARP
+
+
+def amax_chunk(dtype: str) -> int:
+    """Elements that a thread block of the amax takes."""
+    return AMAX_CHUNK // ITEM_SIZES[dtype]
+
+
+def _make_table(pieces: Sequence[int], members: NDArray[np.int64]) -> MemberTable:
+    """A table of the pieces of work of each member, and of what there is to know about it."""
+    count = len(members)
+    # The second part begins on 16 bytes.
+    first = np.zeros(count + 1 + (count + 1) % 2, np.int64)
+    np.cumsum(pieces, out=first[1 : count + 1])
+    words = np.concatenate([first, members.reshape(-1)])
+    return MemberTable(words, count, int(first[count]))
+
+
+def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
+    plan = sides.any
+    numbers = filled(plan)
+    members = np.zeros((len(numbers), MEMBER_WORDS), np.int64)
+    members[:, 0] = np.array(plan.starts, np.int64)[numbers]
+    members[:, 1] = [plan.members[number].rows for number in numbers]
+    members[:, 2] = [plan.members[number].cols for number in numbers]
+    members[:, 3] = numbers
+    for place, side in ((4, sides.row), (7, sides.column)):
+        if side is not None:
+            offsets = (side.packed_offsets, side.scale_offsets, side.second_offsets)
+            for number, values in enumerate(offsets):
+                members[:, place + number] = np.array(values, np.int64)[numbers]
+    return _make_table([pieces(plan.members[number]) for number in numbers], members)
+
+
+@lru_cache(maxsize=256)
+def tile_table(sides: Sides) -> MemberTable:
+    """Pieces are tiles of TILE_ROWS x TILE_COLUMNS elements."""
+    return _table(sides, _tiles)
+
+
+@lru_cache(maxsize=256)
+def amax_table(sides: Sides, dtype: str) -> MemberTable:
+    """Pieces are `amax_chunk` elements."""
+    chunk = amax_chunk(dtype)
+    return _table(sides, lambda plan: -(-plan.rows * plan.cols // chunk))
+
+
+@lru_cache(maxsize=256)
+def lane_table(sides: Sides) -> MemberTable:
+    """Pieces are CHUNK_LANES lanes."""
+    return _table(sides, _lane_chunks)
+
+
+@lru_cache(maxsize=256)
+def strip_table(sides: Sides) -> MemberTable:
+    """Pieces are CHUNK_STRIPS strips."""
+    return _table(sides, _strip_chunks)
+
+
+@dataclass(frozen=True)
+class SumLevel:
+    """One launch of column sums, for (values, table, sums).
+
+    Attributes:
+        table: tiles of all members.
+        size: numbers that it leaves.
+        vector: whether aligned values are read 16 bytes at a time.
+    """
+
+    table: MemberTable
+    size: int
+    vector: bool
+
+
+@lru_cache(maxsize=64)
+def sum_levels(
+    dims: tuple[tuple[int, int], ...], starts: tuple[int, ...], dtype: str
+) -> tuple[SumLevel, ...]:
+    """The launches that leave the column sums of all members, one after the other."""
+    numbers = [number for number, shape in enumerate(dims) if prod(shape)]
+    rows, cols = np.array(dims, np.int64).reshape(-1, 2)[numbers].T
+    begin = np.array(starts, np.int64)[numbers]
+    ends = np.cumsum([0, *(shape[1] for shape in dims)], dtype=np.int64)
+    levels: list[SumLevel] = []
+    while numbers and (not levels or rows.max() > 1):
+        left = -(-rows // SUM_TILE_ROWS)
+        last = left.max() == 1
+        sizes = left * cols
+        places = ends[:-1][numbers] if last else np.cumsum(sizes) - sizes
+        members = np.zeros((len(numbers), MEMBER_WORDS), np.int64)
+        members[:, :3] = np.stack([begin, rows, cols], axis=1)
+        members[:, 6] = places
+        across = -(-cols // (SUM_TILE_BYTES // ITEM_SIZES[dtype]))
+        aligned = (np.stack([begin, cols]) * ITEM_SIZES[dtype] % VECTOR == 0).all()
+        table = _make_table((left * across).tolist(), members)
+        levels.append(SumLevel(table, int(ends[-1] if last else sizes.sum()), bool(aligned)))
+        rows, begin, dtype = left, places, "float32"
+    return tuple(levels)

@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What every part of the CUDA backend needs to run a kernel: launches, memory, addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp4kit.arrays import keep_if_captured
+
+from . import cuda_module
+from .base import RawArray
+from .cuda_launch import VECTOR
+
+THREADS = (cuda_module.THREADS,)
+
+
+def current_device() -> int:
+    """The number of CuPy's current device."""
+    import cupy
+
+    number: int = cupy.cuda.runtime.getDevice()
+    return number
+
+
+def launch(
+    instance: cuda_module.Instance, grid: tuple[int, ...], arguments: tuple[Any, ...]
+) -> None:
+    """Launches a kernel on the current device and stream."""
+    function = cuda_module.function(current_device(), instance)
+    function(grid, THREADS, arguments)
+
+
+def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:
+    """A device array, kept alive for good if a graph is being captured."""
+    import cupy
+
+    array = keep_if_captured(cupy.empty(shape, dtype))
+    if clear and array.nbytes:
+        array.data.memset_async(0, array.nbytes)
+    return array
+
+
+def address_of(array: RawArray | None) -> int:
+    """What a kernel takes for an array that may be missing."""
+    return 0 if array is None else array.data.ptr
+
+
+def is_aligned(addresses: int) -> bool:
+    """Whether vectors may be moved at all of some addresses, joined by `|`."""
+    return addresses % VECTOR == 0
+
+
+def are_aligned(*arrays: RawArray) -> bool:
+    """Whether vectors may be moved of all arrays."""
+    return all(is_aligned(array.data.ptr) for array in arrays)
