@@ -67,7 +67,8 @@ def run(library, launch, *arrays):
         *addresses, *launch.scalars
     )
     library.fill_memory(ctypes.c_ubyte(POISON))
-    getattr(library, symbol(launch.instance))(ctypes.c_uint(launch.grid[0]), arguments)
+    counts = (ctypes.c_uint(count) for count in (launch.grid[0], launch.threads))
+    getattr(library, symbol(launch.instance))(*counts, arguments)
     shared = ctypes.c_longlong(launch.shared)
     assert library.memory_changed_from(shared, ctypes.c_ubyte(POISON)) == 0
 
