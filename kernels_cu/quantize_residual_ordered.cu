@@ -20,17 +20,18 @@ struct Stage {
   static constexpr u32 kSlot = kStagedThreads * kRows * 4;  // words of a slot
 
   FactorTable* factors;
+  u32* own;    // this thread's part of the first slot
   u32* word;   // `together` rows or pairs of rows
   u16* index;  // the staged places of the channels of each block
   u8* scales;  // of a group
-  u32* own;    // this thread's part of the first slot
 
-  __device__ __forceinline__ Stage(uint4* memory, u32 together, u32 cols, u32 scale_bytes) {
+  __device__ __forceinline__ Stage(uint4* memory, u32 slots, u32 together, u32 cols) {
     factors = reinterpret_cast<FactorTable*>(memory);
-    word = reinterpret_cast<u32*>(factors + 1);
+    u32* const first_slot = reinterpret_cast<u32*>(factors + 1);
+    own = first_slot + threadIdx.x * 4;
+    word = first_slot + slots * kSlot;
     index = reinterpret_cast<u16*>(word + together * cols);
     scales = reinterpret_cast<u8*>(index + cols);
-    own = reinterpret_cast<u32*>(scales + scale_bytes) + threadIdx.x * 4;
   }
 };
 
@@ -142,7 +143,7 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
 // An order that is no permutation gives some result, but nothing outside is read.
 //
 // Launch: kStagedThreads threads, as many blocks as run at once; shared memory as in Stage, the
-// scales being 8 * stored_cols bytes, rounded up to 32, and `slots` slots last. Fewer than 2^31
+// scales being 8 * stored_cols bytes, rounded up to 32. Fewer than 2^31
 // rows, and cols at most 2^16.
 template <class T, bool kRounds>
 __global__ void __launch_bounds__(kStagedThreads, FP4KIT_RESIDUAL_QUANTIZE_STAGED)
@@ -168,28 +169,45 @@ __global__ void __launch_bounds__(kStagedThreads, FP4KIT_RESIDUAL_QUANTIZE_STAGE
   const u32 steps = kGroupRows / S::kRows / together;
   const u32 pieces = together * chunks;
   const u32 items = together * places.main_blocks;
-  const u32 at_once = static_cast<u32>(slot_count) * kStagedThreads;  // pieces that have slots
+  const u32 slots = static_cast<u32>(slot_count);
+  const u32 at_once = slots * kStagedThreads;  // pieces that have slots
   const u32 scale_words = (static_cast<u32>(stored_cols) + 3) / 4 * 8;
   const FastDivide divide{main_count, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const S stage(memory, together, cols, scale_words * 4);
-  const u32 all_tasks = block_tasks(interleaved != 0, first % 2 == 0, copies != 0, high_first != 0);
+  const S stage(memory, slots, together, cols);
+  // Hidden, or it is worked out anew in each step.
+  const u32 all_tasks =
+      opaque(block_tasks(interleaved != 0, first % 2 == 0, copies != 0, high_first != 0));
   const GroupRows group_rows(layout, places.blocks);
 
   // Begins to copy a step's pieces from `begin` on, as many as there are slots.
+  const auto copy_to = [&](u32* to, const typename T::Bits* from, u32 row) {
+#pragma unroll
+    for (u32 r = 0; r < S::kRows; ++r) {
+      copy_piece(to + r * (kStagedThreads * 4), from + r * cols, row + r < rows);
+    }
+  };
   const auto copy = [&](u32 group, u32 step, u32 begin) {
     const u32 end = group < groups ? min_u32(begin + at_once, pieces) : 0;
     u32* to = stage.own;
+    u32 piece = begin + threadIdx.x;
+    if (together == 1) {  // where a row comes from is the same for all threads
+      const u32 row = group_rows.row(group, step * S::kRows);
+      const typename T::Bits* from = x + static_cast<u64>(row) * cols + piece * S::kChannels;
 #pragma unroll 2
-    for (u32 piece = begin + threadIdx.x; piece < end; piece += kStagedThreads) {
-      const u32 set = small_quotient(piece / S::kPieces, divide);
-      const u32 row = group_rows.row(group, (step * together + set) * S::kRows);
-      const typename T::Bits* const from =
-          x + static_cast<u64>(row) * cols + (piece - set * chunks) * S::kChannels;
-#pragma unroll
-      for (u32 r = 0; r < S::kRows; ++r) {
-        copy_piece(to + r * (kStagedThreads * 4), from + r * cols, row + r < rows);
+      for (; piece < end; piece += kStagedThreads) {
+        copy_to(to, from, row);
+        from += kStagedThreads * S::kChannels;
+        to += S::kSlot;
       }
-      to += S::kSlot;
+    } else {
+#pragma unroll 1
+      for (; piece < end; piece += kStagedThreads) {
+        const u32 set = small_quotient(piece / S::kPieces, divide);
+        const u32 row = group_rows.row(group, (step * together + set) * S::kRows);
+        const u32 chunk = piece - set * chunks;
+        copy_to(to, x + static_cast<u64>(row) * cols + chunk * S::kChannels, row);
+        to += S::kSlot;
+      }
     }
     end_copies();
   };
