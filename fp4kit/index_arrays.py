@@ -32,4 +32,7 @@ def ingest_integers(x: Any, what: str, like: Origin) -> Any:
             f"{what} lies on {origin.device}, the input on {like.device}; move it there first "
             "(fp4kit never copies between devices on its own)"
         )
-    return arrays.contiguous(data.astype(np.int64, copy=False), like)
+    converted = data.astype(np.int64, copy=False)
+    if converted is not data and like.device_kind != "cpu":
+        arrays.keep_if_captured(converted)
+    return arrays.contiguous(converted, like)

@@ -125,16 +125,34 @@ def residual_plan(
     )
 
 
-def _channel_order(reorder: Any, cols: int, raw: Raw) -> Any:
+def _channel_order(reorder: Any, cols: int, raw: Raw, waits: bool) -> Any:
     """The raw int64 order of channels on the device of `raw`.
+
+    What the host holds is always checked. An order on a GPU is only where the call waits anyway:
+    kernels take a channel that there is not as the last one, so that none reads or writes outside.
+
+    Args:
+        reorder: array or sequence of integers.
+        cols: number of channels.
+        raw: the array that is reordered.
+        waits: whether the call may wait for the stream.
 
     Raises:
         DtypeError: if it is no array of integers, or lies on another device.
         ShapeError: if it is no permutation of the channels.
     """
-    xp = arrays.array_module(raw.origin)
-    order = ingest_integers(reorder, "reorder", raw.origin)
-    if order.shape != (cols,) or not bool((xp.sort(order) == xp.arange(cols)).all()):
+    origin = raw.origin
+    checked: Any = None
+    if isinstance(reorder, (list, tuple)):
+        checked = np.asarray(reorder)
+    order = ingest_integers(reorder, "reorder", origin)
+    if checked is None and (waits or origin.device_kind == "cpu"):
+        checked = order
+    fits = order.shape == (cols,)
+    if fits and checked is not None:
+        xp = np if isinstance(checked, np.ndarray) else arrays.array_module(origin)
+        fits = bool((xp.sort(checked) == xp.arange(cols)).all())
+    if not fits:
         raise ShapeError(
             f"reorder must hold each channel 0 .. {cols - 1} once, got shape {tuple(order.shape)}"
         )
@@ -172,8 +190,10 @@ def quantize_residual(
             array on the device of `x`. None measures it.
         encode_scale: instead of amax, 2688/amax itself.
         reorder: int32 or int64 array (K,), a permutation: channel j of the codes is channel
-            reorder[j] of `x`, so that the channels with the largest errors come last. Checked,
-            which on a GPU waits for the stream.
+            reorder[j] of `x`, so that the channels with the largest errors come last. Checked, but
+            on a GPU under `nonfinite="propagate"` only if it is a list, as a check there would have
+            to wait for the stream. Of an array that is no permutation the result then is
+            unspecified; nothing outside of the arrays is read or written.
         intermediate: `float32`, or `bfloat16` to round scaled values and residuals as TensorRT-LLM
             does when it reorders. None is `bfloat16` with `reorder`, else `float32`.
         scale_layout: `linear`, `swizzled_128x4` or `swizzled_8x4`.
@@ -209,7 +229,9 @@ def quantize_residual(
     lead = shape[:-1]
     with arrays.device_scope(origin):
         xp = arrays.array_module(origin)
-        order = None if reorder is None else _channel_order(reorder, plan.cols, raw)
+        order = None
+        if reorder is not None:
+            order = _channel_order(reorder, plan.cols, raw, nonfinite == "raise")
         rows = rows_of(raw, plan.rows, plan.cols)
         measured = None
         if nonfinite == "raise" and plan.rows and plan.cols:
@@ -254,7 +276,8 @@ def dequantize_residual(
     """Decodes a tensor with residuals; :func:`fp4kit.dequantize` does the same.
 
     Main and residual values are added in float32 (a weight's copies are not), divided by the
-    encode scale and rounded once to `dtype`; reordered channels go back to their places.
+    encode scale and rounded once to `dtype`; reordered channels go back to their places. On a GPU
+    nothing waits: an order there is not checked again.
 
     Args:
         q: what :func:`quantize_residual` gave.
@@ -293,7 +316,9 @@ def dequantize_residual(
             raise DtypeError(f"{what} lies on {array.origin.device}, packed on {origin.device}")
     engine = engine_for("dequantize_residual", origin.device, dtype, "nvfp4", None, backend)
     with arrays.device_scope(origin):
-        order = None if q.order is None else _channel_order(q.order, plan.cols, packed)
+        order = None
+        if q.order is not None:
+            order = _channel_order(q.order, plan.cols, packed, False)
         scale = arrays.ingest_scale(q.encode_scale, "encode_scale", origin)
         result = result_buffer(out, tuple(q.shape), dtype, origin)
         if plan.rows and plan.cols:

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads)
 // Launch: 256 threads, as many blocks as run at once; shared memory: the byte table (16-bit types),
 // `together` words for each channel, 2 bytes for each channel. Fewer than 2^31 rows, and cols at
 // most 2^16.
-template <class Out, bool kFar>
+template <class Out>
 __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
     dequantize_residual_ordered_kernel(
         const u8* __restrict__ packed, const u8* __restrict__ block_scale,
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
   ByteTable<Out>::fill(table, inverse);
 #pragma unroll 4
   for (u32 j = threadIdx.x; j < cols; j += kThreads) {
-    const u32 channel = static_cast<u32>(__ldg(order + j));
+    const u32 channel = static_cast<u32>(channel_inside(__ldg(order + j), cols));
     index[index_place(j / kLaneElements, j % kLaneElements, places.main_blocks)] =
-        static_cast<u16>(kept_place<kFar>(staged_place<Out>(channel, half)));
+        static_cast<u16>(staged_place<Out>(channel, half));
   }
 
   const auto load = [&](u32 row, u32 place, u32(&codes)[2], u32& byte) {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
             decode_either<Out, kLaneElements>(codes[r], byte[r], extra_codes[r], extra_byte[r],
                                               has_extra, high_first != 0, table, inverse);
       }
-      u32* const staged = word + my_set * staged_row<Out>(cols);
+      const u32 base = my_set * staged_row<Out>(cols) * 4;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint4 eight =
@@ -221,8 +221,8 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = 4 * h + i;  // of two neighbouring channels
-          u32& low = staged_word<kFar>(staged, kept[i] & 0xFFFFu);
-          u32& high = staged_word<kFar>(staged, kept[i] >> 16);
+          u32& low = word_at(word, low_place(kept[i], base));
+          u32& high = word_at(word, high_place(kept[i], base));
           if constexpr (kRows == 1) {
             low = decoded[0].word[2 * at];
             high = decoded[0].word[2 * at + 1];
@@ -316,7 +316,8 @@ __global__ void __launch_bounds__(kThreads)
   } else {
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) {
-      row_out[__ldg(order + start + i)] = static_cast<typename Out::Bits>(result.bits(i));
+      const i64 channel = channel_inside(__ldg(order + start + i), main_blocks * kLaneElements);
+      row_out[channel] = static_cast<typename Out::Bits>(result.bits(i));
     }
   }
 }

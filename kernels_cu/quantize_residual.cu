@@ -162,6 +162,10 @@ __global__ void __launch_bounds__(kThreads)
     if (row < rows) {
       const typename T::Bits* const elements = x + row * main_blocks * kLaneElements;
       const i64 start = block * kLaneElements;
+      const auto at = [&](int i) -> u32 {
+        return __ldg(elements +
+                     channel_inside(__ldg(order + start + i), main_blocks * kLaneElements));
+      };
       Words<T> gathered;
       if (order == nullptr) {
         load_elements<false, T>(elements + start, kLaneElements, gathered);
@@ -169,10 +173,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int i = 0; i < Words<T>::kWords; ++i) {
           if constexpr (T::kSize == 4) {
-            gathered.word[i] = __ldg(elements + __ldg(order + start + i));
+            gathered.word[i] = at(i);
           } else {
-            const u32 low = __ldg(elements + __ldg(order + start + 2 * i));
-            const u32 high = __ldg(elements + __ldg(order + start + 2 * i + 1));
+            const u32 low = at(2 * i);
+            const u32 high = at(2 * i + 1);
             gathered.word[i] = low | (high << 16);
           }
         }

@@ -169,7 +169,7 @@ FP4KIT_HD CodedBlock encode_elements(const BlockElements& elements, const Factor
 // rounded once.
 template <bool kRounds>
 FP4KIT_HD BlockElements loss_of(const BlockElements& elements, const CodedBlock& main) {
-  const float minus_q = mul_rn(decode_fp8<E4m3>(main.byte), -1.0f);
+  const float minus_q = mul_rn(decode_e4m3(main.byte), -1.0f);
   BlockElements loss;
   Words<F32> bits;
 #pragma unroll

@@ -63,11 +63,12 @@ struct GroupRows {
     return first + local / 2 * row_pairs + local % 2;
   }
 
-  // Where the scale (local, col) stands among those of its group: linear by rows, else by sectors.
-  FP4KIT_HD u32 scale(u32 local, u32 col) const {
-    return local / 2 * scale_pairs + local % 2 * scale_rows + col / kTileCols * tile_bytes +
-           col % kTileCols;
+  // Where a scale stands among those of its group, by its row and its column: linear by rows, else
+  // by sectors.
+  FP4KIT_HD u32 scale_row(u32 local) const {
+    return local / 2 * scale_pairs + local % 2 * scale_rows;
   }
+  FP4KIT_HD u32 scale_col(u32 col) const { return col / kTileCols * tile_bytes + col % kTileCols; }
 
   // The row of a group whose scale byte `place` of a sector is.
   FP4KIT_HD u32 local(u32 place) const {
@@ -105,16 +106,36 @@ FP4KIT_HD u32 index_place(u32 block, u32 i, u32 main_blocks) {
   return (i / 8 * main_blocks + block) * 8 + i % 8;
 }
 
-// Places are kept in 16 bits: as offsets in bytes, or in words where these are too many (kFar).
-template <bool kFar>
-FP4KIT_HD u32 kept_place(u32 word) {
-  return kFar ? word : word * 4;
+// Two places are kept in a word. Each as an offset in bytes, added to `base`: by a product of
+// parts, which needs the half of the word neither isolated nor shifted.
+FP4KIT_HD u32 low_place(u32 kept, u32 base) {
+#ifdef __CUDA_ARCH__
+  u32 result;
+  asm("dp2a.lo.u32.u32 %0, %1, 4, %2;" : "=r"(result) : "r"(kept), "r"(base));
+  return result;
+#else
+  return base + (kept & 0xFFFFu) * 4;
+#endif
 }
 
-template <bool kFar>
-FP4KIT_HD u32& staged_word(u32* staged, u32 kept) {
-  if constexpr (kFar) return staged[kept];
-  return *reinterpret_cast<u32*>(reinterpret_cast<u8*>(staged) + kept);
+FP4KIT_HD u32 high_place(u32 kept, u32 base) {
+#ifdef __CUDA_ARCH__
+  u32 result;
+  asm("dp2a.lo.u32.u32 %0, %1, 1024, %2;" : "=r"(result) : "r"(kept), "r"(base));
+  return result;
+#else
+  return base + (kept >> 16) * 4;
+#endif
+}
+
+FP4KIT_HD u32& word_at(u32* start, u32 place) {
+  return *reinterpret_cast<u32*>(reinterpret_cast<u8*>(start) + place);
+}
+
+// An order's entry, or the last channel: who passes an order that nobody has checked gets some
+// result, but no access outside.
+FP4KIT_HD i64 channel_inside(i64 channel, i64 cols) {
+  return static_cast<u64>(channel) < static_cast<u64>(cols) ? channel : cols - 1;
 }
 
 #ifdef __CUDACC__

@@ -62,12 +62,12 @@ inline Dim threadIdx, blockIdx, gridDim;
 
 namespace host_threads {
 
-constexpr unsigned kThreads = FP4KIT_THREADS;
+constexpr unsigned kMaxThreads = 1024;
 constexpr std::size_t kStack = 64 * 1024;
 
 inline ucontext_t scheduler;
-inline ucontext_t context[kThreads];
-inline bool finished[kThreads];
+inline ucontext_t context[kMaxThreads];
+inline bool finished[kMaxThreads];
 inline void (*body)();
 
 inline void enter() {
@@ -77,9 +77,9 @@ inline void enter() {
 
 // Runs `body` as a whole thread block. Between barriers threads run in turn, from the first or from
 // the last on, so that what relies on the order of threads shows.
-inline void run_block() {
-  static std::vector<char> stacks(kThreads * kStack);
-  for (unsigned t = 0; t < kThreads; ++t) {
+inline void run_block(unsigned threads) {
+  static std::vector<char> stacks(kMaxThreads * kStack);
+  for (unsigned t = 0; t < threads; ++t) {
     getcontext(&context[t]);
     context[t].uc_stack.ss_sp = stacks.data() + t * kStack;
     context[t].uc_stack.ss_size = kStack;
@@ -90,8 +90,8 @@ inline void run_block() {
   unsigned backwards = blockIdx.x % 2;
   for (bool running = true; running; backwards ^= 1) {
     running = false;
-    for (unsigned turn = 0; turn < kThreads; ++turn) {
-      const unsigned t = backwards ? kThreads - 1 - turn : turn;
+    for (unsigned turn = 0; turn < threads; ++turn) {
+      const unsigned t = backwards ? threads - 1 - turn : turn;
       if (finished[t]) continue;
       threadIdx.x = t;
       swapcontext(&scheduler, &context[t]);
@@ -107,12 +107,12 @@ void call(void (*kernel)(Parameters...), const long long* arguments, std::index_
 
 // Launches a kernel, whose arguments are addresses and integers of 64 bits.
 template <auto kKernel, class... Parameters>
-void launch(void (*)(Parameters...), unsigned grid, const long long* arguments) {
+void launch(void (*)(Parameters...), unsigned grid, unsigned threads, const long long* arguments) {
   static const long long* given;
   given = arguments;
   body = [] { call(kKernel, given, std::make_index_sequence<sizeof...(Parameters)>()); };
   gridDim.x = grid;
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) run_block();
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) run_block(threads);
 }
 
 }  // namespace host_threads
@@ -122,7 +122,7 @@ inline void __syncthreads() {
 }
 
 // A function of the library for a kernel instance.
-#define HOST_KERNEL(name, ...)                                         \
-  extern "C" void name(unsigned grid, const long long* arguments) {    \
-    host_threads::launch<&__VA_ARGS__>(&__VA_ARGS__, grid, arguments); \
+#define HOST_KERNEL(name, ...)                                                        \
+  extern "C" void name(unsigned grid, unsigned threads, const long long* arguments) { \
+    host_threads::launch<&__VA_ARGS__>(&__VA_ARGS__, grid, threads, arguments);       \
   }

@@ -67,7 +67,8 @@ def run(library, launch, *arrays):
         *addresses, *launch.scalars
     )
     library.fill_memory(ctypes.c_ubyte(POISON))
-    getattr(library, symbol(launch.instance))(ctypes.c_uint(launch.grid[0]), arguments)
+    counts = (ctypes.c_uint(count) for count in (launch.grid[0], launch.threads))
+    getattr(library, symbol(launch.instance))(*counts, arguments)
     shared = ctypes.c_longlong(launch.shared)
     assert library.memory_changed_from(shared, ctypes.c_ubyte(POISON)) == 0
 
@@ -107,15 +108,19 @@ def values(rows, cols, dtype, seed):
         return codecs.from_float32(x, dtype)
 
 
-def check_quantize(library, plan, x, dtype, scale, order, shift=0):
-    """Quantizes as the launch says, compares with the reference, and returns kernel and arrays."""
+def check_quantize(library, plan, x, dtype, scale, order, shift=0, given=None):
+    """Quantizes as the launch says, compares with the reference, and returns kernel and arrays.
+
+    The kernel gets the order `given`, if there is one, which must count as `order`.
+    """
     wanted = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
     REFERENCE.quantize_residual(plan, x, dtype, scale, order, *wanted)
     source = Guarded(x.shape, x.dtype, shift * x.itemsize)
     source.array[...] = x
     found = [Guarded(array.shape, np.uint8, shift) for array in wanted]
     launch = launches.quantize_launch(plan, dtype, order is not None, shift == 0, LIMITS)
-    run(library, launch, source.array, scale, order, *(each.array for each in found))
+    passed = order if given is None else given
+    run(library, launch, source.array, scale, passed, *(each.array for each in found))
     for got, want in zip(found, wanted, strict=True):
         got.check()
         np.testing.assert_array_equal(got.array, want)
@@ -232,6 +237,34 @@ def test_any_bytes_decode(library, dtype, kind):
     for scale in (448.0, 1e-40, 1e30, np.nan):
         arrays = packed, byte, dtype, np.array([scale], np.float32), order, int(kind == "_any")
         check_dequantize(library, plan, *arrays)
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["staged", "single accesses"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("stages_few_rows")
+def test_an_order_that_is_no_permutation_stays_inside(library, dtype, shift):
+    """Nobody has checked it if nothing may wait: what there is not is the last channel."""
+    plan = replace(PLAN, rows=20)
+    given = permutation(plan.cols)
+    given[[0, 5, 17, 100, 191]] = -1, plan.cols, 1 << 40, -(1 << 63), (1 << 32) + 3
+    inside = np.where((given < 0) | (given >= plan.cols), plan.cols - 1, given)
+    x = values(plan.rows, plan.cols, dtype, 0)
+    scale = np.array([448.0], np.float32)
+    _, packed, byte = check_quantize(library, plan, x, dtype, scale, inside, shift, given)
+    out = Guarded(x.shape, x.dtype, shift * x.itemsize)
+    launch = launches.dequantize_launch(plan, dtype, True, shift == 0, LIMITS)
+    run(library, launch, packed, byte, scale, given, out.array)
+    out.check()
+
+
+def test_slots_that_do_not_hold_a_step():
+    """Of the 2, 3 and 7 that a step needs only some fit where rows are long."""
+    slots = {
+        cols: launches.staging(replace(PLAN, rows=512, cols=cols), "bfloat16", True, True, LIMITS)
+        for cols in (8192, 12288, 28672)
+    }
+    assert [(each.slots, each.blocks) for each in slots.values()] == [(2, 2), (2, 2), (2, 1)]
+    assert all(each.shared <= LIMITS.shared_block for each in slots.values())
 
 
 def test_quotients_by_six(library):

@@ -121,6 +121,8 @@ def test_a_zero_block_has_the_smallest_scale(backend):
     ({"amax": 1.0, "encode_scale": 1.0}, OptionError, "not both"),
     ({"encode_scale": np.ones(2, F32)}, ShapeError, "one second-level scale"),
     ({"reorder": np.zeros(64, np.int64)}, ShapeError, "each channel"),
+    ({"reorder": [0] * 64, "nonfinite": "propagate"}, ShapeError, "each channel"),
+    ({"reorder": np.full(64, 64), "nonfinite": "propagate"}, ShapeError, "each channel"),
     ({"reorder": np.arange(32)}, ShapeError, "each channel"),
     ({"reorder": np.ones(64, F32)}, DtypeError, "whole numbers"),
 ])  # fmt: skip

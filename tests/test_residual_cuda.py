@@ -16,6 +16,7 @@ from fp4kit import codecs
 from fp4kit.backends import cuda_residual_launch as launches
 from fp4kit.backends import get_backend
 from fp4kit.backends.operations import ResidualPlan
+from fp4kit.errors import ShapeError
 from fp4kit.formats import DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS
 from fp4kit.residual import LAYOUTS, MODES
 
@@ -168,7 +169,7 @@ def test_any_bytes_decode(cupy, dtype, has_order):
 
 @pytest.mark.parametrize("has_order", [False, True], ids=["in order", "reordered"])
 def test_graph_capture_and_replay(cupy, has_order):
-    """The backend's own calls: the public ones look at an order on the host."""
+    """The backend's own calls, on data that changes between replays."""
     plan = ResidualPlan(
         ROWS, 1024, 128, "activation", "interleaved", "swizzled_128x4", "low_first", has_order
     )
@@ -204,20 +205,45 @@ def test_graph_capture_and_replay(cupy, has_order):
     np.testing.assert_array_equal(out.get(), expected)
 
 
-def test_public_calls_under_capture(cupy):
-    """Without an order nothing waits for the device."""
+@pytest.mark.parametrize("has_order", [False, True], ids=["in order", "reordered"])
+def test_public_calls_under_capture(cupy, has_order):
+    """Nothing waits for the device, nor for a check of an order that lies there."""
     host = np.random.default_rng(0).standard_normal((ROWS, 256), np.float32)
+    order = np.random.default_rng(1).permutation(256) if has_order else None
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = cupy.asarray(host)
-        fp4kit.dequantize(fp4kit.quantize_residual(x, 64, nonfinite="propagate"))
+        options = {"nonfinite": "propagate"}
+        if has_order:
+            options["reorder"] = cupy.asarray(order)
+        fp4kit.dequantize(fp4kit.quantize_residual(x, 64, **options))
         stream.begin_capture()
-        q = fp4kit.quantize_residual(x, 64, nonfinite="propagate")
+        q = fp4kit.quantize_residual(x, 64, **options)
         out = fp4kit.dequantize(q)
         graph = stream.end_capture()
         x.set(2 * host, stream=stream)
         graph.launch(stream)
         stream.synchronize()
-    wanted = fp4kit.quantize_residual(2 * host, 64, backend="reference")
+    wanted = fp4kit.quantize_residual(2 * host, 64, reorder=order, backend="reference")
     np.testing.assert_array_equal(q.packed.get(), wanted.packed)
     np.testing.assert_array_equal(out.get(), fp4kit.dequantize(wanted, backend="reference"))
+
+
+def test_orders_on_the_gpu_that_are_no_permutations(cupy):
+    """Refused where the call waits anyway; else what there is not is the last channel."""
+    host = np.random.default_rng(0).standard_normal((ROWS, 64), np.float32)
+    x, order = cupy.asarray(host), np.arange(64)
+    order[[1, 7, 40]] = -1, 1 << 40, 64
+    given = cupy.asarray(order)
+    with pytest.raises(ShapeError, match="each channel"):
+        fp4kit.quantize_residual(x, 16, reorder=given)
+    for propagates in ("raise", "propagate"):
+        with pytest.raises(ShapeError, match="each channel"):
+            fp4kit.quantize_residual(x, 16, reorder=order.tolist(), nonfinite=propagates)
+    q = fp4kit.quantize_residual(x, 16, reorder=given, amax=4.0, nonfinite="propagate")
+    plan, scale = q.plan, q.encode_scale.get()
+    packed, byte = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
+    inside = np.where((order < 0) | (order > 63), 63, order)
+    REFERENCE.quantize_residual(plan, host, "float32", scale, inside, packed, byte)
+    np.testing.assert_array_equal(q.packed.get(), packed)
+    assert fp4kit.dequantize(q).shape == host.shape

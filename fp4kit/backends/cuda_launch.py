@@ -63,12 +63,13 @@ STRIPS = {"swizzled_128x4": 32, "swizzled_8x4": 2}
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its grid, the scalar arguments that follow its arrays, bytes of shared memory."""
+    """A kernel, its grid, the scalars after its arrays, bytes of shared memory, threads."""
 
     instance: Instance
     grid: tuple[int, ...]
     scalars: tuple[int, ...]
     shared: int = 0
+    threads: int = THREADS
 
 
 def grid_for(threads: int) -> tuple[int, ...]:

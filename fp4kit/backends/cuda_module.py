@@ -38,7 +38,7 @@ NAMESPACE = "fp4kit"
 LOG_LINES = 8
 #: Elements that a lane quantizes (kLaneElements).
 LANE = 16
-#: Threads of a block, of every kernel.
+#: Threads of a block, of every kernel but one.
 THREADS = 256
 #: 16-element lanes that a thread of `quantize_kernel` has in flight, by bytes of an element.
 QUANTIZE_UNROLL = {2: 2, 4: 1}
@@ -52,8 +52,10 @@ FUSED_BLOCKS = 4
 #: Thread blocks per multiprocessor of `quantize_residual_kernel`, by bytes of an element.
 RESIDUAL_BLOCKS = {2: 4, 4: 3}
 #: The same of the kernels that stage rows of reordered channels: quantizing, and dequantizing.
-RESIDUAL_QUANTIZE_STAGED = 3
+RESIDUAL_QUANTIZE_STAGED = 2
 RESIDUAL_DEQUANTIZE_STAGED = 4
+#: Threads of a block of the one that quantizes.
+RESIDUAL_STAGED_THREADS = 512
 #: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
 DEQUANTIZE_UNROLL = 4
 #: The same where all is flat and a piece is FP8 codes or float32 results.
@@ -313,6 +315,7 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         *(f"-DFP4KIT_RESIDUAL_BLOCKS_{size}={n}" for size, n in RESIDUAL_BLOCKS.items()),
         f"-DFP4KIT_RESIDUAL_QUANTIZE_STAGED={RESIDUAL_QUANTIZE_STAGED}",
         f"-DFP4KIT_RESIDUAL_DEQUANTIZE_STAGED={RESIDUAL_DEQUANTIZE_STAGED}",
+        f"-DFP4KIT_RESIDUAL_STAGED_THREADS={RESIDUAL_STAGED_THREADS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL_HEAVY={DEQUANTIZE_UNROLL_HEAVY}",
         *cuda_defines(),

@@ -79,7 +79,7 @@ class Ready:
         # The function owns the module: it must live as long as its handle.
         self._function = cuda_module.function(device, launch.instance)
         grid = (*launch.grid, 1, 1)[:3]
-        self._shape = (self._function.ptr, *grid, cuda_module.THREADS, 1, 1, launch.shared)
+        self._shape = (self._function.ptr, *grid, launch.threads, 1, 1, launch.shared)
         if launch.shared:
             _allow_shared_memory(device, self._function)
         self._device = device

@@ -16,6 +16,7 @@ from .cuda_module import (
     RESIDUAL_BLOCKS,
     RESIDUAL_DEQUANTIZE_STAGED,
     RESIDUAL_QUANTIZE_STAGED,
+    RESIDUAL_STAGED_THREADS,
     THREADS,
     Instance,
     instance,
@@ -58,27 +59,26 @@ class Limits:
 
 
 @cache
-def quantize_kernel(kind: str, dtype: str, rounds: bool, *far: bool) -> Instance:
+def quantize_kernel(kind: str, dtype: str, rounds: bool) -> Instance:
     """Quantization from an element type; `kind` is '', '_ordered' or '_any'."""
     file = f"quantize_residual{'' if kind == '_any' else kind}.cu"
-    return instance(f"quantize_residual{kind}_kernel", file, CXX_DTYPES[dtype], rounds, *far)
+    return instance(f"quantize_residual{kind}_kernel", file, CXX_DTYPES[dtype], rounds)
 
 
 @cache
-def dequantize_kernel(kind: str, dtype: str, *far: bool) -> Instance:
+def dequantize_kernel(kind: str, dtype: str) -> Instance:
     """Dequantization to an element type; `kind` is '', '_ordered' or '_any'."""
     name = f"dequantize_residual{kind}_kernel"
-    return instance(name, "dequantize_residual.cu", CXX_DTYPES[dtype], *far)
+    return instance(name, "dequantize_residual.cu", CXX_DTYPES[dtype])
 
 
 def all_instances() -> list[Instance]:
     """Every kernel of residual channels."""
-    kinds = [("", ()), ("_ordered", (False,)), ("_ordered", (True,)), ("_any", ())]
     result = []
-    for kind, far in kinds:
+    for kind in ("", "_ordered", "_any"):
         for dtype in DTYPES:
-            result += [quantize_kernel(kind, dtype, rounds, *far) for rounds in (True, False)]
-            result.append(dequantize_kernel(kind, dtype, *far))
+            result += [quantize_kernel(kind, dtype, rounds) for rounds in (True, False)]
+            result.append(dequantize_kernel(kind, dtype))
     return result
 
 
@@ -105,13 +105,13 @@ class Staging:
         together: rows (pairs of rows of a 16-bit type) of a step.
         shared: bytes of shared memory.
         blocks: thread blocks that a multiprocessor has registers for.
-        far: whether places are kept as numbers of words: their bytes do not fit.
+        slots: how many pieces a thread may have under way, where rows are copied ahead.
     """
 
     together: int
     shared: int
     blocks: int
-    far: bool
+    slots: int = 0
 
     def grid(self, plan: ResidualPlan, limits: Limits) -> tuple[int, ...]:
         """As many thread blocks as run at once, or one for each group of rows."""
@@ -133,12 +133,34 @@ def staging(
     shared = (4 * together + PLACE_BYTES) * plan.cols
     if quantizes:
         shared += FACTOR_TABLE + GROUP_ROWS * TILE_BLOCKS * -(-plan.blocks // TILE_BLOCKS)
-    elif item_size == 2:
+        return _slotted(together, shared, plan.cols, item_size, limits)
+    if item_size == 2:
         shared += BYTE_TABLE
     if shared > limits.shared_block:
         return None
-    blocks = RESIDUAL_QUANTIZE_STAGED if quantizes else RESIDUAL_DEQUANTIZE_STAGED
-    return Staging(together, shared, blocks, 4 * together * plan.cols > MAX_PLACES)
+    return Staging(together, shared, RESIDUAL_DEQUANTIZE_STAGED)
+
+
+def _slotted(
+    together: int, shared: int, cols: int, item_size: int, limits: Limits
+) -> Staging | None:
+    """Adds slots: enough for a step, or as many as fit.
+
+    Args:
+        together: as in `Staging`.
+        shared: bytes without slots.
+        cols: channels.
+        item_size: bytes of an element.
+        limits: what the device has.
+    """
+    slot = RESIDUAL_STAGED_THREADS * VECTOR * 4 // item_size
+    blocks = RESIDUAL_QUANTIZE_STAGED
+    if blocks * (shared + slot + RESERVED) > limits.shared_multiprocessor:
+        blocks = 1
+    room = min(limits.shared_block, limits.shared_multiprocessor // blocks - RESERVED) - shared
+    wanted = -(-together * cols * item_size // (VECTOR * RESIDUAL_STAGED_THREADS))
+    slots = min(wanted, room // slot)
+    return Staging(together, shared + slots * slot, blocks, slots) if slots > 0 else None
 
 
 @dataclass(frozen=True)
@@ -216,10 +238,14 @@ def quantize_launch(
         if stage is not None:
             divide = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
-                quantize_kernel("_ordered", dtype, plan.rounds, stage.far),
+                quantize_kernel("_ordered", dtype, plan.rounds),
                 stage.grid(plan, limits),
-                (_stored_groups(plan), *places, stored_cols, stage.together, *divide, *options),
+                (
+                    *(_stored_groups(plan), *places, stored_cols),
+                    *(stage.together, stage.slots, *divide, *options),
+                ),
                 stage.shared,
+                RESIDUAL_STAGED_THREADS,
             )
     resident = limits.multiprocessors * RESIDUAL_BLOCKS[ITEM_SIZES[dtype]]
     walk = _walk(plan, resident)
@@ -253,7 +279,7 @@ def dequantize_launch(
         if stage is not None:
             divide = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
-                dequantize_kernel("_ordered", dtype, stage.far),
+                dequantize_kernel("_ordered", dtype),
                 stage.grid(plan, limits),
                 (_stored_groups(plan), plan.rows, *places, stage.together, *divide, *options),
                 stage.shared,
