@@ -210,7 +210,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         out: RawArray,
         dtype: str,
     ) -> None:
-        if plan.variant is not None:
+        if plan.is_columnwise:
             launch = cuda_variants.dequantize_launch(plan, dtype)
             arrays = (packed, block_scale, 0 if second is None else second, out)
             _launch(launch.instance, launch.grid, (*arrays, *launch.scalars))

@@ -133,7 +133,8 @@ class CudaGrouped:
         dtype: str,
     ) -> None:
         if plan.members and cuda_members.has_elements(plan):
-            launch = cuda_members.dequantize_launch(plan, dtype)
+            vector = cuda_members.takes_vectors(plan, dtype) and _aligned(packed, out)
+            launch = cuda_members.dequantize_launch(plan, dtype, vector)
             arrays = (packed.data.ptr, block_scale.data.ptr, _address(second), out.data.ptr)
             _run(launch, arrays)
 

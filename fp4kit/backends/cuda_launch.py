@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+import numpy as np
+
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.layout import TILE
-from fp4kit.scaling import second_level_range
+from fp4kit.scaling import ONE, second_level_range
 from fp4kit.variant import PLAIN
 
 from .base import Plan
@@ -192,7 +194,14 @@ def _quantize_any_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> L
     )
 
 
-def _dequantize_access(plan: Plan, row_pieces: int, scales: int, vector: bool) -> str:
+def range_bits(plan: Plan) -> tuple[int, int]:
+    """Bits of the range that second levels of te map amaxes onto, and of its reciprocal."""
+    largest = np.float32(second_level_range((plan.variant or PLAIN).e4m3_max))
+    value, reciprocal = np.array([largest, ONE / largest], np.float32).view(np.uint32).tolist()
+    return value, reciprocal
+
+
+def dequantize_access(plan: Plan, row_pieces: int, scales: int, vector: bool) -> str:
     """One of `DEQUANTIZE_ACCESSES`."""
     if not vector:
         return "single"
@@ -205,8 +214,8 @@ def _dequantize_access(plan: Plan, row_pieces: int, scales: int, vector: bool) -
     return "tiled" if scales == 1 else "rows"
 
 
-def _dequantize_unroll(plan: Plan, dtype: str, access: str) -> int:
-    """dequantize.cu's function of the same name."""
+def dequantize_unroll(plan: Plan, dtype: str, access: str) -> int:
+    """dequantize_pieces.cuh's function of the same name."""
     if access == "single":
         return 1
     heavy = ITEM_SIZES[dtype] == 4 or plan.format.codes_per_byte == 1
@@ -219,8 +228,8 @@ def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Laun
     piece = VECTOR // ITEM_SIZES[dtype]
     row_pieces = -(-plan.cols // piece)
     pieces = plan.rows * row_pieces
-    access = _dequantize_access(plan, row_pieces, scales, vector)
-    unroll = _dequantize_unroll(plan, dtype, access)
+    access = dequantize_access(plan, row_pieces, scales, vector)
+    unroll = dequantize_unroll(plan, dtype, access)
     # What is divided by the pieces of a row: the number of any piece, or one counted from the start
     # of the row that the tile of a thread block starts in.
     largest = pieces if access == "single" else row_pieces + THREADS * unroll
@@ -240,6 +249,7 @@ def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Laun
             plan.rows_per_scale,
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
+            *range_bits(plan),
         ),
     )
 

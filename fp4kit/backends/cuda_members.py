@@ -24,13 +24,32 @@ from fp4kit.scaling import second_level_range
 from .base import Plan
 from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
 from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
-from .cuda_launch import AMAX_CHUNK, ITEM_SIZES, MAX_GRID, VECTOR, WARP, rows_are_vectors
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, LANE, THREADS, Instance, instance
+from .cuda_launch import (
+    AMAX_CHUNK,
+    ITEM_SIZES,
+    MAX_GRID,
+    VECTOR,
+    WARP,
+    dequantize_access,
+    dequantize_unroll,
+    range_bits,
+    rows_are_vectors,
+)
+from .cuda_module import (
+    CXX_DTYPES,
+    CXX_FORMATS,
+    DEQUANTIZE_ACCESSES,
+    LANE,
+    THREADS,
+    Instance,
+    instance,
+)
 from .cuda_variants import (
     TILE_COLUMNS,
     TILE_ROWS,
     Directions,
     cxx_recipe,
+    decoded_tile,
     is_padded,
     rotated,
     sign_mask_of,
@@ -218,6 +237,13 @@ def lane_table(sides: Sides) -> MemberTable:
 
 
 @lru_cache(maxsize=256)
+def piece_table(sides: Sides, dtype: str, access: str) -> MemberTable:
+    """Pieces are the tiles of `dequantize_pieces.cuh`."""
+    tile = THREADS * dequantize_unroll(first_plan(sides.any), dtype, access)
+    return _table(sides, lambda plan: -(-plan.rows * _row_pieces(plan, dtype) // tile))
+
+
+@lru_cache(maxsize=256)
 def strip_table(sides: Sides) -> MemberTable:
     """Pieces are CHUNK_STRIPS strips."""
     return _table(sides, _strip_chunks)
@@ -349,24 +375,44 @@ def quantize_launch(sides: Sides, dtype: str, vector: bool) -> tuple[Instance, M
 
 
 @lru_cache(maxsize=256)
-def dequantize_launch(group: GroupedPlan, dtype: str) -> MemberLaunch:
-    """For (packed, block_scale, second, out, table)."""
+def dequantize_launch(group: GroupedPlan, dtype: str, vector: bool) -> MemberLaunch:
+    """For (packed, block_scale, second, out, table); `vector` as `takes_vectors`, and aligned."""
     sides = sides_of((group,))
     plan = first_plan(group)
+    if plan.is_columnwise:
+        kernel = dequantize_columns_kernel(plan, dtype, per_vector(group))
+        table = tile_table(sides)
+    else:
+        access = _dequantize_access(group, dtype, vector)
+        kernel = dequantize_rows_kernel(plan, dtype, access)
+        table = piece_table(sides, dtype, access)
     return MemberLaunch(
-        dequantize_kernel(plan, dtype),
-        tile_table(sides),
+        kernel,
+        table,
         (
             int(per_vector(group)),
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
-            int(second_level_range(variant_of(plan).e4m3_max)),
+            *range_bits(plan),
         ),
     )
 
 
-def dequantize_kernel(plan: Plan, dtype: str) -> Instance:
-    """Every member decoded."""
+def _row_pieces(plan: Plan, dtype: str) -> int:
+    """16-byte pieces of a row of the result, the last one perhaps in part."""
+    return -(-plan.cols // (VECTOR // ITEM_SIZES[dtype]))
+
+
+def _dequantize_access(group: GroupedPlan, dtype: str, vector: bool) -> str:
+    """The first of `DEQUANTIZE_ACCESSES` that fits all members: the last one that one needs."""
+    scales = 2 if per_vector(group) else 1
+    members = (group.members[number] for number in filled(group))
+    needed = {dequantize_access(m, _row_pieces(m, dtype), scales, vector) for m in members}
+    return max(needed, key=list(DEQUANTIZE_ACCESSES).index)
+
+
+def dequantize_rows_kernel(plan: Plan, dtype: str, access: str) -> Instance:
+    """Every member decoded, rowwise."""
     return instance(
         "dequantize_grouped_kernel",
         "dequantize_grouped.cu",
@@ -374,8 +420,14 @@ def dequantize_kernel(plan: Plan, dtype: str) -> Instance:
         CXX_DTYPES[dtype],
         cxx_recipe(plan),
         _has_levels(plan),
-        plan.is_columnwise,
+        DEQUANTIZE_ACCESSES[access],
     )
+
+
+def dequantize_columns_kernel(plan: Plan, dtype: str, many_levels: bool) -> Instance:
+    """Every member decoded, columnwise."""
+    arguments = decoded_tile(plan, dtype, many_levels)
+    return instance("dequantize_grouped_columns_kernel", "dequantize_grouped.cu", *arguments)
 
 
 @lru_cache(maxsize=256)
