@@ -33,9 +33,6 @@ class HostMemory:
     def memset_async(self, value, size):
         ctypes.memset(self.ptr, value, size)
 
-    def copy_from_host_async(self, source, size, stream=None):
-        ctypes.memmove(self.ptr, source, size)
-
 
 class HostArray(np.ndarray):
     """A NumPy array with the attributes of a CuPy array that the backend uses."""
@@ -87,7 +84,13 @@ def fake_cupy():
             Event=_Event,
             alloc_pinned_memory=bytearray,
             get_current_stream=lambda: stream,
-            runtime=types.SimpleNamespace(getDevice=lambda: 0),
+            runtime=types.SimpleNamespace(
+                getDevice=lambda: 0,
+                memcpyHostToDevice=1,
+                memcpyAsync=lambda target, source, size, kind, of: ctypes.memmove(
+                    target, source, size
+                ),
+            ),
         ),
     )
 
