@@ -1,167 +1,37 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// dequantize: codes and scales to elements. Must equal ReferenceBackend.dequantize, with every NaN
-// written as the canonical positive one.
+// dequantize of rowwise codes. Must equal ReferenceBackend.dequantize.
 //
-// Algorithm, for each piece of 16 output bytes (8 elements of 16 bits, 4 of 32):
-//   1. load its codes (2, 4 or 8 bytes) and the scale byte of its block; all loads of a thread are
-//      in flight before the first is used
-//   2. while they are: each thread works out what one of the 256 scale bytes
-//      stands for, for all threads of the block (factors, or all results of its codes); not where
-//      the second level changes by rows, nor where it would not pay
-//   3. E2M1 to 16 bits: look the results up. Else value by a byte permutation or a conversion, one
-//      or two multiplications, one rounding
-//   4. one 16-byte store: neighbouring lanes write neighbouring pieces, so every store is whole
-//
-// Memory layout: as in quantize.cu; a row of `out` ends at cols, within its last block.
 // Launch: 256 threads, a block for each tile of 256 * unroll pieces, pieces = rows * ceil(cols /
 // piece). Blocks that take several tiles would share a table, but were slower by 5 % (measured).
-#include "lane.cuh"
-#include "swizzle.cuh"
+#include "dequantize_pieces.cuh"
 
 namespace fp4kit {
-
-// How a kernel finds and moves its pieces; cuda_launch.py takes the first that fits.
-constexpr int kAccessFlat = 0;    // vectors, linear scales, whole blocks: no rows; one second level
-constexpr int kAccessTiled = 1;   // vectors, any scale layout; one second level
-constexpr int kAccessRows = 2;    // vectors, any scale layout, second levels by rows
-constexpr int kAccessSingle = 3;  // single elements and bytes, everything
-
-// The code bytes of a piece, as words. Nothing reads them again.
-template <bool kVector, int kBytes, int kWords>
-__device__ __forceinline__ void load_codes(const u8* __restrict__ packed, u32 (&word)[kWords]) {
-  if constexpr (kVector && kBytes == 8) {
-    const uint2 both = __ldcs(reinterpret_cast<const uint2*>(packed));
-    word[0] = both.x;
-    word[1] = both.y;
-  } else if constexpr (kVector && kBytes == 4) {
-    word[0] = __ldcs(reinterpret_cast<const unsigned int*>(packed));
-  } else if constexpr (kVector && kBytes == 2) {
-    word[0] = __ldcs(reinterpret_cast<const unsigned short*>(packed));
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = 0;
-#pragma unroll
-    for (int i = 0; i < kBytes; ++i) {
-      word[i / 4] |= static_cast<u32>(__ldg(packed + i)) << (8 * (i % 4));
-    }
-  }
-}
-
-// Pieces in flight per thread: fewer where each moves more bytes and needs no table for long.
-template <class Format, class Out, int kAccess>
-FP4KIT_HD constexpr int dequantize_unroll() {
-  if (kAccess == kAccessSingle) return 1;
-  const bool heavy = Out::kSize == 4 || !Format::kIsFp4;
-  return kAccess == kAccessFlat && heavy ? FP4KIT_DEQUANTIZE_UNROLL_HEAVY
-                                         : FP4KIT_DEQUANTIZE_UNROLL;
-}
 
 template <class Format, class Out, int kRecipe, bool kSecond, int kAccess>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(const u8* __restrict__ packed, const u8* __restrict__ block_scale,
                       const float* __restrict__ second, typename Out::Bits* __restrict__ out,
                       i64 pieces, i64 cols, i64 blocks, i64 stored_cols, i64 row_pieces, i64 magic,
-                      i64 shift, i64 scales, i64 rows_per_scale, i64 layout, i64 high_first) {
-  constexpr bool kVector = kAccess != kAccessSingle;
-  constexpr bool kFlat = kAccess == kAccessFlat;
-  // The factor of an MX scale is a shift: only results are worth a table there.
-  constexpr bool kTable =
-      (kFlat || kAccess == kAccessTiled) && Format::kIsFp4 && (!Format::kIsMx || Out::kSize == 2);
-  constexpr int kUnroll = dequantize_unroll<Format, Out, kAccess>();
-  constexpr int kCount = 16 / Out::kSize;
-  constexpr int kBlockPieces = Format::kBlockSize / kCount;
-  constexpr int kWords = code_words<Format, kCount>();
-  constexpr int kBytes = kCount * Format::Element::kBits / 8;
-  constexpr int kTile = kThreads * kUnroll;
-  using Decoder = DecoderOf<Format, Out>;
-
-  const u32 thread = threadIdx.x;
+                      i64 shift, i64 scales, i64 rows_per_scale, i64 layout, i64 high_first,
+                      i64 range, i64 reciprocal) {
   const FastDivide divide{row_pieces, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const i64 packed_cols = blocks * (Format::kBlockSize * Format::Element::kBits / 8);
-  const Levels<kRecipe, kSecond> levels(second, scales, rows_per_scale);  // without a table
-  __shared__ Decoder table[kTable ? kThreads : 1];
-
-  const i64 base = static_cast<i64>(blockIdx.x) * kTile;
-  const u32 count = pieces - base < kTile ? static_cast<u32>(pieces - base) : kTile;
-  u32 codes[kUnroll][kWords];
-  u32 byte[kUnroll];
-  i64 row[kUnroll];
-  i64 col = 0;
-  if constexpr (kFlat) {
-    const u8* const my_codes = packed + (base + thread) * kBytes;
-    const u8* const my_scales = block_scale + base / kBlockPieces + thread / kBlockPieces;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (u * kThreads + thread < count) {
-        load_codes<true, kBytes>(my_codes + u * (kThreads * kBytes), codes[u]);
-        byte[u] = __ldg(my_scales + u * (kThreads / kBlockPieces));
-      }
-    }
-  } else if constexpr (kVector) {
-    // 32 bits do for rows, and for places counted from the start of the tile's first row:
-    // cuda_launch.py takes another access where they would not.
-    const ScalePlaces places(static_cast<int>(layout), static_cast<u32>(stored_cols));
-    const u32 first_row = static_cast<u32>(
-        base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_pieces);
-    const u32 first_chunk = static_cast<u32>(base - first_row * row_pieces);
-    const i64 gap = packed_cols - row_pieces * kBytes;
-    const u8* const my_codes = packed + (base + thread) * kBytes;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (u * kThreads + thread < count) {
-        const u32 place = first_chunk + u * kThreads + thread;
-        const u32 rows_down = small_quotient(place, divide);
-        const u32 chunk = place - rows_down * static_cast<u32>(row_pieces);
-        row[u] = first_row + rows_down;
-        load_codes<true, kBytes>(my_codes + u * (kThreads * kBytes) + row[u] * gap, codes[u]);
-        byte[u] = __ldg(block_scale + places(static_cast<u32>(row[u]), chunk / kBlockPieces));
-      }
-    }
-  } else if (thread < count) {
-    const i64 piece = base + thread;
-    row[0] = divide(piece);
-    const i64 chunk = piece - row[0] * row_pieces;
-    col = chunk * kCount;
-    load_codes<false, kBytes>(packed + row[0] * packed_cols + chunk * kBytes, codes[0]);
-    byte[0] = __ldg(block_scale + scale_offset(static_cast<int>(layout), row[0],
-                                               chunk / kBlockPieces, stored_cols));
-  }
-
-  if constexpr (kTable) {
-    static_assert(kThreads == 256, "a thread for each scale byte");
-    const Level level = make_level<kRecipe, kSecond>(kSecond ? __ldg(second) : 1.0f);
-    table[thread] = make_decoder<Format, Out, kRecipe, kSecond>(thread, level);
-    __syncthreads();
-  }
-  if (Format::kIsFp4 && high_first) {
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) codes[u][i] = swap_nibbles(codes[u][i]);
-    }
-  }
-  // Vectors divide rows, so that pieces follow each other without gaps.
-  typename Out::Bits* const my_out = out + (base + thread) * kCount;
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    if (u * kThreads + thread < count) {
-      Words<Out, kCount> result;
-      if constexpr (kTable) {
-        decode_words<Format, kRecipe, kSecond>(codes[u], table[byte[u]], result);
-      } else {
-        const Level level = levels.at(kSecond ? row[u] : 0);
-        decode_words<Format, kRecipe, kSecond>(
-            codes[u], make_decoder<Format, Out, kRecipe, kSecond>(byte[u], level), result);
-      }
-      if constexpr (kVector) {
-        store_words_aligned(my_out + u * (kThreads * kCount), result.word);
-      } else {
-        store_elements<false, Out>(out + row[u] * cols + col, cols - col, result);
-      }
-    }
-  }
+  const Rowwise<FastDivide> source{packed,
+                                   block_scale,
+                                   second,
+                                   pieces,
+                                   cols,
+                                   blocks,
+                                   stored_cols,
+                                   divide,
+                                   scales,
+                                   rows_per_scale,
+                                   static_cast<int>(layout),
+                                   high_first != 0};
+  const i64 base = static_cast<i64>(blockIdx.x) * dequantize_tile_pieces<Format, Out, kAccess>();
+  dequantize_pieces<Format, Out, kRecipe, kSecond, kAccess>(source, out, base,
+                                                            Range(range, reciprocal));
 }
 
 }  // namespace fp4kit

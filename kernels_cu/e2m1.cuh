@@ -113,6 +113,11 @@ FP4KIT_HD u32 e2m1_drop_negative_zero(u32 word) {
   return word & (0x77777777u | ((word & 0x77777777u) + 0x77777777u));
 }
 
+// The word with the sign of every code but zeros changed.
+FP4KIT_HD u32 e2m1_negate(u32 word) {
+  return word ^ (((word & 0x77777777u) + 0x77777777u) & 0x88888888u);
+}
+
 // float32 values of kCount codes in `word`, the first in the lowest nibble.
 template <int kCount>
 FP4KIT_HD void e2m1_decode(u32 word, float* out) {

@@ -282,8 +282,10 @@ FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
 }
 
 template <class Format, class Out, int kRecipe, bool kSecond>
-FP4KIT_HD DecoderOf<Format, Out> make_decoder(u32 byte, const Level& level) {
-  const DecodeFactors factors = decode_factors<Format, kRecipe, kSecond, Out>(byte, level);
+FP4KIT_HD DecoderOf<Format, Out> make_decoder(u32 byte, const Level& level,
+                                              float reciprocal = kReciprocalRange) {
+  const DecodeFactors factors =
+      decode_factors<Format, kRecipe, kSecond, Out>(byte, level, reciprocal);
   if constexpr (SameType<DecoderOf<Format, Out>, E2m1Table>::kValue) {
     return e2m1_table<Out, kRecipe, kSecond>(factors);
   } else {
@@ -368,13 +370,16 @@ struct Levels {
   const float* second;
   i64 scales;
   i64 rows_per_scale;
+  float range;
   Level shared;
 
-  __device__ __forceinline__ Levels(const float* values, i64 count, i64 rows_each)
+  __device__ __forceinline__ Levels(const float* values, i64 count, i64 rows_each,
+                                    float largest = kSecondLevelRange)
       : second(values),
         scales(count),
         rows_per_scale(rows_each),
-        shared(make_level<kRecipe, kSecond>(kSecond ? __ldg(values) : 1.0f)) {}
+        range(largest),
+        shared(make_level<kRecipe, kSecond>(kSecond ? __ldg(values) : 1.0f, largest)) {}
 
   __device__ __forceinline__ Level at(i64 row) const {
     if constexpr (kSecond) {
@@ -384,7 +389,7 @@ struct Levels {
             ((row | rows_per_scale) >> 32) == 0
                 ? static_cast<i64>(static_cast<u32>(row) / static_cast<u32>(rows_per_scale))
                 : row / rows_per_scale;
-        return make_level<kRecipe, kSecond>(__ldg(second + index));
+        return make_level<kRecipe, kSecond>(__ldg(second + index), range);
       }
     }
     return shared;

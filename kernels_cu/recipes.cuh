@@ -39,13 +39,16 @@ FP4KIT_HD constexpr int recipe_direction(int recipe) {
 // The second level
 // ---------------------------------------------------------------------------------------------
 
-// scaling.te_encode_scale: S.
-FP4KIT_HD float te_encode_scale(float amax) {
-  const float scale = div_rn(kSecondLevelRange, amax);
+// scaling.te_encode_scale: S of a second level that maps the amax onto a range, given range / amax.
+FP4KIT_HD float te_encode_scale_from(float scale, float amax) {
   if (is_nan(scale)) return as_float(kMaxFiniteBits);
   // A of either zero gives an infinity; anything else that is not above 0 has a sign or is 0.
   const u32 bits = as_bits(scale);
   return is_zero(amax) || bits == 0 || bits >= kSignBit ? 1.0f : cap_finite(scale);
+}
+
+FP4KIT_HD float te_encode_scale(float amax) {
+  return te_encode_scale_from(div_rn(kSecondLevelRange, amax), amax);
 }
 
 // scaling.usable: 0, negative, infinite and NaN count as 1. Positive finite floats are exactly the
@@ -96,15 +99,16 @@ struct Level {
   bool clamped;      // te: S is FLT_MAX instead of the infinity that the division gives
 };
 
+// `range` is looked at by te alone.
 template <int kRecipe, bool kSecond>
-FP4KIT_HD Level make_level(float second) {
+FP4KIT_HD Level make_level(float second, float range = kSecondLevelRange) {
   Level level{second, 1.0f, 1.0f, 1.0f, false};
   if constexpr (kSecond) {
     if constexpr (kRecipe == kRecipeTe) {
-      const u32 overflow = as_bits(div_rn(kSecondLevelRange, second));
-      level.scale = te_encode_scale(second);
+      const float scale = div_rn(range, second);
+      level.scale = te_encode_scale_from(scale, second);
       level.multiplier = mul_rn(level.scale, kReciprocalE2m1Max);
-      level.clamped = overflow == kInfBits && !is_zero(second);
+      level.clamped = as_bits(scale) == kInfBits && !is_zero(second);
     } else {
       level.scale = usable(second);
       level.multiplier = mul_rn(kE2m1Max, level.scale);
@@ -170,14 +174,20 @@ FP4KIT_HD constexpr bool has_last_factor(int recipe, bool second) {
   return recipe == kRecipeNvfuser && second;
 }
 
+// scaling.te_decode_factor, given 1 / range.
+FP4KIT_HD float te_decode_factor_by(float q, const Level& level, float reciprocal) {
+  if (level.clamped) return div_rn(q, level.scale);
+  return mul_rn(mul_rn(q, level.second), reciprocal);
+}
+
 template <int kRecipe, bool kSecond, class Out>
-FP4KIT_HD DecodeFactors nvfp4_decode_factors(u32 byte, const Level& level) {
+FP4KIT_HD DecodeFactors nvfp4_decode_factors(u32 byte, const Level& level,
+                                             float reciprocal = kReciprocalRange) {
   const float q = decode_fp8<E4m3>(byte);
   if constexpr (!kSecond) {
     return {q, 1.0f};
   } else if constexpr (kRecipe == kRecipeTe) {
-    if (level.clamped) return {div_rn(q, level.scale), 1.0f};
-    return {mul_rn(mul_rn(q, level.second), kReciprocalRange), 1.0f};
+    return {te_decode_factor_by(q, level, reciprocal), 1.0f};
   } else if constexpr (kRecipe == kRecipeNvfuser) {
     return {q, level.inverse};
   } else if constexpr (recipe_rounds_factor(kRecipe)) {
@@ -238,12 +248,14 @@ FP4KIT_HD float element_factor(u32 byte, const Level& level) {
   }
 }
 
+// `reciprocal` of the range that the second level maps amaxes onto: for te alone.
 template <class Format, int kRecipe, bool kSecond, class Out>
-FP4KIT_HD DecodeFactors decode_factors(u32 byte, const Level& level) {
+FP4KIT_HD DecodeFactors decode_factors(u32 byte, const Level& level,
+                                       float reciprocal = kReciprocalRange) {
   if constexpr (Format::kIsMx) {
     return {decode_e8m0(byte), 1.0f};
   } else {
-    return nvfp4_decode_factors<kRecipe, kSecond, Out>(byte, level);
+    return nvfp4_decode_factors<kRecipe, kSecond, Out>(byte, level, reciprocal);
   }
 }
 

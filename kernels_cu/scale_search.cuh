@@ -18,27 +18,13 @@ constexpr int kSearchNone = 0;
 constexpr int kSearchFourOverSix = 1;
 constexpr int kSearchSweep = 2;
 
-// scaling.te_encode_scale for a second level that maps the amax onto `range`.
-FP4KIT_HD float te_encode_scale_of(float amax, float range) {
-  const float scale = div_rn(range, amax);
-  if (is_nan(scale)) return as_float(kMaxFiniteBits);
-  const u32 bits = as_bits(scale);
-  return is_zero(amax) || bits == 0 || bits >= kSignBit ? 1.0f : cap_finite(scale);
-}
-
 FP4KIT_HD Level make_te_level(float second, float range) {
-  Level level{second, 1.0f, 1.0f, 1.0f, false};
-  level.scale = te_encode_scale_of(second, range);
-  level.multiplier = mul_rn(level.scale, kReciprocalE2m1Max);
-  level.clamped = as_bits(div_rn(range, second)) == kInfBits && !is_zero(second);
-  level.inverse = div_rn(1.0f, level.scale);
-  return level;
+  return make_level<kRecipeTe, true>(second, range);
 }
 
 // scaling.te_decode_factor.
 FP4KIT_HD float te_decode_factor(float q, const Level& level, float range) {
-  if (level.clamped) return div_rn(q, level.scale);
-  return mul_rn(mul_rn(q, level.second), div_rn(1.0f, range));
+  return te_decode_factor_by(q, level, div_rn(1.0f, range));
 }
 
 FP4KIT_HD float te_factor(u32 byte, const Level& level) {

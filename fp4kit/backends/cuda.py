@@ -176,7 +176,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         out: RawArray,
         dtype: str,
     ) -> None:
-        if plan.variant is not None:
+        if plan.is_columnwise:
             launch = cuda_variants.dequantize_launch(plan, dtype)
             arrays = (packed, block_scale, 0 if second is None else second, out)
             cuda_run.launch(launch.instance, launch.grid, (*arrays, *launch.scalars))

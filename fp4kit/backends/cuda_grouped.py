@@ -120,7 +120,8 @@ class CudaGrouped:
         dtype: str,
     ) -> None:
         if plan.members and cuda_member_tables.has_elements(plan):
-            launch = cuda_members.dequantize_launch(plan, dtype)
+            vector = cuda_member_tables.takes_vectors(plan, dtype) and are_aligned(packed, out)
+            launch = cuda_members.dequantize_launch(plan, dtype, vector)
             arrays = (packed.data.ptr, block_scale.data.ptr, address_of(second), out.data.ptr)
             _run(launch, arrays)
 

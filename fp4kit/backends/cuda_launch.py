@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+import numpy as np
+
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.layout import TILE
-from fp4kit.scaling import second_level_range
+from fp4kit.scaling import ONE, second_level_range
 from fp4kit.variant import PLAIN
 
 from .base import Plan
@@ -193,7 +195,19 @@ def _quantize_any_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> L
     )
 
 
-def _dequantize_access(plan: Plan, row_pieces: int, scales: int, vector: bool) -> str:
+def range_bits(plan: Plan) -> tuple[int, int]:
+    """Bits of the range that second levels of te map amaxes onto, and of its reciprocal."""
+    largest = np.float32(second_level_range((plan.variant or PLAIN).e4m3_max))
+    value, reciprocal = np.array([largest, ONE / largest], np.float32).view(np.uint32).tolist()
+    return value, reciprocal
+
+
+def row_pieces(plan: Plan, dtype: str) -> int:
+    """16-byte pieces of a row of a decoded array, the last one perhaps in part."""
+    return -(-plan.cols // (VECTOR // ITEM_SIZES[dtype]))
+
+
+def dequantize_access(plan: Plan, dtype: str, scales: int, vector: bool) -> str:
     """One of `DEQUANTIZE_ACCESSES`."""
     if not vector:
         return "single"
@@ -201,13 +215,13 @@ def _dequantize_access(plan: Plan, row_pieces: int, scales: int, vector: bool) -
     if whole and plan.scale_layout == "linear" and scales == 1:
         return "flat"
     # The others count rows, the places of a row and the bytes of a row of tiles in 32 bits.
-    if plan.rows >= 2**31 or row_pieces >= 2**30 or plan.scale_shape[1] >= 2**24:
+    if plan.rows >= 2**31 or row_pieces(plan, dtype) >= 2**30 or plan.scale_shape[1] >= 2**24:
         return "single"
     return "tiled" if scales == 1 else "rows"
 
 
-def _dequantize_unroll(plan: Plan, dtype: str, access: str) -> int:
-    """dequantize.cu's function of the same name."""
+def dequantize_unroll(plan: Plan, dtype: str, access: str) -> int:
+    """dequantize_pieces.cuh's function of the same name."""
     if access == "single":
         return 1
     heavy = ITEM_SIZES[dtype] == 4 or plan.format.codes_per_byte == 1
@@ -217,15 +231,14 @@ def _dequantize_unroll(plan: Plan, dtype: str, access: str) -> int:
 @lru_cache(maxsize=1024)
 def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Launch:
     """For (packed, block_scale, second, out)."""
-    piece = VECTOR // ITEM_SIZES[dtype]
-    row_pieces = -(-plan.cols // piece)
-    pieces = plan.rows * row_pieces
-    access = _dequantize_access(plan, row_pieces, scales, vector)
-    unroll = _dequantize_unroll(plan, dtype, access)
+    a_row = row_pieces(plan, dtype)
+    pieces = plan.rows * a_row
+    access = dequantize_access(plan, dtype, scales, vector)
+    unroll = dequantize_unroll(plan, dtype, access)
     # What is divided by the pieces of a row: the number of any piece, or one counted from the start
     # of the row that the tile of a thread block starts in.
-    largest = pieces if access == "single" else row_pieces + THREADS * unroll
-    magic, shift = fast_division(row_pieces, largest)
+    largest = pieces if access == "single" else a_row + THREADS * unroll
+    magic, shift = fast_division(a_row, largest)
     return Launch(
         dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, access),
         grid_for(-(-pieces // unroll)),
@@ -234,13 +247,14 @@ def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Laun
             plan.cols,
             plan.blocks,
             plan.scale_shape[1],
-            row_pieces,
+            a_row,
             magic,
             shift,
             scales,
             plan.rows_per_scale,
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
+            *range_bits(plan),
         ),
     )
 

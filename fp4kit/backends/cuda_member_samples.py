@@ -14,12 +14,13 @@ from .cuda_member_tables import Sides
 from .cuda_members import (
     amax_kernel,
     column_sums_kernel,
-    dequantize_kernel,
+    dequantize_columns_kernel,
+    dequantize_rows_kernel,
     quantize_flat_launch,
     quantize_grouped_kernel,
     vector_amax_kernel,
 )
-from .cuda_module import Instance
+from .cuda_module import DEQUANTIZE_ACCESSES, Instance
 from .cuda_variants import Directions
 from .grouped import GroupedPlan
 
@@ -79,16 +80,20 @@ def _quantize_samples() -> Iterator[Instance]:
 def _other_samples() -> Iterator[Instance]:
     te = ALL_RECIPES["te"]
     for dtype in DTYPES:
+        for spec in ALL_FORMATS.values():
+            plan = _plan(spec, te if spec.has_second_level else None)
+            yield dequantize_columns_kernel(plan, dtype, spec.has_second_level)
+            for access in DEQUANTIZE_ACCESSES:
+                if plan.has_second_level or access != "rows":
+                    yield dequantize_rows_kernel(plan, dtype, access)
         yield amax_kernel(dtype)
         yield from (column_sums_kernel(dtype, vector) for vector in (True, False))
         for axis in AXES:
-            for spec in ALL_FORMATS.values():
-                recipe = te if spec.has_second_level else None
-                yield dequantize_kernel(_plan(spec, recipe, Variant(axis=axis)), dtype)
             for vector in (True, False):
                 yield vector_amax_kernel(_plan(NVFP4, te, Variant(axis=axis)), dtype, vector)
                 for rounding in RHT_ROUNDINGS:
                     turned = Variant(axis=axis, hadamard=1, rht_rounding=rounding)
                     yield vector_amax_kernel(_plan(NVFP4, te, turned), dtype, vector)
     for recipe in ALL_RECIPES.values():
-        yield dequantize_kernel(_plan(NVFP4, recipe), "bfloat16")
+        yield dequantize_rows_kernel(_plan(NVFP4, recipe), "bfloat16", "flat")
+        yield dequantize_columns_kernel(_plan(NVFP4, recipe), "bfloat16", False)

@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 from .base import Plan
 from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
 from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
-from .cuda_launch import AMAX_CHUNK, ITEM_SIZES, MAX_GRID, VECTOR, WARP, rows_are_vectors
+from .cuda_launch import (
+    AMAX_CHUNK,
+    ITEM_SIZES,
+    MAX_GRID,
+    VECTOR,
+    WARP,
+    dequantize_unroll,
+    row_pieces,
+    rows_are_vectors,
+)
 from .cuda_module import LANE, THREADS
 from .cuda_variants import TILE_COLUMNS, TILE_ROWS, is_padded
 from .grouped import GroupedPlan, filled
@@ -202,6 +211,13 @@ def amax_table(sides: Sides, dtype: str) -> MemberTable:
 def lane_table(sides: Sides) -> MemberTable:
     """Pieces are CHUNK_LANES lanes."""
     return _table(sides, _lane_chunks)
+
+
+@lru_cache(maxsize=256)
+def piece_table(sides: Sides, dtype: str, access: str) -> MemberTable:
+    """Pieces are the tiles of `dequantize_pieces.cuh`."""
+    tile = THREADS * dequantize_unroll(first_plan(sides.any), dtype, access)
+    return _table(sides, lambda plan: -(-plan.rows * row_pieces(plan, dtype) // tile))
 
 
 @lru_cache(maxsize=256)

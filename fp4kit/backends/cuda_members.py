@@ -21,15 +21,25 @@ from .cuda_member_tables import (
     first_plan,
     lane_table,
     per_vector,
+    piece_table,
     sides_of,
     strip_table,
     strips,
     tile_table,
 )
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, LANE, Instance, instance
+from .cuda_launch import dequantize_access, range_bits
+from .cuda_module import (
+    CXX_DTYPES,
+    CXX_FORMATS,
+    DEQUANTIZE_ACCESSES,
+    LANE,
+    Instance,
+    instance,
+)
 from .cuda_variants import (
     Directions,
     cxx_recipe,
+    decoded_tile,
     rotated,
     sign_mask_of,
     tile_config,
@@ -159,24 +169,39 @@ def quantize_launch(sides: Sides, dtype: str, vector: bool) -> tuple[Instance, M
 
 
 @lru_cache(maxsize=256)
-def dequantize_launch(group: GroupedPlan, dtype: str) -> MemberLaunch:
-    """For (packed, block_scale, second, out, table)."""
+def dequantize_launch(group: GroupedPlan, dtype: str, vector: bool) -> MemberLaunch:
+    """For (packed, block_scale, second, out, table); `vector` as `takes_vectors`, and aligned."""
     sides = sides_of((group,))
     plan = first_plan(group)
+    if plan.is_columnwise:
+        kernel = dequantize_columns_kernel(plan, dtype, per_vector(group))
+        table = tile_table(sides)
+    else:
+        access = _dequantize_access(group, dtype, vector)
+        kernel = dequantize_rows_kernel(plan, dtype, access)
+        table = piece_table(sides, dtype, access)
     return MemberLaunch(
-        dequantize_kernel(plan, dtype),
-        tile_table(sides),
+        kernel,
+        table,
         (
             int(per_vector(group)),
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
-            int(second_level_range(variant_of(plan).e4m3_max)),
+            *range_bits(plan),
         ),
     )
 
 
-def dequantize_kernel(plan: Plan, dtype: str) -> Instance:
-    """Every member decoded."""
+def _dequantize_access(group: GroupedPlan, dtype: str, vector: bool) -> str:
+    """The first of `DEQUANTIZE_ACCESSES` that fits all members: the last one that one needs."""
+    scales = 2 if per_vector(group) else 1
+    members = (group.members[number] for number in filled(group))
+    needed = {dequantize_access(m, dtype, scales, vector) for m in members}
+    return max(needed, key=list(DEQUANTIZE_ACCESSES).index)
+
+
+def dequantize_rows_kernel(plan: Plan, dtype: str, access: str) -> Instance:
+    """Every member decoded, rowwise."""
     return instance(
         "dequantize_grouped_kernel",
         "dequantize_grouped.cu",
@@ -184,8 +209,14 @@ def dequantize_kernel(plan: Plan, dtype: str) -> Instance:
         CXX_DTYPES[dtype],
         cxx_recipe(plan),
         _has_levels(plan),
-        plan.is_columnwise,
+        DEQUANTIZE_ACCESSES[access],
     )
+
+
+def dequantize_columns_kernel(plan: Plan, dtype: str, many_levels: bool) -> Instance:
+    """Every member decoded, columnwise."""
+    arguments = decoded_tile(plan, dtype, many_levels)
+    return instance("dequantize_grouped_columns_kernel", "dequantize_grouped.cu", *arguments)
 
 
 @lru_cache(maxsize=256)

@@ -26,7 +26,7 @@ from fp4kit.scaling import second_level_range
 from fp4kit.variant import AXES, BLOCKS, ERRORS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
-from .cuda_launch import Launch, grid_for, rows_are_vectors
+from .cuda_launch import Launch, grid_for, range_bits, rows_are_vectors
 from .cuda_module import (
     CXX_DTYPES,
     CXX_FORMATS,
@@ -203,21 +203,26 @@ def quantize_arguments(
     )
 
 
-@lru_cache(maxsize=1024)
-def dequantize_launch(plan: Plan, dtype: str) -> Launch:
-    """For (packed, block_scale, second, out)."""
-    grid, across = _tiles(plan)
-    kernel = instance(
-        "dequantize_tiles_kernel",
-        "dequantize_tiles.cu",
+def decoded_tile(plan: Plan, dtype: str, many_levels: bool | None = None) -> tuple[str | bool, ...]:
+    """Template arguments of dequantize_tile.cuh; `many_levels` as the plan has them, if None."""
+    has_levels = plan.has_second_level and plan.recipe is not None
+    if many_levels is None:
+        many_levels = plan.scales > 1
+    return (
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
         cxx_recipe(plan),
-        plan.has_second_level and plan.recipe is not None,
-        plan.is_columnwise,
+        has_levels,
+        not (has_levels and many_levels),
     )
+
+
+@lru_cache(maxsize=1024)
+def dequantize_launch(plan: Plan, dtype: str) -> Launch:
+    """For (packed, block_scale, second, out) of a columnwise plan."""
+    grid, across = _tiles(plan)
     return Launch(
-        kernel,
+        instance("dequantize_tiles_kernel", "dequantize_tiles.cu", *decoded_tile(plan, dtype)),
         grid,
         (
             plan.rows,
@@ -229,7 +234,7 @@ def dequantize_launch(plan: Plan, dtype: str) -> Launch:
             plan.rows_per_scale,
             SCALE_LAYOUTS.index(plan.scale_layout),
             int(plan.nibble_order == "high_first"),
-            int(second_level_range(variant_of(plan).e4m3_max)),
+            *range_bits(plan),
         ),
     )
 
@@ -354,4 +359,7 @@ def _other_samples() -> Iterator[Instance]:
             yield amax_launch(_plan(NVFP4, te, axis=axis), dtype).instance
             yield rotate_launch(64, 64, dtype, axis, 1, "none", False, dtype).instance
     for recipe in ALL_RECIPES.values():
-        yield dequantize_launch(_plan(NVFP4, recipe, axis="column"), "bfloat16").instance
+        column = _plan(NVFP4, recipe, axis="column")
+        yield dequantize_launch(column, "bfloat16").instance
+        for dtype in ("bfloat16", "float32"):
+            yield dequantize_launch(replace(column, rows_per_scale=1), dtype).instance
