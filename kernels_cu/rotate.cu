@@ -119,9 +119,10 @@ __global__ void __launch_bounds__(kThreads)
   Words<T> elements[kEach];
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {
+    // The last group again, not nothing: loads without a condition stay together.
     const i64 group = first + k * 32 + mine;
-    load_elements<kVector>(x + group * kLaneElements, group < groups ? kLaneElements : 0,
-                           elements[k]);
+    const i64 there = group < groups ? group : groups - 1;
+    load_elements<kVector>(x + there * kLaneElements, kLaneElements, elements[k]);
   }
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {

@@ -60,9 +60,11 @@ __global__ void __launch_bounds__(kThreads)
     Words<T> elements[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
+      // The last group again, not nothing: it raises nothing, and loads without a condition stay
+      // together.
       const i64 group = at + k * size;
-      load_elements<kVector>(from + group * kLaneElements, group < groups ? kLaneElements : 0,
-                             elements[k]);
+      const i64 there = group < groups ? group : groups - 1;
+      load_elements<kVector>(from + there * kLaneElements, kLaneElements, elements[k]);
     }
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
