@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class R, bool kRotate, class T>
 __device__ __forceinline__ u32 group_amax_bits(const Words<T>& x, u32 mask) {
   if constexpr (kRotate) {
-    return rotated_amax_bits(lane_butterfly_amax(x, mask), SameType<R, Bf16>::kValue);
+    return rotated_amax_bits(lane_butterfly_amax(0.0f, x, mask), SameType<R, Bf16>::kValue);
   } else {
     u32 raw;
     return as_bits(from_input_bits<T>(lane_amax_bits<T>(x, raw)));

@@ -32,11 +32,11 @@ FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {
   for (int i = 0; i < kLaneElements; ++i) v[i] = mul_rn(v[i], 0.25f);
 }
 
-// 4 times the largest magnitude that butterfly() would leave, NaN ignored. Of a sum and its
-// difference one is the sum of the magnitudes, and no smaller than the other; both are NaN, or this
-// sum is not. It takes half of the last stage, and rounding may follow the maximum of many groups:
-// greater values do not round to smaller ones.
-FP4KIT_HD float butterfly_amax(float (&v)[kLaneElements]) {
+// The larger of `known` and 4 times any magnitude that butterfly() would leave, NaN ignored. Of a
+// sum and its difference one is the sum of the magnitudes, and no smaller than the other; both are
+// NaN, or this sum is not. It takes half of the last stage, and rounding may follow the maximum of
+// many groups: greater values do not round to smaller ones.
+FP4KIT_HD float butterfly_amax(float known, float (&v)[kLaneElements]) {
   constexpr int kHalf = kLaneElements / 2;
   butterfly_stages<kHalf>(v);
   float most[kHalf];
@@ -47,7 +47,7 @@ FP4KIT_HD float butterfly_amax(float (&v)[kLaneElements]) {
 #pragma unroll
     for (int i = 0; i < h; ++i) most[i] = max_number(most[i], most[i + h]);
   }
-  return most[0];
+  return max_number(known, most[0]);
 }
 
 // What butterfly_amax() stands for, as bits of a float; `to_bf16`: of values rounded to that.
@@ -109,10 +109,10 @@ FP4KIT_HD Words<R> rotate_lane(const Words<T>& x, u32 mask) {
 }
 
 template <class T>
-FP4KIT_HD float lane_butterfly_amax(const Words<T>& x, u32 mask) {
+FP4KIT_HD float lane_butterfly_amax(float known, const Words<T>& x, u32 mask) {
   float v[kLaneElements];
   signed_values(x, mask, v);
-  return butterfly_amax(v);
+  return butterfly_amax(known, v);
 }
 
 }  // namespace fp4kit

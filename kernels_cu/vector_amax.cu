@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      most = max_number(most, lane_butterfly_amax(elements[k], static_cast<u32>(mask)));
+      most = lane_butterfly_amax(most, elements[k], static_cast<u32>(mask));
     }
   }
   raise_result(result + scale, rotated_amax_bits(most, to_bf16 != 0), team);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int c = 0; c < kAcross; ++c) {
         float v[kLaneElements];
         group.column(c, v);
-        most[c] = max_number(most[c], butterfly_amax(v));
+        most[c] = butterfly_amax(most[c], v);
       }
     } else {
 #pragma unroll
