@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(kThreads)
 // The amax of 16 elements, perhaps rotated to R first, as bits of a float.
 template <class R, bool kRotate, class T>
 __device__ __forceinline__ u32 group_amax_bits(const Words<T>& x, u32 mask) {
-  u32 raw;
   if constexpr (kRotate) {
-    return as_bits(from_input_bits<R>(lane_amax_bits<R>(rotate_lane<R>(x, mask), raw)));
+    return rotated_amax_bits(lane_butterfly_amax(0.0f, x, mask), SameType<R, Bf16>::kValue);
   } else {
+    u32 raw;
     return as_bits(from_input_bits<T>(lane_amax_bits<T>(x, raw)));
   }
 }

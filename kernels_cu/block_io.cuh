@@ -69,6 +69,18 @@ struct MaxBits {
   }
 
   FP4KIT_HD void add_careful(u32 word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    // Of a NaN and a number these maxima are the number, which `packed` always is.
+    if constexpr (SameType<T, Bf16>::kValue) {
+      asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(packed) : "r"(word));
+    } else if constexpr (SameType<T, F16>::kValue) {
+      asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(packed) : "r"(word));
+    } else {
+      float value = __uint_as_float(packed);
+      asm("max.xorsign.abs.f32 %0, %0, %1;" : "+f"(value) : "f"(__uint_as_float(word)));
+      packed = as_bits(value);
+    }
+#else
     if constexpr (T::kSize == 4) {
       const u32 magnitude = word & kMagnitudeMask;
       add(magnitude > T::kInf ? 0 : magnitude);
@@ -77,6 +89,7 @@ struct MaxBits {
       const u32 second = (word >> 16) & 0x7FFFu;
       add((first > T::kInf ? 0 : first) | ((second > T::kInf ? 0 : second) << 16));
     }
+#endif
   }
 
   // The maximum of the low halves, or of the high ones.

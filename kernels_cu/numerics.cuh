@@ -185,6 +185,35 @@ FP4KIT_HD float add_magnitude_rn(float a, float b) {
 #endif
 }
 
+FP4KIT_HD float add_magnitudes_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 first, second;\n"
+      "abs.f32 first, %1;\n"
+      "abs.f32 second, %2;\n"
+      "add.rn.f32 %0, first, second;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return as_float(magnitude_bits(a)) + as_float(magnitude_bits(b));
+#endif
+}
+
+// The larger of two numbers that are no less than +0.0; a NaN is ignored if the other is a number.
+FP4KIT_HD float max_number(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  if (is_nan(a)) return b;
+  return is_nan(b) || as_bits(a) > as_bits(b) ? a : b;
+#endif
+}
+
 FP4KIT_HD float fma_rn(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   float result;

@@ -8,15 +8,11 @@
 
 namespace fp4kit {
 
-// Signs are changed on the bits, and the result is hidden from the compiler: it would turn the pair
-// into a negation or an absolute value of floats, which flush subnormals (seen in PTX of
-// NVRTC 12.9).
-FP4KIT_HD float flip_sign(float value, u32 sign) { return as_float(opaque(as_bits(value) ^ sign)); }
-
-// Four butterfly stages of sums and differences, then / 4.
-FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {
+// Butterfly stages of sums and differences, at distances below `kEnd`.
+template <int kEnd>
+FP4KIT_HD void butterfly_stages(float (&v)[kLaneElements]) {
 #pragma unroll
-  for (int h = 1; h < kLaneElements; h *= 2) {
+  for (int h = 1; h < kEnd; h *= 2) {
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) {
       if ((i & h) == 0) {
@@ -27,15 +23,57 @@ FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {
       }
     }
   }
+}
+
+// Four stages, then / 4.
+FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {
+  butterfly_stages<kLaneElements>(v);
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) v[i] = mul_rn(v[i], 0.25f);
 }
 
-// Negates the elements whose bit in `mask` is 1.
-FP4KIT_HD void flip_signs(float (&v)[kLaneElements], u32 mask) {
+// The larger of `known` and 4 times any magnitude that butterfly() would leave, NaN ignored. Of a
+// sum and its difference one is the sum of the magnitudes, and no smaller than the other; both are
+// NaN, or this sum is not. It takes half of the last stage, and rounding may follow the maximum of
+// many groups: greater values do not round to smaller ones.
+FP4KIT_HD float butterfly_amax(float known, float (&v)[kLaneElements]) {
+  constexpr int kHalf = kLaneElements / 2;
+  butterfly_stages<kHalf>(v);
+  float most[kHalf];
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) {
-    v[i] = flip_sign(v[i], ((mask >> i) & 1u) << 31);
+  for (int i = 0; i < kHalf; ++i) most[i] = add_magnitudes_rn(v[i], v[i + kHalf]);
+#pragma unroll
+  for (int h = kHalf / 2; h > 0; h /= 2) {
+#pragma unroll
+    for (int i = 0; i < h; ++i) most[i] = max_number(most[i], most[i + h]);
+  }
+  return max_number(known, most[0]);
+}
+
+// What butterfly_amax() stands for, as bits of a float; `to_bf16`: of values rounded to that.
+FP4KIT_HD u32 rotated_amax_bits(float most, bool to_bf16) {
+  const float amax = mul_rn(most, 0.25f);
+  return as_bits(to_bf16 ? round_to<Bf16>(amax) : amax);
+}
+
+// What negates the elements in word `i` whose bits in `mask` are 1.
+template <class T>
+FP4KIT_HD u32 sign_word(u32 mask, int i) {
+  if constexpr (T::kSize == 4) {
+    return ((mask >> i) & 1u) << 31;
+  } else {
+    return (((mask >> (2 * i)) & 1u) << 15) | (((mask >> (2 * i + 1)) & 1u) << 31);
+  }
+}
+
+// Negates the elements whose bit in `mask` is 1, as they lie in memory. The result is hidden from
+// the compiler: it would turn changed signs of floats into negations, which flush subnormals (seen
+// in PTX of NVRTC 12.9).
+template <class T>
+FP4KIT_HD void flip_signs(Words<T>& x, u32 mask) {
+#pragma unroll
+  for (int i = 0; i < Words<T>::kWords; ++i) {
+    x.word[i] = opaque(x.word[i] ^ sign_word<T>(mask, i));
   }
 }
 
@@ -55,13 +93,26 @@ FP4KIT_HD Words<R> rotate_floats(float (&v)[kLaneElements]) {
   return result;
 }
 
+// The elements as floats, those in `mask` negated.
+template <class T>
+FP4KIT_HD void signed_values(Words<T> x, u32 mask, float (&v)[kLaneElements]) {
+  flip_signs(x, mask);
+#pragma unroll
+  for (int i = 0; i < kLaneElements; ++i) v[i] = x.value(i);
+}
+
 template <class R, class T>
 FP4KIT_HD Words<R> rotate_lane(const Words<T>& x, u32 mask) {
   float v[kLaneElements];
-#pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) v[i] = x.value(i);
-  flip_signs(v, mask);
+  signed_values(x, mask, v);
   return rotate_floats<R>(v);
+}
+
+template <class T>
+FP4KIT_HD float lane_butterfly_amax(float known, const Words<T>& x, u32 mask) {
+  float v[kLaneElements];
+  signed_values(x, mask, v);
+  return butterfly_amax(known, v);
 }
 
 }  // namespace fp4kit

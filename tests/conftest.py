@@ -8,7 +8,9 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -447,6 +449,27 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def host_gpu() -> Any:
     """Kernels on the host."""
     return _load("host_gpu")
+
+
+@pytest.fixture(scope="module")
+def kernels(host_gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Kernels built for the host so far."""
+    if host_gpu.COMPILER is None:
+        pytest.skip("no g++ to build the kernels with")
+    return host_gpu.Kernels(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The CUDA backend with its kernels run on the host, and what makes arrays for it."""
+    from fp4kit.backends import cuda, cuda_ready, cuda_run
+
+    monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
+    monkeypatch.setattr(cuda_run, "launch", kernels.launch)
+    # Few: each takes several tiles, and meets several members.
+    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda device, kernel: 3)
+    kernels.launched.clear()
+    return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of groups, run on the host, give the bytes of the CPU backend; tables of members."""
 
-import sys
 from math import prod
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_member_tables, cuda_ready, cuda_run, get_backend
+from fp4kit.backends import cuda_member_tables, get_backend
 from fp4kit.backends.cuda_member_tables import MEMBER_WORDS, sides_of
 from fp4kit.grouped_tensor import grouped_plan
 from fp4kit.variant import Variant
@@ -24,26 +23,6 @@ EVEN = [(0, 64), (130, 64), (0, 64), (0, 64), (16, 64), (257, 64), (1, 64), (0, 
 ODD = [(3, 7), (0, 5), (129, 65), (5, 0), (1, 1), (70, 200), (0, 0), (33, 31)]
 #: Members that can be rotated.
 SIXTEENS = [(16, 16), (0, 32), (144, 80), (16, 128)]
-
-
-@pytest.fixture(scope="module")
-def kernels(host_gpu, tmp_path_factory):
-    if host_gpu.COMPILER is None:
-        pytest.skip("no g++ to build the kernels with")
-    return host_gpu.Kernels(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def on_host(host_gpu, kernels, monkeypatch):
-    """The CUDA backend with its kernels run on the host, and what makes arrays for it."""
-    from fp4kit.backends import cuda
-
-    monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
-    monkeypatch.setattr(cuda_run, "launch", kernels.launch)
-    # Few: each takes several tiles, and meets several members.
-    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda device, kernel: 3)
-    kernels.launched.clear()
-    return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
 
 
 def values(size, dtype, seed=0):

@@ -234,7 +234,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
             return self.amax(x, dtype, 1)
         result = scratch(plan.scales, np.float32, clear=True)
         if x.size:
-            launch = cuda_variants.amax_launch(plan, dtype)
+            launch = cuda_variants.amax_launch(plan, dtype, is_aligned(x.data.ptr))
             cuda_run.launch(launch.instance, launch.grid, (x, result, *launch.scalars))
         return result
 
@@ -250,8 +250,9 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         out_dtype: str,
     ) -> None:
         rows, cols = x.shape
+        aligned = is_aligned(x.data.ptr | out.data.ptr)
         launch = cuda_variants.rotate_launch(
-            rows, cols, dtype, axis, mask, rounding, inverse, out_dtype
+            rows, cols, dtype, axis, mask, rounding, inverse, out_dtype, aligned
         )
         cuda_run.launch(launch.instance, launch.grid, (x, out, *launch.scalars))
 

@@ -11,6 +11,7 @@ from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.scaling import second_level_range
 
 from .base import Plan
+from .cuda_launch import dequantize_access, range_bits
 from .cuda_member_tables import (
     CHUNK_LANES,
     CHUNK_STRIPS,
@@ -27,7 +28,6 @@ from .cuda_member_tables import (
     strips,
     tile_table,
 )
-from .cuda_launch import dequantize_access, range_bits
 from .cuda_module import (
     CXX_DTYPES,
     CXX_FORMATS,

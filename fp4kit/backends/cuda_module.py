@@ -46,6 +46,8 @@ QUANTIZE_UNROLL = {2: 2, 4: 1}
 FLAT_BLOCKS = {2: 5, 4: 4}
 #: The same of the kernels that work on tiles.
 TILE_BLOCKS = 4
+#: Groups in flight of a thread that rotates rows, likewise.
+ROTATE_UNROLL = {2: 2, 4: 1}
 #: Lanes in flight of the flat `quantize_dequantize_kernel`, and its blocks per multiprocessor.
 FUSED_UNROLL = {2: 2, 4: 1}
 FUSED_BLOCKS = 4
@@ -312,6 +314,7 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         f"-DFP4KIT_TILE_BLOCKS={TILE_BLOCKS}",
         *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
         f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
+        *(f"-DFP4KIT_ROTATE_UNROLL_{size}={n}" for size, n in ROTATE_UNROLL.items()),
         *(f"-DFP4KIT_RESIDUAL_BLOCKS_{size}={n}" for size, n in RESIDUAL_BLOCKS.items()),
         f"-DFP4KIT_RESIDUAL_QUANTIZE_STAGED={RESIDUAL_QUANTIZE_STAGED}",
         f"-DFP4KIT_RESIDUAL_DEQUANTIZE_STAGED={RESIDUAL_DEQUANTIZE_STAGED}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from fp4kit.formats import (
@@ -26,19 +27,31 @@ from fp4kit.scaling import second_level_range
 from fp4kit.variant import AXES, BLOCKS, ERRORS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
-from .cuda_launch import Launch, grid_for, range_bits, rows_are_vectors
+from .cuda_launch import (
+    ITEM_SIZES,
+    WARP,
+    Launch,
+    fast_division,
+    grid_for,
+    range_bits,
+    rows_are_vectors,
+)
 from .cuda_module import (
     CXX_DTYPES,
     CXX_FORMATS,
     CXX_LAYOUTS,
     CXX_RECIPES,
     NAMESPACE,
+    ROTATE_UNROLL,
+    THREADS,
     Instance,
     instance,
 )
 
 #: Extent of a tile (tiles.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
+#: Thread blocks that fill any device, and the most groups that a thread of `vector_amax.cu` takes.
+AMAX_BLOCKS, AMAX_ROUNDS = 1024, 8
 CXX_SEARCHES = {
     None: "kSearchNone",
     "four_over_six": "kSearchFourOverSix",
@@ -239,33 +252,99 @@ def dequantize_launch(plan: Plan, dtype: str) -> Launch:
     )
 
 
+def _rounds(threads: int) -> int:
+    """Groups a thread, of so many: few enough to fill a device, as far as there are enough."""
+    return min(max(threads // (AMAX_BLOCKS * THREADS), 1), AMAX_ROUNDS)
+
+
 @lru_cache(maxsize=1024)
-def amax_launch(plan: Plan, dtype: str) -> Launch:
-    """For (x, result): amaxes of a plan's vectors."""
-    # A tile is scaled as a whole, so its amaxes are those of the rows in either direction.
-    columns = plan.is_columnwise and variant_of(plan).block == "1d"
-    length = plan.rows if columns else plan.cols
-    groups = -(-length // GROUP)
-    total = groups * (plan.cols if columns else plan.rows)
-    turned, elements = rotated(plan, dtype)
+def amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
+    """For (x, result): amaxes of rotated rows, or of columns."""
+    launch = _column_amax_launch if plan.is_columnwise else _row_amax_launch
+    return launch(plan, dtype, aligned)
+
+
+def _row_amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
+    _, elements = rotated(plan, dtype)
+    groups = plan.rows * plan.cols // GROUP
+    span = groups // plan.scales
+    team = THREADS if span >= 4 * THREADS else WARP
+    rounds = _rounds(groups)
+    chunks = -(-span // (team * rounds))
+    units = plan.scales * chunks
     return Launch(
-        instance("vector_amax_kernel", "rotate.cu", CXX_DTYPES[dtype], elements, columns, turned),
+        instance("row_amax_kernel", "vector_amax.cu", CXX_DTYPES[dtype], aligned),
+        grid_for(units * team),
+        (
+            span,
+            chunks,
+            *fast_division(chunks, units + THREADS // team),
+            units,
+            rounds,
+            team,
+            sign_mask_of(plan),
+            int(elements == "Bf16"),
+        ),
+    )
+
+
+def _column_amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
+    turned, elements = rotated(plan, dtype)
+    pairs = aligned and ITEM_SIZES[dtype] == 2 and plan.cols % 2 == 0
+    across = 2 if pairs else 1
+    width, down = plan.cols // across, -(-plan.rows // GROUP)
+    each = _rounds(width * down)
+    total = width * -(-down // each)
+    team = 1
+    if plan.scales == 1:
+        team = THREADS
+    elif width % WARP == 0 and plan.rows_per_scale % (WARP * across) == 0:
+        team = WARP
+    return Launch(
+        instance("column_amax_kernel", "vector_amax.cu", CXX_DTYPES[dtype], turned, pairs),
         grid_for(total),
-        (plan.rows, plan.cols, groups, total, plan.scales, plan.rows_per_scale, sign_mask_of(plan)),
+        (
+            plan.rows,
+            plan.cols,
+            *fast_division(width, total),
+            total,
+            each,
+            plan.rows_per_scale,
+            team,
+            sign_mask_of(plan),
+            int(turned and elements == "Bf16"),
+        ),
     )
 
 
 def rotate_launch(
-    rows: int, cols: int, dtype: str, axis: str, mask: int, rounding: str, inverse: bool, out: str
+    rows: int,
+    cols: int,
+    dtype: str,
+    axis: str,
+    mask: int,
+    rounding: str,
+    inverse: bool,
+    out: str,
+    aligned: bool,
 ) -> Launch:
     """For (x, out)."""
-    columns = axis == "column"
-    groups = (rows if columns else cols) // GROUP
-    total = rows * cols // GROUP
+    scalars = (mask, int(rounding == "bf16"), int(inverse))
+    types = CXX_DTYPES[dtype], CXX_DTYPES[out]
+    groups = rows * cols // GROUP
+    if axis == "row":
+        return Launch(
+            instance("rotate_rows_kernel", "rotate.cu", *types, aligned),
+            grid_for(-(-groups // ROTATE_UNROLL[ITEM_SIZES[dtype]])),
+            (groups, *scalars),
+        )
+    pairs = aligned and cols % 2 == 0 and min(ITEM_SIZES[dtype], ITEM_SIZES[out]) == 2
+    width = cols // 2 if pairs else cols
+    total = width * (rows // GROUP)
     return Launch(
-        instance("rotate_kernel", "rotate.cu", CXX_DTYPES[dtype], CXX_DTYPES[out], columns),
+        instance("rotate_columns_kernel", "rotate.cu", *types, pairs),
         grid_for(total),
-        (cols, groups, total, mask, int(rounding == "bf16"), int(inverse)),
+        (cols, *fast_division(width, total), total, *scalars),
     )
 
 
@@ -353,11 +432,13 @@ def _other_samples() -> Iterator[Instance]:
         for spec in ALL_FORMATS.values():
             recipe = te if spec.has_second_level else None
             yield dequantize_launch(_plan(spec, recipe, axis="column"), dtype).instance
-        for axis in AXES:
-            turned = {"axis": axis, "hadamard": 1, "rht_rounding": "bf16"}
-            yield amax_launch(_plan(NVFP4, te, **turned), dtype).instance
-            yield amax_launch(_plan(NVFP4, te, axis=axis), dtype).instance
-            yield rotate_launch(64, 64, dtype, axis, 1, "none", False, dtype).instance
+        for axis, aligned in product(AXES, (True, False)):
+            turned = _plan(NVFP4, te, axis=axis, hadamard=1, rht_rounding="bf16")
+            yield amax_launch(turned, dtype, aligned).instance
+            for out in DTYPES:
+                yield rotate_launch(64, 64, dtype, axis, 1, "none", False, out, aligned).instance
+        for aligned in (True, False):
+            yield amax_launch(_plan(NVFP4, te, axis="column"), dtype, aligned).instance
     for recipe in ALL_RECIPES.values():
         column = _plan(NVFP4, recipe, axis="column")
         yield dequantize_launch(column, "bfloat16").instance
