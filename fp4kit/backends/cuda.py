@@ -42,10 +42,13 @@ def _current_device() -> int:
 
 
 def _launch(
-    instance: cuda_module.Instance, grid: tuple[int, ...], arguments: tuple[Any, ...]
+    instance: cuda_module.Instance,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    shared: int = 0,
 ) -> None:
     function = cuda_module.function(_current_device(), instance)
-    function(grid, THREADS, arguments)
+    function(grid, THREADS, arguments, shared_mem=shared)
 
 
 def _scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:
@@ -254,12 +257,16 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
                 vector = vector and _aligned(x.data.ptr | result.packed.data.ptr)
                 if cuda_variants.is_padded(plan):
                     result.block_scale.data.memset_async(0, result.block_scale.nbytes)
+        wide = cuda_variants.can_be_wide(
+            directions, dtype, vector
+        ) and cuda_ready.has_shared_memory(_current_device(), cuda_variants.wide_bytes(directions))
         grid, arguments = cuda_variants.quantize_arguments(
-            directions, x.data.ptr, row.addresses(), column.addresses(), seed
+            directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide
         )
-        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector)
-        resident = cuda_ready.resident_blocks(_current_device(), kernel)
-        _launch(kernel, (min(*grid, resident),), arguments)
+        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
+        shared = cuda_variants.wide_bytes(directions) if wide else 0
+        resident = cuda_ready.resident_blocks(_current_device(), kernel, shared)
+        _launch(kernel, (min(*grid, resident),), arguments, shared)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

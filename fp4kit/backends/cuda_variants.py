@@ -26,19 +26,22 @@ from fp4kit.scaling import second_level_range
 from fp4kit.variant import AXES, BLOCKS, ERRORS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
 
 from .base import Plan
-from .cuda_launch import Launch, grid_for, rows_are_vectors
+from .cuda_launch import ITEM_SIZES, Launch, grid_for, rows_are_vectors
 from .cuda_module import (
     CXX_DTYPES,
     CXX_FORMATS,
     CXX_LAYOUTS,
     CXX_RECIPES,
     NAMESPACE,
+    WIDE_BYTES,
+    WIDE_BYTES_MOST,
     Instance,
     instance,
 )
 
 #: Extent of a tile (tiles.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
+WIDE_COLUMNS = 128
 CXX_SEARCHES = {
     None: "kSearchNone",
     "four_over_six": "kSearchFourOverSix",
@@ -110,17 +113,39 @@ def cxx_recipe(plan: Plan) -> str:
     return "kRecipeNone" if plan.recipe is None else CXX_RECIPES[plan.recipe.name]
 
 
+def can_be_wide(directions: Directions, dtype: str, vector: bool) -> bool:
+    """Whether tiles of 128 columns are possible: two of them must fit shared memory."""
+    searches = variant_of(directions.any).scale_search is not None
+    return vector and ITEM_SIZES[dtype] == 2 and not searches
+
+
+def one_level(directions: Directions) -> bool:
+    """Whether all vectors of a direction share their second level."""
+    return all(plan is None or plan.scales == 1 for plan in (directions.row, directions.column))
+
+
+def wide_bytes(directions: Directions) -> int:
+    """Shared memory that a block asks for, if tiles are wide."""
+    plan = directions.any
+    turns = variant_of(plan).block == "2d" and directions.column is not None
+    turns = turns and plan.format.element.bits == 4
+    has_levels = plan.has_second_level and plan.recipe is not None
+    most = turns or (has_levels and not one_level(directions))
+    return WIDE_BYTES_MOST if most else WIDE_BYTES
+
+
 @lru_cache(maxsize=1024)
-def quantize_tiles_kernel(directions: Directions, dtype: str, vector: bool) -> Instance:
+def quantize_tiles_kernel(
+    directions: Directions, dtype: str, vector: bool, wide: bool = False
+) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones."""
-    one_level = all(
-        plan is None or plan.scales == 1 for plan in (directions.row, directions.column)
-    )
-    config = tile_config(directions, dtype, vector, one_level)
+    config = tile_config(directions, dtype, vector, one_level(directions), wide)
     return instance("quantize_tiles_kernel", "quantize_tiles.cu", config)
 
 
-def tile_config(directions: Directions, dtype: str, vector: bool, one_level: bool) -> str:
+def tile_config(
+    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool = False
+) -> str:
     """The TileConfig of an instance; `one_level` if the vectors of a direction share theirs."""
     plan = directions.any
     return _cxx(
@@ -137,6 +162,7 @@ def tile_config(directions: Directions, dtype: str, vector: bool, one_level: boo
         directions.column is not None,
         *rotated(directions.column, dtype),
         vector,
+        "kWide" if wide else "kNarrow",
     )
 
 
@@ -153,9 +179,9 @@ def sign_mask_of(plan: Plan | None) -> int:
     return 0 if plan is None else variant_of(plan).hadamard or 0
 
 
-def _tiles(plan: Plan) -> tuple[tuple[int, ...], int]:
+def _tiles(plan: Plan, columns: int = TILE_COLUMNS) -> tuple[tuple[int, ...], int]:
     """Grid, and tiles in a row of them."""
-    across = -(-plan.cols // TILE_COLUMNS)
+    across = -(-plan.cols // columns)
     return (-(-plan.rows // TILE_ROWS) * across,), across
 
 
@@ -170,6 +196,7 @@ def quantize_arguments(
     row: tuple[int, int, int],
     column: tuple[int, int, int],
     seed: tuple[int, int],
+    wide: bool,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tiles and arguments of `quantize_tiles_kernel`; fewer blocks stride over the tiles.
 
@@ -179,10 +206,11 @@ def quantize_arguments(
         row: addresses of (second, packed, block_scale) of the rowwise result.
         column: the same of the columnwise one.
         seed: key and stream of the random numbers.
+        wide: whether tiles have 128 columns.
     """
     plan = directions.any
     variant = variant_of(plan)
-    grid, across = _tiles(plan)
+    grid, across = _tiles(plan, WIDE_COLUMNS if wide else TILE_COLUMNS)
     key, stream = seed
     return grid, (
         x,
