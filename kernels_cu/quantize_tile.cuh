@@ -90,13 +90,16 @@ FP4KIT_HD constexpr int tile_blocks() {
 // was asked for.
 template <class C>
 __device__ __forceinline__ TileShared<C>& tile_shared() {
-  if constexpr (sizeof(TileShared<C>) <= 48 * 1024) {
-    __shared__ TileShared<C> shared;
-    return shared;
-  } else {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(TileShared<C>) > 48 * 1024) {
     extern __shared__ uint4 asked_for[];
     static_assert(sizeof(TileShared<C>) <= C::kSharedBytes, "as the launcher counts");
     return *reinterpret_cast<TileShared<C>*>(asked_for);
+  } else
+#endif
+  {
+    __shared__ TileShared<C> shared;
+    return shared;
   }
 }
 

@@ -41,7 +41,7 @@ def on_host(host_gpu, kernels, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
     monkeypatch.setattr(cuda, "_launch", kernels.launch)
     # Few: each takes several tiles, and meets several members.
-    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda device, kernel: 3)
+    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 3)
     kernels.launched.clear()
     return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
 
