@@ -333,18 +333,18 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
     return C::kTabled ? shared.decoded.candidate[byte % kScaleBytes]
                       : make_candidate<V::kSearch>(byte, level, range, V::kError);
   };
+  const float first = first_scale<V::kSearch>(amax, level);
   if constexpr (V::kSquare) {
-    return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,
+    return search_scale<V::kSearch, V::kError, true>(x, first, level, range, table, candidate_of,
                                                      SquareSum());
   } else {
     // Both scales of four_over_six keep elements below 7 if the smaller one does.
-    const float six = mul_rn(div_rn(amax, kE2m1Max), level.scale);
     if (V::kSearch == kSearchFourOverSix && raw < R::kInf &&
-        is_ordinary_scale<typename C::Format>(encode_e4m3(six), 0)) {
-      return search_scale<V::kSearch, V::kError, false>(x, amax, level, range, table, candidate_of,
+        is_ordinary_scale<typename C::Format>(encode_e4m3(first), 0)) {
+      return search_scale<V::kSearch, V::kError, false>(x, first, level, range, table, candidate_of,
                                                         AloneSum());
     }
-    return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,
+    return search_scale<V::kSearch, V::kError, true>(x, first, level, range, table, candidate_of,
                                                      AloneSum());
   }
 }
