@@ -120,9 +120,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     u32 byte[2];
     bool done = false;
     if constexpr (encodes_pairs<C>()) {
-      MaxBits<T> maximum;
-#pragma unroll
-      for (u32 i = 0; i < kBlock; ++i) maximum.add(word[i]);
+      const MaxBits<T> maximum = maximum_of<T>(word);
       float factor[2];
       done = true;
 #pragma unroll
