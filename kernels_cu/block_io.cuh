@@ -48,6 +48,22 @@ struct MaxBits {
   u32 packed = 0;  // its signs mean nothing
   u32 low = 0;     // only where there is no packed maximum
 
+  FP4KIT_HD MaxBits() = default;
+
+  // What the first word alone comes to.
+  FP4KIT_HD explicit MaxBits(u32 first) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    packed = first;
+#else
+    add(first);
+#endif
+  }
+
+  FP4KIT_HD void join(const MaxBits& other) {
+    add(other.packed);
+    low = max_u32(low, other.low);
+  }
+
   FP4KIT_HD void add(u32 word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     // Maxima of floats here, as they take magnitudes for free.
@@ -113,14 +129,25 @@ struct MaxBits {
 #endif
 };
 
+// The maximum of some words, in two chains that do not wait for each other.
+template <class T, int kCount>
+FP4KIT_HD MaxBits<T> maximum_of(const u32 (&word)[kCount]) {
+  MaxBits<T> even(word[0]);
+  MaxBits<T> odd(word[1]);
+#pragma unroll
+  for (int i = 2; i < kCount; i += 2) {
+    even.add(word[i]);
+    odd.add(word[i + 1]);
+  }
+  even.join(odd);
+  return even;
+}
+
 // Largest of a lane's magnitudes as bits of T. `raw` is that with NaN as the largest, and the
 // result ignores NaN.
 template <class T>
 FP4KIT_HD u32 lane_amax_bits(const Words<T>& x, u32& raw) {
-  MaxBits<T> maximum;
-#pragma unroll
-  for (int i = 0; i < Words<T>::kWords; ++i) maximum.add(x.word[i]);
-  raw = maximum.result();
+  raw = maximum_of<T>(x.word).result();
   if (raw <= T::kInf) return raw;
   MaxBits<T> numbers;
 #pragma unroll

@@ -66,7 +66,7 @@ struct GroupTiles {
   __device__ __forceinline__ void enter() {
     next = static_cast<u32>(__ldg(first + at + 1));
     const i64 cols = load_member(members + at).cols;
-    across = static_cast<u32>((cols + kTileColumns - 1) / kTileColumns);
+    across = static_cast<u32>((cols + C::kColumns - 1) / C::kColumns);
     tile_row = tile_col = 0;
   }
 
@@ -92,14 +92,14 @@ struct GroupTiles {
     using Format = typename C::Format;
     const Member member = load_member(members + at);
     const i64 row0 = static_cast<i64>(tile_row) * kTileRows;
-    const i64 col0 = static_cast<i64>(tile_col) * kTileColumns;
+    const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
     return {x + member.start,
             member.rows,
             member.cols,
             row0,
             col0,
             tile_rest(member.rows, row0, kTileRows),
-            tile_rest(member.cols, col0, kTileColumns),
+            tile_rest(member.cols, col0, C::kColumns),
             side_of<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
                             member.cols, row.per_vector != 0, C::kLayout),
             side_of<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
                             u8* row_scale, i64 row_per_vector, const float* col_second,
                             u8* col_packed, u8* col_scale, i64 col_per_vector, i64 high_first,
                             i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream) {
-  __shared__ TileShared<C> shared;
+  TileShared<C>& shared = tile_shared<C>();
   __shared__ u32 first_member;
   const i64 begin = blockIdx.x * total / gridDim.x;
   const i64 end = (blockIdx.x + 1ll) * total / gridDim.x;

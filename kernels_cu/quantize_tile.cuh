@@ -30,7 +30,7 @@ __device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Sid
 
 // Begins to load the tile of a task.
 template <class C>
-__device__ __forceinline__ void load_task(Tile<typename C::T>& tile,
+__device__ __forceinline__ void load_task(typename C::TileType& tile,
                                           const Task<typename C::T>& task) {
   load_tile<C::kVector>(tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
                         task.rows_left, task.cols_left);
@@ -65,7 +65,7 @@ __device__ __forceinline__ void clear_squares(TileShared<C>& shared, u32 parity)
 
 // A tile that has been loaded, under filled tables.
 template <class C>
-__device__ __forceinline__ void quantize_tile(TileShared<C>& shared, Tile<typename C::T>& tile,
+__device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C::TileType& tile,
                                               const Task<typename C::T>& task,
                                               const Options& options, u32 parity) {
   if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, tile, task, options, parity);
@@ -84,7 +84,24 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, Tile<typena
 // Thread blocks per multiprocessor that registers are limited for.
 template <class C>
 FP4KIT_HD constexpr int tile_blocks() {
-  return FP4KIT_TILE_BLOCKS;
+  return C::kColumns == kWide && C::kBuffers == 2 ? FP4KIT_WIDE_BLOCKS : FP4KIT_TILE_BLOCKS;
+}
+
+// Where the shared memory of an instance lies: what a launch grants without being asked, or what it
+// was asked for.
+template <class C>
+__device__ __forceinline__ TileShared<C>& tile_shared() {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(TileShared<C>) > 48 * 1024) {
+    extern __shared__ uint4 asked_for[];
+    static_assert(sizeof(TileShared<C>) <= C::kSharedBytes, "as the launcher counts");
+    return *reinterpret_cast<TileShared<C>*>(asked_for);
+  } else
+#endif
+  {
+    __shared__ TileShared<C> shared;
+    return shared;
+  }
 }
 
 // All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and
@@ -92,7 +109,6 @@ FP4KIT_HD constexpr int tile_blocks() {
 template <class C, class Cursor>
 __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
                                                    const Options& options) {
-  static_assert(sizeof(TileShared<C>) <= 48 * 1024, "what a launch grants without being asked");
   bool fills = true;
   u32 parity = 0;
   load_task<C>(shared.tile[0], cursor.task());

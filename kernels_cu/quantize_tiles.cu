@@ -12,8 +12,9 @@
 namespace fp4kit {
 
 // The tiles of one matrix in row-major order.
-template <class T>
+template <class C>
 struct MatrixTiles {
+  using T = typename C::T;
   Task<T> matrix;
   u32 across;
   u32 total;
@@ -49,9 +50,9 @@ struct MatrixTiles {
   __device__ __forceinline__ Task<T> task() const {
     Task<T> result = matrix;
     result.row0 = static_cast<i64>(down) * kTileRows;
-    result.col0 = static_cast<i64>(col) * kTileColumns;
+    result.col0 = static_cast<i64>(col) * C::kColumns;
     result.rows_left = tile_rest(matrix.rows, result.row0, kTileRows);
-    result.cols_left = tile_rest(matrix.cols, result.col0, kTileColumns);
+    result.cols_left = tile_rest(matrix.cols, result.col0, C::kColumns);
     return result;
   }
 };
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
                           const float* col_second, u8* col_packed, u8* col_scale, i64 col_blocks,
                           i64 col_stored, i64 col_scales, i64 col_per_scale, i64 high_first,
                           i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream) {
-  __shared__ TileShared<C> shared;
+  TileShared<C>& shared = tile_shared<C>();
   const Task<typename C::T> matrix{
       x,
       rows,
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
   const Options options{static_cast<int>(rule),     high_first != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), static_cast<u64>(key)};
-  quantize_all_tiles<C>(shared, MatrixTiles<typename C::T>(matrix, across, total), options);
+  quantize_all_tiles<C>(shared, MatrixTiles<C>(matrix, across, total), options);
 }
 
 }  // namespace fp4kit

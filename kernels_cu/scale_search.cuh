@@ -143,14 +143,21 @@ struct Found {
   u32 codes[2];
 };
 
-// scale_search.search: the scale byte that leaves the lowest error. kError: of kErrorMse and so on,
-// known to the compiler. `candidate_of` gives what make_candidate does.
+// The scale that a search begins with, before it is rounded: four_over_six maps the amax onto 6.
+template <int kSearch>
+FP4KIT_HD float first_scale(float amax, const Level& level) {
+  return kSearch == kSearchFourOverSix ? mul_rn(div_rn(amax, kE2m1Max), level.scale)
+                                       : mul_rn(amax, level.multiplier);
+}
+
+// scale_search.search: the scale byte that leaves the lowest error. `first`: first_scale. kError:
+// of kErrorMse and so on, known to the compiler. `candidate_of` gives what make_candidate does.
 template <int kSearch, int kError, bool kCapped, class T, class Table, class Candidates, class Sum>
-FP4KIT_HD Found search_scale(const Words<T>& x, float amax, const Level& level, float range,
+FP4KIT_HD Found search_scale(const Words<T>& x, float first, const Level& level, float range,
                              const Table& table, const Candidates& candidate_of, const Sum& sum) {
   Found best{};
   if constexpr (kSearch == kSearchFourOverSix) {
-    const float six = mul_rn(div_rn(amax, kE2m1Max), level.scale);
+    const float six = first;
     const u32 bytes[2] = {encode_e4m3(six), encode_e4m3(mul_rn(six, 1.5f))};
     float least = 0.0f;
 #pragma unroll
@@ -165,7 +172,7 @@ FP4KIT_HD Found search_scale(const Words<T>& x, float amax, const Level& level, 
       }
     }
   } else {
-    const u32 own = encode_e4m3(mul_rn(amax, level.multiplier));
+    const u32 own = encode_e4m3(first);
     float least = 0.0f;
 #pragma unroll 1
     for (int k = 0; k < kSweepSteps; ++k) {

@@ -15,17 +15,24 @@ constexpr u32 kMagic16 = 0x43400000u;
 // The random bits of 16 elements.
 struct Random {
   u32 word[4];
+  u32 magic;  // kMagic16 in a register: a permutation has room for one constant, its selector
 
   // kMagic16 | the 16 bits of element e, a constant after unrolling: the upper half of a turned
   // word.
   FP4KIT_HD u32 bits(int e) const {
     constexpr u32 kSelectors[4] = {0x7632u, 0x7603u, 0x7610u, 0x7621u};
-    return byte_perm(word[e / 4], kMagic16, kSelectors[e % 4]);
+    return byte_perm(word[e / 4], magic, kSelectors[e % 4]);
   }
 };
 
 FP4KIT_HD void multiply_wide(u32 a, u32 b, u32& high, u32& low) {
+#ifdef __CUDA_ARCH__
+  // Written out, as the compiler adds the product of the upper halves, 0, to that of 64 bits.
+  u64 product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+#else
   const u64 product = static_cast<u64>(a) * b;
+#endif
   high = static_cast<u32>(product >> 32);
   low = static_cast<u32>(product);
 }
@@ -50,7 +57,8 @@ FP4KIT_HD Random philox(u64 group, u32 direction, u32 stream, u64 key) {
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  return {{c0, c1, c2, c3}};
+  // There are no 2^63 groups, but the compiler cannot know and keeps the register.
+  return {{c0, c1, c2, c3}, kMagic16 | static_cast<u32>(group >> 63)};
 }
 
 // The magnitude code of y >= 0 in bits 16 to 19, below those of kMagic16: one of the two codes next

@@ -81,14 +81,14 @@ __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const 
 }
 
 // The words of a column of a block: element i of the block in word i.
-template <class T>
+template <class C>
 __device__ __forceinline__ u32 column_word(const u32* first, u32 i) {
-  return first[Tile<T>::offset(i, 0)];
+  return first[C::TileType::offset(i, 0)];
 }
 
 template <class C>
 __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
-                                                     Tile<typename C::T>& tile,
+                                                     typename C::TileType& tile,
                                                      const Task<typename C::T>& task,
                                                      const Options& options) {
   using Format = typename C::Format;
@@ -96,9 +96,9 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   using R = typename C::ColR;
   constexpr u32 kLanes = Format::kLanes;
   constexpr u32 kBlock = C::kBlock;
-  constexpr u32 kHalves = Tile<T>::kPerWord;
+  constexpr u32 kHalves = C::TileType::kPerWord;
   constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
-  constexpr u32 kItems = Tile<T>::kWords * C::kDown;
+  constexpr u32 kItems = C::TileType::kWords * C::kDown;
   constexpr u32 kEach = kItems < kThreads ? 1 : kItems / kThreads;
   const i64 block0 = task.row0 / kBlock;
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
@@ -115,14 +115,12 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     u32 word[kBlock];
     const u32* first_word = &tile.at(b * kBlock, w);
 #pragma unroll
-    for (u32 i = 0; i < kBlock; ++i) word[i] = column_word<T>(first_word, i);
+    for (u32 i = 0; i < kBlock; ++i) word[i] = column_word<C>(first_word, i);
     u32 code[2][kLanes][2];
     u32 byte[2];
     bool done = false;
     if constexpr (encodes_pairs<C>()) {
-      MaxBits<T> maximum;
-#pragma unroll
-      for (u32 i = 0; i < kBlock; ++i) maximum.add(word[i]);
+      const MaxBits<T> maximum = maximum_of<T>(word);
       float factor[2];
       done = true;
 #pragma unroll
@@ -185,15 +183,15 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
 // from a second pass over the words.
 template <class C>
 __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
-                                                     Tile<typename C::T>& tile,
+                                                     typename C::TileType& tile,
                                                      const Task<typename C::T>& task,
                                                      const Options& options) {
   using Format = typename C::Format;
   using Element = typename Format::Element;
   using T = typename C::T;
   constexpr u32 kBlock = C::kBlock;
-  constexpr u32 kWords = Tile<T>::kWords;
-  constexpr u32 kHalves = Tile<T>::kPerWord;
+  constexpr u32 kWords = C::TileType::kWords;
+  constexpr u32 kHalves = C::TileType::kPerWord;
   const i64 block0 = task.row0 / kBlock;
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
@@ -207,12 +205,12 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
     const bool pair = kHalves == 2 && col0 + 1 < task.cols_left;
     MaxBits<T> maximum;
 #pragma unroll
-    for (u32 i = 0; i < kBlock; ++i) maximum.add(column_word<T>(first_word, i));
+    for (u32 i = 0; i < kBlock; ++i) maximum.add(column_word<C>(first_word, i));
     const bool has_nan = maximum.result() > T::kInf;
     if (has_nan) {
       maximum = MaxBits<T>();
 #pragma unroll 1
-      for (u32 i = 0; i < kBlock; ++i) maximum.add_careful(column_word<T>(first_word, i));
+      for (u32 i = 0; i < kBlock; ++i) maximum.add_careful(column_word<C>(first_word, i));
     }
     u8* scale_at[2];
     float factor[2];
@@ -237,7 +235,7 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
     u8* out = task.col.packed + (task.row0 + b * kBlock) * task.cols + task.col0 + col0;
 #pragma unroll 8
     for (u32 i = 0; i < kBlock; ++i) {
-      const u32 word = column_word<T>(first_word, i);
+      const u32 word = column_word<C>(first_word, i);
       const float first = mul_rn(half_value<T>(word, 0), factor[0]);
       const float second =
           kHalves == 2 ? mul_rn(half_value<T>(word, kHalves - 1), factor[1]) : 0.0f;
@@ -277,7 +275,8 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks) * (kBlock / 2);
   u8* packed = task.col.packed + task.col0 * pitch + task.row0 / 2;
-  for (u32 index = threadIdx.x; index < kPieces * TileCodes::kWords; index += kThreads) {
+  for (u32 index = threadIdx.x; index < kPieces * TileCodes<C::kColumns>::kWords;
+       index += kThreads) {
     const u32 piece = index % kPieces;
     const u32 w = index / kPieces;
     if (piece * 8 / kBlock >= blocks_left) continue;
@@ -301,7 +300,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
     }
   }
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
-  for (u32 index = threadIdx.x; index < kTileColumns * C::kDown; index += kThreads) {
+  for (u32 index = threadIdx.x; index < C::kColumns * C::kDown; index += kThreads) {
     const u32 b = index % C::kDown;
     const u32 col = index / C::kDown;
     if (col < task.cols_left && b < blocks_left) {
@@ -311,7 +310,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
 }
 
 template <class C>
-__device__ __forceinline__ void quantize_columns(TileShared<C>& shared, Tile<typename C::T>& tile,
+__device__ __forceinline__ void quantize_columns(TileShared<C>& shared, typename C::TileType& tile,
                                                  const Task<typename C::T>& task,
                                                  const Options& options) {
   if constexpr (C::kTurns) {

@@ -66,7 +66,7 @@ struct Variant {
 template <class FormatType, class ElementType, int kRecipeNumber, bool kHasSecond,
           bool kSharesSecond, class VariantType, int kScaleLayout, bool kWantsRows,
           bool kRotatesRows, class RowElement, bool kWantsCols, bool kRotatesCols, class ColElement,
-          bool kVectors>
+          bool kVectors, int kTileWidth>
 struct TileConfig {
   using Format = FormatType;
   using T = ElementType;
@@ -81,8 +81,10 @@ struct TileConfig {
   static constexpr bool kCols = kWantsCols;
   static constexpr bool kRotateCols = kRotatesCols;
   static constexpr bool kVector = kVectors;
+  static constexpr u32 kColumns = kTileWidth;
+  using TileType = Tile<T, kColumns>;
   static constexpr u32 kBlock = Format::kBlockSize;
-  static constexpr u32 kAcross = kTileColumns / kBlock;
+  static constexpr u32 kAcross = kColumns / kBlock;
   static constexpr u32 kDown = kTileRows / kBlock;
   static constexpr u32 kEach = kTileRows * kAcross / kThreads;  // blocks of rows for a thread
   static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
@@ -94,6 +96,9 @@ struct TileConfig {
   static constexpr int kBuffers = kCopiesAsync && kVector && T::kSize == 2 && !kSearches ? 2 : 1;
   // Columns of squares are the rows' codes, turned.
   static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
+  // What a launch asks for beyond 48 KiB (cuda_module.py).
+  static constexpr u32 kSharedBytes =
+      kTurns || !kOneLevel ? FP4KIT_WIDE_BYTES_MOST : FP4KIT_WIDE_BYTES;
   // Candidates of a search are worked out once, where there is room.
   static constexpr bool kTabled = kSearches && kOneLevel && !(kTurns && T::kSize == 4);
   // Several tiles write to a line of the result.
@@ -103,8 +108,9 @@ struct TileConfig {
 };
 
 // Codes of a tile's rows: padded as a Tile is, so that 16 rows apart means four banks apart.
+template <u32 kColumns>
 struct TileCodes {
-  static constexpr u32 kWords = kTileColumns / 8;
+  static constexpr u32 kWords = kColumns / 8;
   u32 word[kTileRows * kWords + kTileRows / kRowGroup * kPadding];
 
   __device__ __forceinline__ u32& at(u32 row, u32 w) {
@@ -139,12 +145,12 @@ struct Maybe<false, A> {
 
 template <class C>
 struct TileShared {
-  Tile<typename C::T> tile[C::kBuffers];
+  typename C::TileType tile[C::kBuffers];
   TileLevels<C, kTileRows> rows;
-  TileLevels<C, kTileColumns> cols;
+  TileLevels<C, C::kColumns> cols;
   u8 square_byte[C::kDown][C::kAcross];
   u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
-  typename Maybe<C::kTurns, TileCodes>::Type codes;
+  typename Maybe<C::kTurns, TileCodes<C::kColumns>>::Type codes;
   typename Maybe<C::kSearches, Decoded<C>>::Type decoded;
 };
 
@@ -327,18 +333,18 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
     return C::kTabled ? shared.decoded.candidate[byte % kScaleBytes]
                       : make_candidate<V::kSearch>(byte, level, range, V::kError);
   };
+  const float first = first_scale<V::kSearch>(amax, level);
   if constexpr (V::kSquare) {
-    return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,
+    return search_scale<V::kSearch, V::kError, true>(x, first, level, range, table, candidate_of,
                                                      SquareSum());
   } else {
     // Both scales of four_over_six keep elements below 7 if the smaller one does.
-    const float six = mul_rn(div_rn(amax, kE2m1Max), level.scale);
     if (V::kSearch == kSearchFourOverSix && raw < R::kInf &&
-        is_ordinary_scale<typename C::Format>(encode_e4m3(six), 0)) {
-      return search_scale<V::kSearch, V::kError, false>(x, amax, level, range, table, candidate_of,
+        is_ordinary_scale<typename C::Format>(encode_e4m3(first), 0)) {
+      return search_scale<V::kSearch, V::kError, false>(x, first, level, range, table, candidate_of,
                                                         AloneSum());
     }
-    return search_scale<V::kSearch, V::kError, true>(x, amax, level, range, table, candidate_of,
+    return search_scale<V::kSearch, V::kError, true>(x, first, level, range, table, candidate_of,
                                                      AloneSum());
   }
 }

@@ -8,10 +8,16 @@
 
 namespace fp4kit {
 
-// The block that a thread takes at step k: blocks of a row lie together in the result. A search
-// wants the rows of a square in the lanes of half a warp instead.
+// The block that a thread takes at step k. The blocks of a row lie together in the result, so that
+// a warp takes whole rows. Each eight lanes take as many blocks of a row as meet other banks, and
+// the same of rows below. A search wants the rows of a square in the lanes of half a warp instead.
 template <class C>
 struct RowBlock {
+  static constexpr u32 kBlockWords = C::kBlock * C::T::kSize / 4;
+  static constexpr u32 kFit = kBlockWords < 32 ? 32 / kBlockWords : 1;
+  static constexpr u32 kLow = kFit < C::kAcross ? kFit : C::kAcross;  // blocks of eight lanes
+  static constexpr u32 kRowsLow = 8 / kLow;
+  static constexpr u32 kHigh = C::kAcross / kLow;  // such groups of blocks in a row
   u32 row;
   u32 block;
 
@@ -21,13 +27,15 @@ struct RowBlock {
       block = index / C::kBlock % C::kAcross;
       row = index / (C::kBlock * C::kAcross) * C::kBlock + index % C::kBlock;
     } else {
-      block = index % C::kAcross;
-      row = index / C::kAcross;
+      const u32 lane = index % 32;
+      block = lane / 8 % kHigh * kLow + lane % kLow;
+      row = index / 32 * (32 / C::kAcross) + lane / (8 * kHigh) * kRowsLow + lane / kLow % kRowsLow;
     }
   }
 
-  template <class T, int kLanes>
-  __device__ __forceinline__ void load(Tile<T>& tile, Words<T> (&x)[kLanes]) const {
+  template <int kLanes>
+  __device__ __forceinline__ void load(typename C::TileType& tile,
+                                       Words<typename C::T> (&x)[kLanes]) const {
 #pragma unroll
     for (u32 l = 0; l < kLanes; ++l) {
       x[l] = tile_lane(tile, row, block * C::kBlock + l * kLaneElements);
@@ -37,7 +45,7 @@ struct RowBlock {
 
 // The amax of every square, from those of its rows.
 template <class C>
-__device__ __forceinline__ void gather_squares(TileShared<C>& shared, Tile<typename C::T>& tile,
+__device__ __forceinline__ void gather_squares(TileShared<C>& shared, typename C::TileType& tile,
                                                u32 parity) {
   using Format = typename C::Format;
   using T = typename C::T;
@@ -48,12 +56,18 @@ __device__ __forceinline__ void gather_squares(TileShared<C>& shared, Tile<typen
     place.load(tile, x);
     u32 raw[Format::kLanes];
     u32 bits = as_bits(lanes_amax<Format, T>(x, raw));
-    // A warp holds rows of one square above one another.
+    // A warp holds rows of one square, in lanes that differ by these distances.
+    using Place = RowBlock<C>;
 #pragma unroll
-    for (u32 distance = C::kAcross; distance < 32; distance *= 2) {
+    for (u32 distance = Place::kLow; distance < 8; distance *= 2) {
       bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
     }
-    if (threadIdx.x % 32 < C::kAcross) {
+#pragma unroll
+    for (u32 distance = 8 * Place::kHigh; distance < 32; distance *= 2) {
+      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
+    }
+    const u32 lane = threadIdx.x % 32;
+    if (lane % 8 < Place::kLow && lane < 8 * Place::kHigh) {
       atomicMax(&shared.square_amax[parity][place.row / C::kBlock][place.block], bits);
     }
   }
@@ -61,7 +75,7 @@ __device__ __forceinline__ void gather_squares(TileShared<C>& shared, Tile<typen
 }
 
 template <class C>
-__device__ __forceinline__ void quantize_rows(TileShared<C>& shared, Tile<typename C::T>& tile,
+__device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C::TileType& tile,
                                               const Task<typename C::T>& task,
                                               const Options& options, u32 parity) {
   using Format = typename C::Format;

@@ -14,13 +14,16 @@ namespace fp4kit {
 
 // Unsigned, so that divisions by powers of two are shifts.
 constexpr u32 kTileRows = 128;
-constexpr u32 kTileColumns = 64;
+constexpr u32 kTileColumns = 64;  // where nothing else is said
+constexpr int kNarrow = 64;
+constexpr int kWide = 128;  // elements of 16 bits: pieces of 64 bytes of a row of codes
 constexpr u32 kRowGroup = 16;
 constexpr u32 kPadding = 4;
 
-template <class T>
+template <class T, u32 kWidth = kTileColumns>
 struct alignas(16) Tile {
-  static constexpr u32 kWords = kTileColumns * T::kSize / 4;
+  static constexpr u32 kColumns = kWidth;
+  static constexpr u32 kWords = kColumns * T::kSize / 4;
   static constexpr u32 kStride = kWords + kPadding;
   static constexpr u32 kGroups = kTileRows / kRowGroup;
   static constexpr u32 kPerWord = 4 / T::kSize;
@@ -88,10 +91,11 @@ __device__ __forceinline__ void await_copies() {
 
 // Begins to load the tile that begins at x, a matrix of `cols` columns; what lies outside becomes
 // +0.0.
-template <bool kVector, class T>
-__device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits* __restrict__ x,
-                                          i64 cols, u32 rows_left, u32 cols_left) {
-  constexpr u32 kWords = Tile<T>::kWords;
+template <bool kVector, class T, u32 kWidth>
+__device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
+                                          const typename T::Bits* __restrict__ x, i64 cols,
+                                          u32 rows_left, u32 cols_left) {
+  constexpr u32 kWords = Tile<T, kWidth>::kWords;
   if constexpr (kVector) {
     constexpr u32 kPieces = kWords / 4;  // of 16 bytes in a row
     constexpr u32 kRowsAtOnce = kThreads / kPieces;
@@ -103,12 +107,12 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
     u32* target = &tile.at(first, 4 * place);
 #pragma unroll
     for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
-      copy_piece(target + Tile<T>::offset(k * kRowsAtOnce, 0), source,
+      copy_piece(target + Tile<T, kWidth>::offset(k * kRowsAtOnce, 0), source,
                  inside && first + k * kRowsAtOnce < rows_left);
       source += kRowsAtOnce * cols;
     }
   } else {
-    constexpr u32 kPerWord = Tile<T>::kPerWord;
+    constexpr u32 kPerWord = Tile<T, kWidth>::kPerWord;
     for (u32 index = threadIdx.x; index < kTileRows * kWords; index += kThreads) {
       const u32 row = index / kWords;
       u32 word = 0;
@@ -125,10 +129,11 @@ __device__ __forceinline__ void load_tile(Tile<T>& tile, const typename T::Bits*
 }
 
 // Elements start .. start + 15 of a row, start a multiple of 16.
-template <class T>
-__device__ __forceinline__ Words<T> tile_lane(Tile<T>& tile, u32 row, u32 start) {
+template <class T, u32 kWidth>
+__device__ __forceinline__ Words<T> tile_lane(Tile<T, kWidth>& tile, u32 row, u32 start) {
   Words<T> result;
-  const uint4* source = reinterpret_cast<const uint4*>(&tile.at(row, start / Tile<T>::kPerWord));
+  const uint4* source =
+      reinterpret_cast<const uint4*>(&tile.at(row, start / Tile<T, kWidth>::kPerWord));
 #pragma unroll
   for (int i = 0; i < Words<T>::kWords / 4; ++i) {
     const uint4 piece = source[i];

@@ -467,7 +467,7 @@ def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
     monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
     monkeypatch.setattr(cuda_run, "launch", kernels.launch)
     # Few: each takes several tiles, and meets several members.
-    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda device, kernel: 3)
+    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 3)
     kernels.launched.clear()
     return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
 

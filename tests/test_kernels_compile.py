@@ -21,7 +21,7 @@ from fp4kit.backends import (
     cuda_member_samples,
     cuda_module,
     cuda_residual_launch,
-    cuda_variants,
+    cuda_variant_samples,
 )
 from fp4kit.backends.cuda_module import CUPY_OPTIONS, Instance, all_instances, options, source_text
 from fp4kit.errors import KernelCompileError
@@ -30,7 +30,7 @@ from fp4kit.errors import KernelCompileError
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
 INSTANCES = [
     *all_instances(),
-    *cuda_variants.sample_instances(),
+    *cuda_variant_samples.sample_instances(),
     *cuda_member_samples.sample_instances(),
     *cuda_activations.all_instances(),
     *cuda_residual_launch.all_instances(),

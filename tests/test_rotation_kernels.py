@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_variants, get_backend
+from fp4kit.backends import cuda_rotations, get_backend
 from fp4kit.planning import plan_quantize
 from fp4kit.variant import Variant
 
@@ -89,8 +89,8 @@ def test_rotate(on_host, kernels, assert_bits, axis, dtype, out_dtype):
 )
 def test_amax_of_vectors(on_host, monkeypatch, assert_bits, axis, dtype, mask):
     # Few blocks fill this device: threads take several groups, and several take a vector.
-    monkeypatch.setattr(cuda_variants, "AMAX_BLOCKS", 1)
-    cuda_variants.amax_launch.cache_clear()
+    monkeypatch.setattr(cuda_rotations, "AMAX_BLOCKS", 1)
+    cuda_rotations.amax_launch.cache_clear()
     reference = get_backend("reference")
     shapes = [(16, 16), (48, 272), (160, 256), (64, 96), (37, 75), (1, 1), (16, 20480), (2064, 64)]
     number = 0

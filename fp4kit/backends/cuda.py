@@ -18,7 +18,15 @@ import numpy as np
 from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
-from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_run, cuda_variants
+from . import (
+    cuda_device,
+    cuda_launch,
+    cuda_module,
+    cuda_ready,
+    cuda_rotations,
+    cuda_run,
+    cuda_variants,
+)
 from .base import NO_SEED, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 from .cuda_grouped import CudaGrouped
 from .cuda_measured import MeasuredRows
@@ -220,12 +228,16 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
                 vector = vector and is_aligned(x.data.ptr | result.packed.data.ptr)
                 if cuda_variants.is_padded(plan):
                     result.block_scale.data.memset_async(0, result.block_scale.nbytes)
+        wide = cuda_variants.can_be_wide(
+            directions, dtype, vector
+        ) and cuda_ready.has_shared_memory(current_device(), cuda_variants.wide_bytes(directions))
         grid, arguments = cuda_variants.quantize_arguments(
-            directions, x.data.ptr, row.addresses(), column.addresses(), seed
+            directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide
         )
-        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector)
-        resident = cuda_ready.resident_blocks(current_device(), kernel)
-        cuda_run.launch(kernel, (min(*grid, resident),), arguments)
+        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
+        shared = cuda_variants.wide_bytes(directions) if wide else 0
+        resident = cuda_ready.resident_blocks(current_device(), kernel, shared)
+        cuda_run.launch(kernel, (min(*grid, resident),), arguments, shared)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):
@@ -234,7 +246,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
             return self.amax(x, dtype, 1)
         result = scratch(plan.scales, np.float32, clear=True)
         if x.size:
-            launch = cuda_variants.amax_launch(plan, dtype, is_aligned(x.data.ptr))
+            launch = cuda_rotations.amax_launch(plan, dtype, is_aligned(x.data.ptr))
             cuda_run.launch(launch.instance, launch.grid, (x, result, *launch.scalars))
         return result
 
@@ -251,7 +263,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
     ) -> None:
         rows, cols = x.shape
         aligned = is_aligned(x.data.ptr | out.data.ptr)
-        launch = cuda_variants.rotate_launch(
+        launch = cuda_rotations.rotate_launch(
             rows, cols, dtype, axis, mask, rounding, inverse, out_dtype, aligned
         )
         cuda_run.launch(launch.instance, launch.grid, (x, out, *launch.scalars))

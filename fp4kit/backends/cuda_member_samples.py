@@ -29,7 +29,7 @@ def sample_instances() -> list[Instance]:
     """Kernels of groups that tests compile for every architecture.
 
     What a tile is quantized to is compiled in as it is for single tensors, whose instances are
-    those of `cuda_variants.sample_instances`: here are a few of each kind.
+    those of `cuda_variant_samples.sample_instances`: here are a few of each kind.
     """
     return list(dict.fromkeys([*_quantize_samples(), *_other_samples()]))
 

@@ -46,6 +46,10 @@ QUANTIZE_UNROLL = {2: 2, 4: 1}
 FLAT_BLOCKS = {2: 5, 4: 4}
 #: The same of the kernels that work on tiles.
 TILE_BLOCKS = 4
+#: The same of tiles of 128 columns, and the shared memory that a block of them asks for: what it
+#: needs at most, and what it needs where all vectors share a level and no codes are turned.
+WIDE_BLOCKS = 3
+WIDE_BYTES_MOST, WIDE_BYTES = 84 << 10, 71 << 10
 #: Groups in flight of a thread that rotates rows, likewise.
 ROTATE_UNROLL = {2: 2, 4: 1}
 #: Lanes in flight of the flat `quantize_dequantize_kernel`, and its blocks per multiprocessor.
@@ -312,6 +316,9 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         *(f"-DFP4KIT_QUANTIZE_UNROLL_{size}={n}" for size, n in QUANTIZE_UNROLL.items()),
         *(f"-DFP4KIT_FLAT_BLOCKS_{size}={n}" for size, n in FLAT_BLOCKS.items()),
         f"-DFP4KIT_TILE_BLOCKS={TILE_BLOCKS}",
+        f"-DFP4KIT_WIDE_BLOCKS={WIDE_BLOCKS}",
+        f"-DFP4KIT_WIDE_BYTES={WIDE_BYTES}",
+        f"-DFP4KIT_WIDE_BYTES_MOST={WIDE_BYTES_MOST}",
         *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
         f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
         *(f"-DFP4KIT_ROTATE_UNROLL_{size}={n}" for size, n in ROTATE_UNROLL.items()),

@@ -26,17 +26,6 @@ def multiprocessors(device: int) -> int:
 
 
 @cache
-def resident_blocks(device: int, instance: cuda_module.Instance) -> int:
-    """Thread blocks of a kernel that the device holds at once."""
-    import cupy
-
-    function = cuda_module.function(device, instance)
-    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
-        function.ptr, cuda_module.THREADS, 0
-    )
-    return int(each) * multiprocessors(device)
-
-
 def _shared_memory(device: int) -> tuple[int, int]:
     """Bytes of shared memory that a thread block may ask for, and that a multiprocessor has."""
     import cupy
@@ -62,6 +51,26 @@ def _allow_shared_memory(device: int, function: Any) -> None:
     driver.funcSetAttribute(
         function.ptr, driver.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100
     )
+
+
+def has_shared_memory(device: int, size: int) -> bool:
+    """Whether two thread blocks that ask for so many bytes fit a multiprocessor."""
+    block, multiprocessor = _shared_memory(device)
+    return size <= block and 2 * (size + 1024) <= multiprocessor
+
+
+@cache
+def resident_blocks(device: int, instance: cuda_module.Instance, shared: int = 0) -> int:
+    """Thread blocks of a kernel, asking for so many bytes, that the device holds at once."""
+    import cupy
+
+    function = cuda_module.function(device, instance)
+    if shared:
+        _allow_shared_memory(device, function)
+    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+        function.ptr, cuda_module.THREADS, shared
+    )
+    return int(each) * multiprocessors(device)
 
 
 class Ready:

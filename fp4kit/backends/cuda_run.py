@@ -24,11 +24,14 @@ def current_device() -> int:
 
 
 def launch(
-    instance: cuda_module.Instance, grid: tuple[int, ...], arguments: tuple[Any, ...]
+    instance: cuda_module.Instance,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    shared: int = 0,
 ) -> None:
-    """Launches a kernel on the current device and stream."""
+    """Launches a kernel on the current device and stream, with bytes of dynamic shared memory."""
     function = cuda_module.function(current_device(), instance)
-    function(grid, THREADS, arguments)
+    function(grid, THREADS, arguments, shared_mem=shared)
 
 
 def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:

@@ -7,32 +7,20 @@ Nothing here knows CuPy; :mod:`fp4kit.backends.cuda` launches what these functio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
-from typing import Any
 
 from fp4kit.formats import (
-    ALL_FORMATS,
-    ALL_RECIPES,
-    DTYPES,
-    NVFP4,
     SCALE_LAYOUTS,
     SCALE_RULES,
-    FormatSpec,
-    Recipe,
 )
 from fp4kit.scaling import second_level_range
-from fp4kit.variant import AXES, BLOCKS, ERRORS, GROUP, PLAIN, RHT_ROUNDINGS, Variant
+from fp4kit.variant import PLAIN, Variant
 
 from .base import Plan
 from .cuda_launch import (
     ITEM_SIZES,
-    WARP,
     Launch,
-    fast_division,
-    grid_for,
     range_bits,
     rows_are_vectors,
 )
@@ -42,16 +30,16 @@ from .cuda_module import (
     CXX_LAYOUTS,
     CXX_RECIPES,
     NAMESPACE,
-    ROTATE_UNROLL,
-    THREADS,
+    WIDE_BYTES,
+    WIDE_BYTES_MOST,
     Instance,
     instance,
 )
 
 #: Extent of a tile (tiles.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
-#: Thread blocks that fill any device, and the most groups that a thread of `vector_amax.cu` takes.
-AMAX_BLOCKS, AMAX_ROUNDS = 1024, 8
+#: Columns of a wide one.
+WIDE_COLUMNS = 128
 CXX_SEARCHES = {
     None: "kSearchNone",
     "four_over_six": "kSearchFourOverSix",
@@ -123,17 +111,39 @@ def cxx_recipe(plan: Plan) -> str:
     return "kRecipeNone" if plan.recipe is None else CXX_RECIPES[plan.recipe.name]
 
 
+def can_be_wide(directions: Directions, dtype: str, vector: bool) -> bool:
+    """Whether tiles of 128 columns are possible: two of them must fit shared memory."""
+    searches = variant_of(directions.any).scale_search is not None
+    return vector and ITEM_SIZES[dtype] == 2 and not searches
+
+
+def one_level(directions: Directions) -> bool:
+    """Whether all vectors of a direction share their second level."""
+    return all(plan is None or plan.scales == 1 for plan in (directions.row, directions.column))
+
+
+def wide_bytes(directions: Directions) -> int:
+    """Shared memory that a block asks for, if tiles are wide."""
+    plan = directions.any
+    turns = variant_of(plan).block == "2d" and directions.column is not None
+    turns = turns and plan.format.element.bits == 4
+    has_levels = plan.has_second_level and plan.recipe is not None
+    most = turns or (has_levels and not one_level(directions))
+    return WIDE_BYTES_MOST if most else WIDE_BYTES
+
+
 @lru_cache(maxsize=1024)
-def quantize_tiles_kernel(directions: Directions, dtype: str, vector: bool) -> Instance:
+def quantize_tiles_kernel(
+    directions: Directions, dtype: str, vector: bool, wide: bool = False
+) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones."""
-    one_level = all(
-        plan is None or plan.scales == 1 for plan in (directions.row, directions.column)
-    )
-    config = tile_config(directions, dtype, vector, one_level)
+    config = tile_config(directions, dtype, vector, one_level(directions), wide)
     return instance("quantize_tiles_kernel", "quantize_tiles.cu", config)
 
 
-def tile_config(directions: Directions, dtype: str, vector: bool, one_level: bool) -> str:
+def tile_config(
+    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool = False
+) -> str:
     """The TileConfig of an instance; `one_level` if the vectors of a direction share theirs."""
     plan = directions.any
     return _cxx(
@@ -150,6 +160,7 @@ def tile_config(directions: Directions, dtype: str, vector: bool, one_level: boo
         directions.column is not None,
         *rotated(directions.column, dtype),
         vector,
+        "kWide" if wide else "kNarrow",
     )
 
 
@@ -166,9 +177,9 @@ def sign_mask_of(plan: Plan | None) -> int:
     return 0 if plan is None else variant_of(plan).hadamard or 0
 
 
-def _tiles(plan: Plan) -> tuple[tuple[int, ...], int]:
+def _tiles(plan: Plan, columns: int = TILE_COLUMNS) -> tuple[tuple[int, ...], int]:
     """Grid, and tiles in a row of them."""
-    across = -(-plan.cols // TILE_COLUMNS)
+    across = -(-plan.cols // columns)
     return (-(-plan.rows // TILE_ROWS) * across,), across
 
 
@@ -183,6 +194,7 @@ def quantize_arguments(
     row: tuple[int, int, int],
     column: tuple[int, int, int],
     seed: tuple[int, int],
+    wide: bool,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tiles and arguments of `quantize_tiles_kernel`; fewer blocks stride over the tiles.
 
@@ -192,10 +204,11 @@ def quantize_arguments(
         row: addresses of (second, packed, block_scale) of the rowwise result.
         column: the same of the columnwise one.
         seed: key and stream of the random numbers.
+        wide: whether tiles have 128 columns.
     """
     plan = directions.any
     variant = variant_of(plan)
-    grid, across = _tiles(plan)
+    grid, across = _tiles(plan, WIDE_COLUMNS if wide else TILE_COLUMNS)
     key, stream = seed
     return grid, (
         x,
@@ -252,195 +265,7 @@ def dequantize_launch(plan: Plan, dtype: str) -> Launch:
     )
 
 
-def _rounds(threads: int) -> int:
-    """Groups a thread, of so many: few enough to fill a device, as far as there are enough."""
-    return min(max(threads // (AMAX_BLOCKS * THREADS), 1), AMAX_ROUNDS)
-
-
-@lru_cache(maxsize=1024)
-def amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
-    """For (x, result): amaxes of rotated rows, or of columns."""
-    launch = _column_amax_launch if plan.is_columnwise else _row_amax_launch
-    return launch(plan, dtype, aligned)
-
-
-def _row_amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
-    _, elements = rotated(plan, dtype)
-    groups = plan.rows * plan.cols // GROUP
-    span = groups // plan.scales
-    team = THREADS if span >= 4 * THREADS else WARP
-    rounds = _rounds(groups)
-    chunks = -(-span // (team * rounds))
-    units = plan.scales * chunks
-    return Launch(
-        instance("row_amax_kernel", "vector_amax.cu", CXX_DTYPES[dtype], aligned),
-        grid_for(units * team),
-        (
-            span,
-            chunks,
-            *fast_division(chunks, units + THREADS // team),
-            units,
-            rounds,
-            team,
-            sign_mask_of(plan),
-            int(elements == "Bf16"),
-        ),
-    )
-
-
-def _column_amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
-    turned, elements = rotated(plan, dtype)
-    pairs = aligned and ITEM_SIZES[dtype] == 2 and plan.cols % 2 == 0
-    across = 2 if pairs else 1
-    width, down = plan.cols // across, -(-plan.rows // GROUP)
-    each = _rounds(width * down)
-    total = width * -(-down // each)
-    team = 1
-    if plan.scales == 1:
-        team = THREADS
-    elif width % WARP == 0 and plan.rows_per_scale % (WARP * across) == 0:
-        team = WARP
-    return Launch(
-        instance("column_amax_kernel", "vector_amax.cu", CXX_DTYPES[dtype], turned, pairs),
-        grid_for(total),
-        (
-            plan.rows,
-            plan.cols,
-            *fast_division(width, total),
-            total,
-            each,
-            plan.rows_per_scale,
-            team,
-            sign_mask_of(plan),
-            int(turned and elements == "Bf16"),
-        ),
-    )
-
-
-def rotate_launch(
-    rows: int,
-    cols: int,
-    dtype: str,
-    axis: str,
-    mask: int,
-    rounding: str,
-    inverse: bool,
-    out: str,
-    aligned: bool,
-) -> Launch:
-    """For (x, out)."""
-    scalars = (mask, int(rounding == "bf16"), int(inverse))
-    types = CXX_DTYPES[dtype], CXX_DTYPES[out]
-    groups = rows * cols // GROUP
-    if axis == "row":
-        return Launch(
-            instance("rotate_rows_kernel", "rotate.cu", *types, aligned),
-            grid_for(-(-groups // ROTATE_UNROLL[ITEM_SIZES[dtype]])),
-            (groups, *scalars),
-        )
-    pairs = aligned and cols % 2 == 0 and min(ITEM_SIZES[dtype], ITEM_SIZES[out]) == 2
-    width = cols // 2 if pairs else cols
-    total = width * (rows // GROUP)
-    return Launch(
-        instance("rotate_columns_kernel", "rotate.cu", *types, pairs),
-        grid_for(total),
-        (cols, *fast_division(width, total), total, *scalars),
-    )
-
-
 def is_padded(plan: Plan) -> bool:
     """Whether the stored scales have bytes that belong to no block."""
     stored = plan.scale_shape[0] * plan.scale_shape[1]
     return stored != plan.vectors * plan.blocks
-
-
-def sample_instances() -> list[Instance]:
-    """Kernels of variants that tests compile for every architecture.
-
-    Calls can combine more: options are compiled in, so that each combination is an instance of its
-    own. Every option, recipe, format and element type occurs here, each with some others.
-    """
-    return list(dict.fromkeys([*_quantize_samples(), *_other_samples()]))
-
-
-def _plan(spec: FormatSpec, recipe: Recipe | None, **options: Any) -> Plan:
-    """A plan of 64 x 64 elements: one second level in all, or each vector its own if per token."""
-    variant = Variant(**options)
-    plan = Plan(spec, recipe, spec.default_scale_rule, 64, 64, has_second_level=recipe is not None)
-    return replace(plan, variant=variant, rows_per_scale=1 if variant.per_token else 64)
-
-
-def _options_of_te() -> Iterator[dict[str, Any]]:
-    """Every option that recipe te has, with blocks and with tiles."""
-    searches = [{"scale_search": name, "error": "mse"} for name in ("four_over_six", "sweep")]
-    for block in BLOCKS:
-        yield {"block": block}
-        yield {"block": block, "rounding": "stochastic"}
-        for search in searches:
-            yield {"block": block, **search}
-    yield {"per_token": True}
-    yield {"per_token": True, "rounding": "stochastic"}
-    for rounding in RHT_ROUNDINGS:
-        yield {"hadamard": 1, "rht_rounding": rounding}
-
-
-def _quantize_samples() -> Iterator[Instance]:
-    te = ALL_RECIPES["te"]
-    for options in _options_of_te():
-        row, column = (_plan(NVFP4, te, axis=axis, **options) for axis in AXES)
-        for directions in (
-            Directions(row, None),
-            Directions(None, column),
-            Directions(row, column),
-        ):
-            yield quantize_tiles_kernel(directions, "bfloat16", True)
-    for number, dtype in enumerate(DTYPES):
-        for spec in ALL_FORMATS.values():
-            recipe = te if spec.has_second_level else None
-            row, column = (
-                _plan(spec, recipe, axis=axis, block=BLOCKS[number % 2]) for axis in AXES
-            )
-            yield quantize_tiles_kernel(Directions(row, column), dtype, number == 1)
-    for recipe in ALL_RECIPES.values():
-        column = _plan(NVFP4, recipe, axis="column")
-        yield quantize_tiles_kernel(Directions(None, column), "float16", True)
-        many = replace(column, rows_per_scale=1)
-        yield quantize_tiles_kernel(Directions(None, many), "float16", True)
-    for error in ERRORS:
-        for search in ("four_over_six", "sweep"):
-            row = _plan(NVFP4, te, scale_search=search, error=error)
-            yield quantize_tiles_kernel(Directions(row, None), "bfloat16", True)
-    # What takes most shared memory.
-    for block in BLOCKS:
-        row, column = (
-            _plan(NVFP4, te, axis=axis, block=block, scale_search="four_over_six", error="mse")
-            for axis in AXES
-        )
-        yield quantize_tiles_kernel(Directions(row, column), "float32", True)
-        row, column = (replace(plan, rows_per_scale=16) for plan in (row, column))
-        yield quantize_tiles_kernel(Directions(row, column), "float32", True)
-    for layout in SCALE_LAYOUTS:
-        row, column = (
-            replace(_plan(NVFP4, te, axis=axis, block="2d"), scale_layout=layout) for axis in AXES
-        )
-        yield quantize_tiles_kernel(Directions(row, column), "bfloat16", True)
-
-
-def _other_samples() -> Iterator[Instance]:
-    te = ALL_RECIPES["te"]
-    for dtype in DTYPES:
-        for spec in ALL_FORMATS.values():
-            recipe = te if spec.has_second_level else None
-            yield dequantize_launch(_plan(spec, recipe, axis="column"), dtype).instance
-        for axis, aligned in product(AXES, (True, False)):
-            turned = _plan(NVFP4, te, axis=axis, hadamard=1, rht_rounding="bf16")
-            yield amax_launch(turned, dtype, aligned).instance
-            for out in DTYPES:
-                yield rotate_launch(64, 64, dtype, axis, 1, "none", False, out, aligned).instance
-        for aligned in (True, False):
-            yield amax_launch(_plan(NVFP4, te, axis="column"), dtype, aligned).instance
-    for recipe in ALL_RECIPES.values():
-        column = _plan(NVFP4, recipe, axis="column")
-        yield dequantize_launch(column, "bfloat16").instance
-        for dtype in ("bfloat16", "float32"):
-            yield dequantize_launch(replace(column, rows_per_scale=1), dtype).instance

@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel of tiles, run on the host in both widths, gives the bytes of the CPU backend."""
+
+import numpy as np
+import pytest
+
+from fp4kit import codecs
+from fp4kit.backends import cuda_ready, get_backend
+from fp4kit.backends.plan import Plan
+from fp4kit.formats import ALL_FORMATS, ALL_RECIPES
+from fp4kit.variant import Variant
+
+F32 = np.float32
+
+
+@pytest.fixture(params=["wide", "narrow"])
+def width(request, monkeypatch):
+    """Whether the device has the shared memory of wide tiles."""
+    monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: request.param == "wide")
+    return request.param
+
+
+def values(shape, dtype):
+    """Numbers of many magnitudes, as raw elements; some are not finite, some rows are zero."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-12, 6, shape)
+    x[::5, ::3] = 0
+    x[::7] = -0.0
+    x.flat[rng.integers(0, x.size, 3)] = [np.nan, np.inf, -np.inf]
+    return codecs.from_float32(x.astype(F32), dtype)
+
+
+CASES = {
+    "plain": {},
+    "swizzled": {"layout": "swizzled_128x4"},
+    "8x4": {"layout": "swizzled_8x4", "nibbles": "high_first"},
+    "tiles": {"block": "2d"},
+    "tiles swizzled": {"block": "2d", "layout": "swizzled_128x4", "nibbles": "high_first"},
+    "stochastic": {"rounding": "stochastic"},
+    "stochastic tiles": {"rounding": "stochastic", "block": "2d"},
+    "rotated": {"hadamard": 0xD7E8, "rht_rounding": "bf16"},
+    "per token": {"per_token": True},
+    "mxfp4": {"format": "mxfp4"},
+    "mxfp4 tiles": {"format": "mxfp4", "block": "2d"},
+    "mxfp8": {"format": "mxfp8"},
+    "mxfp8 tiles": {"format": "mxfp8", "block": "2d"},
+    "modelopt": {"recipe": "modelopt"},
+}
+
+
+@pytest.mark.parametrize("directions", ["row", "column", "both"])
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
+    options = dict(CASES[name])
+    spec = ALL_FORMATS[options.pop("format", "nvfp4")]
+    recipe = ALL_RECIPES[options.pop("recipe", "te")] if spec.has_second_level else None
+    layout, nibbles = options.pop("layout", "linear"), options.pop("nibbles", "low_first")
+    rows, cols = (144, 208) if "hadamard" in options else (150, 200)
+    dtype = "float16" if name == "mxfp8" else "bfloat16"
+    x = values((rows, cols), dtype)
+    plans = []
+    for axis in ("row", "column"):
+        variant = Variant(axis=axis, **options)
+        vectors = rows if axis == "row" else cols
+        plans.append(
+            Plan(
+                spec, recipe, spec.default_scale_rule, rows, cols, layout, nibbles,
+                has_second_level=recipe is not None,
+                rows_per_scale=1 if variant.per_token else vectors, variant=variant,
+            )
+        )  # fmt: skip
+    wanted = [plan for plan in plans if directions in ("both", plan.variant.axis)]
+    results = {}
+    for engine, put in ((get_backend("cpu"), np.asarray), (on_host.engine, on_host.put)):
+        arrays = []
+        for plan in wanted:
+            second = None
+            if recipe is not None:
+                amax = np.linspace(5, 7, plan.scales).astype(F32)
+                second = put(amax if recipe.direction == "amax" else amax / F32(2688))
+            empty = np.empty if put is np.asarray else on_host.empty
+            arrays.append(
+                (second, empty(plan.packed_shape, np.uint8), empty(plan.scale_shape, np.uint8))
+            )
+        if len(wanted) == 1:
+            engine.quantize(wanted[0], put(x), dtype, *arrays[0], (7, 3))
+        else:
+            (first, packed, scale), (second, other_packed, other_scale) = arrays
+            engine.quantize_both(
+                *wanted, put(x), dtype, first, second, packed, scale, other_packed, other_scale,
+                (7, 3),
+            )  # fmt: skip
+        results[engine.name] = [np.asarray(part) for group in arrays for part in group[1:]]
+    assert ("kWide" in kernels.launched[-1].expression) == (width == "wide")
+    for got, expected in zip(results["cuda"], results["cpu"], strict=True):
+        np.testing.assert_array_equal(got, expected)
