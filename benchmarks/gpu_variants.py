@@ -193,7 +193,8 @@ def run(machine: bench.Machine, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measures on the GPU."""
-    run(bench.open_machine("cuda"), parse())
+    options = parse()
+    run(bench.open_machine("cuda"), options)
 
 
 if __name__ == "__main__":

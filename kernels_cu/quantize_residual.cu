@@ -29,6 +29,15 @@ __device__ __forceinline__ void load_ahead(const typename T::Bits* __restrict__ 
   load_elements<true, T>(from, kLaneElements, elements);
 }
 
+// Brings a lane's elements, or the first half of them, to the second-level cache.
+__device__ __forceinline__ void prefetch_lane(const void* from) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
+#else
+  static_cast<void>(from);
+#endif
+}
+
 // Thread blocks per multiprocessor. Each thread holds a block's elements, packed and in binary32.
 template <class T>
 FP4KIT_HD constexpr int residual_blocks() {
@@ -109,6 +118,10 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
       } else {
         from += x_step;
         if (stored && my_row + static_cast<u32>(row_step) < rows) load_ahead(from, ahead);
+        // One row further is brought nearer only: registers for it there are none.
+        if (stored && left > 2 && my_row + 2 * static_cast<u32>(row_step) < rows) {
+          prefetch_lane(from + x_step);
+        }
       }
       if (stored) {
         CodedBlock main{}, extra{};

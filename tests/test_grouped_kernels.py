@@ -159,7 +159,7 @@ def test_alignment_is_looked_at(on_host, kernels, assert_bits, start):
         kernels.launched.clear()
         assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
         (kernel,) = {own for own in kernels.launched if own.file == "quantize_grouped.cu"}
-        assert kernel.expression.endswith("true>>" if whole else "false>>")
+        assert kernel.expression.endswith(f"{str(whole).lower()}, fp4kit::kNarrow>>")
 
 
 def test_many_members(on_host, kernels, assert_bits):
