@@ -8,9 +8,9 @@
 // So it looks its first member up, and meets the others one after the other; most tiles follow one
 // of the same member, whose tables are still good.
 //
-// Launch: 256 threads; at most as many blocks as the device holds at once, and no more than tiles,
-// which are fewer than 2^31. `first` counts the tiles of members. The launcher clears the scales if
-// some member's are padded.
+// Launch: 256 threads; no more blocks than tiles, which are fewer than 2^31, and several times as
+// many as the device holds at once: those at work have neighbouring stretches (quantize_tiles.cu).
+// `first` counts the tiles of members. The launcher clears the scales if some member's are padded.
 #include "member_side.cuh"
 #include "quantize_tile.cuh"
 
@@ -73,7 +73,10 @@ struct GroupTiles {
   __device__ __forceinline__ bool valid() const { return tile < end; }
   __device__ __forceinline__ bool stays() const { return same_member; }
 
-  __device__ __forceinline__ void advance() {
+  // The stretch says which tile is next.
+  __device__ __forceinline__ u32 request() const { return 0; }
+
+  __device__ __forceinline__ void advance(u32) {
     ++tile;
     same_member = tile != next;
     if (same_member) {

@@ -104,8 +104,10 @@ __device__ __forceinline__ TileShared<C>& tile_shared() {
   }
 }
 
-// All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and
-// `advance`; `stays` if that stayed in the same matrix. The first must be valid.
+// All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and `stays`,
+// if the last step stayed in the same matrix. Which tile follows is asked for early (`request`, by
+// one thread) and told to all (`advance`) when the tile before it is there. The first must be
+// valid.
 template <class C, class Cursor>
 __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
                                                    const Options& options) {
@@ -114,14 +116,17 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
   load_task<C>(shared.tile[0], cursor.task());
   end_copies();
   clear_squares(shared, parity);
+  if (threadIdx.x == 0) shared.next_tile[parity] = cursor.request();
   while (true) {
     const Task<typename C::T> task = cursor.task();
-    cursor.advance();
-    const bool more = cursor.valid();
-    const bool stays = cursor.stays();
     await_copies();
     // The tile is there, and everyone is done with the one before it.
     __syncthreads();
+    cursor.advance(shared.next_tile[parity]);
+    const bool more = cursor.valid();
+    const bool stays = cursor.stays();
+    u32 requested = 0;
+    if (more && threadIdx.x == 0) requested = cursor.request();
     if (fills) {
       fill_tables(shared, task, options);
       __syncthreads();
@@ -132,6 +137,8 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
     quantize_tile(shared, shared.tile[C::kBuffers == 2 ? parity : 0], task, options, parity);
     if (!more) break;
     parity = 1 - parity;
+    // Stored only now: nobody waits for the answer.
+    if (threadIdx.x == 0) shared.next_tile[parity] = requested;
     if constexpr (C::kBuffers == 1) {
       __syncthreads();
       load_task<C>(shared.tile[0], cursor.task());

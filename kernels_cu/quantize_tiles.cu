@@ -4,9 +4,12 @@
 // quantize of variants: along rows, along columns, or both from one read; blocks or square tiles;
 // rotated, rounded stochastically, with a searched scale.
 //
-// Launch: 256 threads; at most as many blocks as the device holds at once, each striding over the
-// tiles, which are fewer than 2^31. Scales past the last vector or block are not written here: the
-// launcher clears the scales of padded layouts first.
+// Launch: 256 threads; at most as many blocks as the device holds at once, and no more than tiles,
+// which are fewer than 2^31. Each block takes the first tile that nobody has taken: `taken`, which
+// the launcher clears, counts those beyond the first of each block. Blocks that stride over the
+// tiles do not stay side by side, and lines to which several tiles write leave the L2 cache half
+// written. Scales past the last vector or block are not written here: the launcher clears the
+// scales of padded layouts first.
 #include "quantize_tile.cuh"
 
 namespace fp4kit {
@@ -16,35 +19,31 @@ template <class C>
 struct MatrixTiles {
   using T = typename C::T;
   Task<T> matrix;
-  u32 across;
+  FastDivide across;
   u32 total;
+  u32* taken;
   u32 tile;
   u32 down;
   u32 col;
-  u32 step_down;
-  u32 step_col;
 
-  __device__ __forceinline__ MatrixTiles(const Task<T>& matrix_, i64 across_, i64 total_)
-      : matrix(matrix_),
-        across(static_cast<u32>(across_)),
-        total(static_cast<u32>(total_)),
-        tile(blockIdx.x),
-        down(blockIdx.x / across),
-        col(blockIdx.x - down * across),
-        step_down(gridDim.x / across),
-        step_col(gridDim.x - step_down * across) {}
+  __device__ __forceinline__ MatrixTiles(const Task<T>& matrix_, const FastDivide& across_,
+                                         i64 total_, u32* taken_)
+      : matrix(matrix_), across(across_), total(static_cast<u32>(total_)), taken(taken_) {
+    advance(blockIdx.x);
+  }
 
   __device__ __forceinline__ bool valid() const { return tile < total; }
   __device__ __forceinline__ bool stays() const { return true; }
 
-  __device__ __forceinline__ void advance() {
-    tile += gridDim.x;
-    down += step_down;
-    col += step_col;
-    if (col >= across) {
-      col -= across;
-      ++down;
-    }
+  // The number of a tile that nobody has taken, or one beyond all tiles.
+  __device__ __forceinline__ u32 request() const {
+    return gridDim.x + (taken == nullptr ? tile : atomicAdd(taken, 1u));
+  }
+
+  __device__ __forceinline__ void advance(u32 next) {
+    tile = next;
+    down = small_quotient(tile, across);
+    col = tile - down * static_cast<u32>(across.divisor);
   }
 
   __device__ __forceinline__ Task<T> task() const {
@@ -64,7 +63,8 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
                           i64 row_blocks, i64 row_stored, i64 row_scales, i64 row_per_scale,
                           const float* col_second, u8* col_packed, u8* col_scale, i64 col_blocks,
                           i64 col_stored, i64 col_scales, i64 col_per_scale, i64 high_first,
-                          i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream) {
+                          i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream,
+                          i64 magic, i64 shift, u32* taken) {
   TileShared<C>& shared = tile_shared<C>();
   const Task<typename C::T> matrix{
       x,
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
   const Options options{static_cast<int>(rule),     high_first != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), static_cast<u64>(key)};
-  quantize_all_tiles<C>(shared, MatrixTiles<C>(matrix, across, total), options);
+  const FastDivide divide{across, static_cast<u32>(magic), static_cast<u32>(shift)};
+  quantize_all_tiles<C>(shared, MatrixTiles<C>(matrix, divide, total, taken), options);
 }
 
 }  // namespace fp4kit

@@ -148,6 +148,7 @@ struct TileShared {
   typename C::TileType tile[C::kBuffers];
   TileLevels<C, kTileRows> rows;
   TileLevels<C, C::kColumns> cols;
+  u32 next_tile[2];
   u8 square_byte[C::kDown][C::kAcross];
   u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
   typename Maybe<C::kTurns, TileCodes<C::kColumns>>::Type codes;

@@ -65,6 +65,12 @@ A atomicMax(A* address, A value) {
   if (value > old) *address = value;
   return old;
 }
+template <class A>
+A atomicAdd(A* address, A value) {
+  const A old = *address;
+  *address = old + value;
+  return old;
+}
 
 // Only named: what uses it is PTX.
 unsigned long long __cvta_generic_to_shared(const void* address);

@@ -237,7 +237,9 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
         shared = cuda_variants.wide_bytes(directions) if wide else 0
         resident = cuda_ready.resident_blocks(current_device(), kernel, shared)
-        cuda_run.launch(kernel, (min(*grid, resident),), arguments, shared)
+        taken = scratch(1, np.uint32, clear=True) if grid[0] > resident else None
+        blocks = (min(*grid, resident),)
+        cuda_run.launch(kernel, blocks, (*arguments, address_of(taken)), shared)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

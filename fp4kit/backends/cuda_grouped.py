@@ -57,6 +57,10 @@ def _run(launch: MemberLaunch, before: tuple[int, ...], after: tuple[int, ...] =
     cuda_run.launch(launch.instance, launch.table.grid, arguments)
 
 
+#: Stretches of tiles for each thread block that the device holds at once.
+STRETCHES = 16
+
+
 class CudaGrouped:
     """The part of the CUDA backend that takes groups."""
 
@@ -108,7 +112,7 @@ class CudaGrouped:
             seed,
         )
         resident = cuda_ready.resident_blocks(current_device(), kernel)
-        cuda_run.launch(kernel, (min(*table.grid, resident),), arguments)
+        cuda_run.launch(kernel, (min(*table.grid, STRETCHES * resident),), arguments)
 
     def dequantize_grouped(
         self,

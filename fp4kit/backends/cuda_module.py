@@ -46,7 +46,7 @@ QUANTIZE_UNROLL = {2: 2, 4: 1}
 FLAT_BLOCKS = {2: 5, 4: 4}
 #: The same of the kernels that work on tiles.
 TILE_BLOCKS = 4
-#: The same of tiles of 128 columns, and the shared memory that a block of them asks for: what it
+#: Blocks of tiles of 128 columns, and the shared memory that a block of them asks for: what it
 #: needs at most, and what it needs where all vectors share a level and no codes are turned.
 WIDE_BLOCKS = 3
 WIDE_BYTES_MOST, WIDE_BYTES = 84 << 10, 71 << 10

@@ -21,6 +21,7 @@ from .base import Plan
 from .cuda_launch import (
     ITEM_SIZES,
     Launch,
+    fast_division,
     range_bits,
     rows_are_vectors,
 )
@@ -196,7 +197,7 @@ def quantize_arguments(
     seed: tuple[int, int],
     wide: bool,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tiles and arguments of `quantize_tiles_kernel`; fewer blocks stride over the tiles.
+    """Tiles and arguments of `quantize_tiles_kernel`, but for `taken`.
 
     Args:
         directions: the plans.
@@ -226,6 +227,7 @@ def quantize_arguments(
         # The kernel takes the bits of an unsigned number.
         key - (1 << 64) if key >= 1 << 63 else key,
         stream,
+        *fast_division(across, *grid),
     )
 
 
