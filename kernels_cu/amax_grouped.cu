@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 1
     for (u32 index = threadIdx.x; index < kTileRows * kAcross; index += kThreads) {
       const u32 row = index / kAcross;
-      const Words<T> elements = tile_lane(tile, row, index % kAcross * kLaneElements);
+      constexpr u32 kWords = Words<T>::kWords;
+      const Words<T> elements = tile_lane<T>(&tile.at(row, index % kAcross * kWords));
       u32 bits = group_amax_bits<R, kRotate>(elements, static_cast<u32>(mask));
       most = max_u32(most, bits);
       if (per_vector) {

@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
                             {col_second, col_packed, col_scale, col_per_vector},
                             static_cast<u32>(stream), first_member, static_cast<u32>(begin),
                             static_cast<u32>(end));
-  const Options options{static_cast<int>(rule),     high_first != 0,
+  const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), static_cast<u64>(key)};
   quantize_all_tiles<C>(shared, tiles, options);

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
       {row_second, row_packed, row_scale, row_blocks, row_stored, row_scales, row_per_scale},
       {col_second, col_packed, col_scale, col_blocks, col_stored, col_scales, col_per_scale},
       static_cast<u32>(stream)};
-  const Options options{static_cast<int>(rule),     high_first != 0,
+  const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), static_cast<u64>(key)};
   const FastDivide divide{across, static_cast<u32>(magic), static_cast<u32>(shift)};

@@ -100,18 +100,24 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
   constexpr u32 kItems = C::TileType::kWords * C::kDown;
   constexpr u32 kEach = kItems < kThreads ? 1 : kItems / kThreads;
-  const i64 block0 = task.row0 / kBlock;
-  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
-  // Of the first block in the tile.
-  const u64 piece0 = static_cast<u64>(task.col0 * task.col.blocks + block0);
+  constexpr u32 kStep = kThreads / C::kDown;  // words
+  static_assert(kStep * kHalves % 32 == 0, "so that places of scales add up");
+  // Blocks of one column lie together in the result.
+  const u32 b = threadIdx.x % C::kDown;
+  const u32 first_w = threadIdx.x / C::kDown;
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
+  if (b >= blocks_left || (kItems < kThreads && threadIdx.x >= kItems)) return;
+  const i64 block0 = task.row0 / kBlock;
+  const u64 pitch = static_cast<u64>(task.col.blocks);
+  // The number of the block in the first of a thread's columns.
+  u64 piece =
+      static_cast<u64>(task.col0 + first_w * kHalves) * pitch + static_cast<u64>(block0 + b);
+  u8* out = task.col.packed + piece * (kLanes * kLaneBytes);
+  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
+  u8* scale = place.at(first_w * kHalves, b);
 #pragma unroll 1
   for (u32 k = 0; k < kEach; ++k) {
-    const u32 index = k * kThreads + threadIdx.x;
-    // Blocks of one column lie together in the result.
-    const u32 b = index % C::kDown;
-    const u32 w = index / C::kDown;
-    if (b >= blocks_left || (kItems < kThreads && index >= kItems)) break;
+    const u32 w = first_w + k * kStep;
     u32 word[kBlock];
     const u32* first_word = &tile.at(b * kBlock, w);
 #pragma unroll
@@ -147,7 +153,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
         maybe_rotate<C::kRotateCols>(elements, options.col_mask, left, x);
         u32 raw[kLanes];
         const float amax = lanes_amax<Format, R>(x, raw);
-        const u64 group = (piece0 + col * static_cast<u64>(task.col.blocks) + b) * kLanes;
+        const u64 group = (piece + half * pitch) * kLanes;
         Coded<Format> coded;
         encode_block(shared, x, amax, raw, shared.cols, col, options, group, 1, task.stream, coded);
         const bool first = half == 0;
@@ -166,16 +172,17 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     }
 #pragma unroll
     for (u32 half = 0; half < kHalves; ++half) {
-      const u32 col = w * kHalves + half;
-      if (col >= task.cols_left) continue;
-      u8* out = task.col.packed +
-                (piece0 + col * static_cast<u64>(task.col.blocks) + b) * (kLanes * kLaneBytes);
+      if (w * kHalves + half >= task.cols_left) continue;
+      u8* target = out + half * (pitch * (kLanes * kLaneBytes));
 #pragma unroll
       for (u32 l = 0; l < kLanes; ++l) {
-        store_lane<C>(out + l * kLaneBytes, code[half][l], options);
+        store_lane<C>(target + l * kLaneBytes, code[half][l], options);
       }
-      *place.at(col, b) = static_cast<u8>(byte[half]);
+      scale[half * place.to_odd()] = static_cast<u8>(byte[half]);
     }
+    piece += kStep * kHalves * pitch;
+    out += kStep * kHalves * pitch * (kLanes * kLaneBytes);
+    scale += place.step(kStep * kHalves);
   }
 }
 
@@ -286,26 +293,28 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
     u32 even[4], odd[4];
     turn_bytes(word[0], word[2], word[4], word[6], even);
     turn_bytes(word[1], word[3], word[5], word[7], odd);
+    u8* out = packed + w * 8 * pitch + piece * 4;
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
       const u32 columns[2] = {(even[j] & 0x0F0F0F0Fu) | ((odd[j] << 4) & 0xF0F0F0F0u),
                               ((even[j] >> 4) & 0x0F0F0F0Fu) | (odd[j] & 0xF0F0F0F0u)};
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
-        const u32 col = w * 8 + 2 * j + half;
-        if (col >= task.cols_left) continue;
         const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
-        store_codes<C::kVector, C::kStreams>(packed + col * pitch + piece * 4, codes);
+        if (w * 8 + 2 * j + half < task.cols_left) store_codes<C::kVector, C::kStreams>(out, codes);
+        out += pitch;
       }
     }
   }
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
-  for (u32 index = threadIdx.x; index < C::kColumns * C::kDown; index += kThreads) {
-    const u32 b = index % C::kDown;
-    const u32 col = index / C::kDown;
-    if (col < task.cols_left && b < blocks_left) {
-      *place.at(col, b) = shared.square_byte[b][col / kBlock];
-    }
+  constexpr u32 kStep = kThreads / C::kDown;
+  static_assert(kStep % 32 == 0, "so that places of scales add up");
+  const u32 b = threadIdx.x % C::kDown;
+  u8* scale = place.at(threadIdx.x / C::kDown, b);
+  if (b >= blocks_left) return;
+  for (u32 col = threadIdx.x / C::kDown; col < task.cols_left; col += kStep) {
+    *scale = shared.square_byte[b][col / kBlock];
+    scale += place.step(kStep);
   }
 }
 

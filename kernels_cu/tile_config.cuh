@@ -252,6 +252,26 @@ struct ScalePlace {
              (c / kTileCols * kTileBytes8 + r % kTileRows8 * kTileCols + c % kTileCols);
     }
   }
+
+  // From a vector's scale to that of one `vectors` below, a multiple of 32, within a tile.
+  __device__ __forceinline__ u64 step(u32 vectors) const {
+    if constexpr (kLayout == kLayoutLinear) {
+      return vectors * stride;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      return vectors / 32 * kTileCols;
+    } else {
+      return vectors / kTileRows8 * stride;
+    }
+  }
+
+  // From the scale of a vector of an even number to that of the next one.
+  __device__ __forceinline__ u64 to_odd() const {
+    if constexpr (kLayout == kLayoutLinear) {
+      return stride;
+    } else {
+      return kLayout == kLayoutSwizzled128x4 ? 16 : kTileCols;
+    }
+  }
 };
 
 // Sums over the rows of a square, pairs 8, 4, 2 and 1 apart. The halves of a warp hold two squares,

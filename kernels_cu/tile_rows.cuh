@@ -8,21 +8,24 @@
 
 namespace fp4kit {
 
-// The block that a thread takes at step k. The blocks of a row lie together in the result, so that
-// a warp takes whole rows. Each eight lanes take as many blocks of a row as meet other banks, and
-// the same of rows below. A search wants the rows of a square in the lanes of half a warp instead.
+// The blocks that a thread takes, one below the other: at step k kStep * k rows below the first.
+// The blocks of a row lie together in the result, so that a warp takes whole rows. Each eight lanes
+// take as many blocks of a row as meet other banks, and the same of rows below. A search wants the
+// rows of a square in the lanes of half a warp instead.
 template <class C>
-struct RowBlock {
+struct RowBlocks {
   static constexpr u32 kBlockWords = C::kBlock * C::T::kSize / 4;
   static constexpr u32 kFit = kBlockWords < 32 ? 32 / kBlockWords : 1;
   static constexpr u32 kLow = kFit < C::kAcross ? kFit : C::kAcross;  // blocks of eight lanes
   static constexpr u32 kRowsLow = 8 / kLow;
   static constexpr u32 kHigh = C::kAcross / kLow;  // such groups of blocks in a row
+  static constexpr u32 kStep = kThreads / C::kAcross;
+  static_assert(kStep % 32 == 0, "so that offsets of rows add up, in tiles and in scales");
   u32 row;
   u32 block;
 
-  __device__ __forceinline__ explicit RowBlock(u32 k) {
-    const u32 index = k * kThreads + threadIdx.x;
+  __device__ __forceinline__ RowBlocks() {
+    const u32 index = threadIdx.x;
     if constexpr (C::V::kSquare && C::kSearches) {
       block = index / C::kBlock % C::kAcross;
       row = index / (C::kBlock * C::kAcross) * C::kBlock + index % C::kBlock;
@@ -34,12 +37,12 @@ struct RowBlock {
   }
 
   template <int kLanes>
-  __device__ __forceinline__ void load(typename C::TileType& tile,
+  __device__ __forceinline__ void load(typename C::TileType& tile, u32 k,
                                        Words<typename C::T> (&x)[kLanes]) const {
+    const u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
 #pragma unroll
-    for (u32 l = 0; l < kLanes; ++l) {
-      x[l] = tile_lane(tile, row, block * C::kBlock + l * kLaneElements);
-    }
+    for (u32 l = 0; l < kLanes; ++l)
+      x[l] = tile_lane<typename C::T>(first + l * kBlockWords / kLanes);
   }
 };
 
@@ -49,15 +52,15 @@ __device__ __forceinline__ void gather_squares(TileShared<C>& shared, typename C
                                                u32 parity) {
   using Format = typename C::Format;
   using T = typename C::T;
+  using Place = RowBlocks<C>;
+  const Place place;
 #pragma unroll
   for (u32 k = 0; k < C::kEach; ++k) {
-    const RowBlock<C> place(k);
     Words<T> x[Format::kLanes];
-    place.load(tile, x);
+    place.load(tile, k, x);
     u32 raw[Format::kLanes];
     u32 bits = as_bits(lanes_amax<Format, T>(x, raw));
     // A warp holds rows of one square, in lanes that differ by these distances.
-    using Place = RowBlock<C>;
 #pragma unroll
     for (u32 distance = Place::kLow; distance < 8; distance *= 2) {
       bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
@@ -68,7 +71,8 @@ __device__ __forceinline__ void gather_squares(TileShared<C>& shared, typename C
     }
     const u32 lane = threadIdx.x % 32;
     if (lane % 8 < Place::kLow && lane < 8 * Place::kHigh) {
-      atomicMax(&shared.square_amax[parity][place.row / C::kBlock][place.block], bits);
+      const u32 down = (place.row + k * Place::kStep) / C::kBlock;
+      atomicMax(&shared.square_amax[parity][down][place.block], bits);
     }
   }
   __syncthreads();
@@ -84,21 +88,24 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
   constexpr u32 kBlock = C::kBlock;
   constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
   const Side& side = C::kRows ? task.row : task.col;
+  constexpr u32 kStep = RowBlocks<C>::kStep;
   const i64 block0 = task.col0 / kBlock;
   const i64 across = C::kRows ? side.blocks : (task.cols + kBlock - 1) / kBlock;
-  // Of the first block in the tile, also where the columns alone are asked for.
-  const u64 piece0 = static_cast<u64>(task.row0 * across + block0);
+  const RowBlocks<C> at;
+  const u32 b = at.block;
+  // The number of a block, also where the columns alone are asked for.
+  u64 piece = static_cast<u64>((task.row0 + at.row) * across + block0 + b);
+  u8* out = side.packed + piece * (kLanes * kLaneBytes);
   const ScalePlace<C::kLayout> place(side, task.row0, block0);
+  u8* scale = place.at(at.row, b);
   const u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
   if constexpr (C::kGathers) gather_squares(shared, tile, parity);
   // What costs much is not repeated in the code.
 #pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows ? 1 : C::kEach)
   for (u32 k = 0; k < C::kEach; ++k) {
-    const RowBlock<C> at(k);
-    const u32 r = at.row;
-    const u32 b = at.block;
+    const u32 r = at.row + k * kStep;
     Words<typename C::T> elements[kLanes];
-    at.load(tile, elements);
+    at.load(tile, k, elements);
     Words<R> x[kLanes];
     const u32 left = task.cols_left > b * kBlock ? task.cols_left - b * kBlock : 0;
     maybe_rotate<C::kRotateRows>(elements, options.row_mask, left, x);
@@ -114,7 +121,6 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
       }
       amax = as_float(bits);
     }
-    const u64 piece = piece0 + r * static_cast<u64>(across) + b;
     Coded<Format> coded;
     if constexpr (C::kRows) {
       encode_block(shared, x, amax, raw, shared.rows, r, options, piece * kLanes, 0, task.stream,
@@ -137,14 +143,16 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
     }
     if constexpr (C::kRows) {
       if (r < task.rows_left && b < blocks_left) {
-        u8* out = side.packed + piece * (kLanes * kLaneBytes);
 #pragma unroll
         for (u32 l = 0; l < kLanes; ++l) {
           store_lane<C>(out + l * kLaneBytes, coded.code[l], options);
         }
-        *place.at(r, b) = static_cast<u8>(coded.byte);
+        *scale = static_cast<u8>(coded.byte);
       }
     }
+    piece += kStep * static_cast<u64>(across);
+    out += kStep * static_cast<u64>(across) * (kLanes * kLaneBytes);
+    scale += place.step(kStep);
   }
 }
 

@@ -128,12 +128,11 @@ __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
   }
 }
 
-// Elements start .. start + 15 of a row, start a multiple of 16.
-template <class T, u32 kWidth>
-__device__ __forceinline__ Words<T> tile_lane(Tile<T, kWidth>& tile, u32 row, u32 start) {
+// The 16 elements that begin at a word of a tile, on 16 bytes.
+template <class T>
+__device__ __forceinline__ Words<T> tile_lane(const u32* first) {
   Words<T> result;
-  const uint4* source =
-      reinterpret_cast<const uint4*>(&tile.at(row, start / Tile<T, kWidth>::kPerWord));
+  const uint4* source = reinterpret_cast<const uint4*>(first);
 #pragma unroll
   for (int i = 0; i < Words<T>::kWords / 4; ++i) {
     const uint4 piece = source[i];
