@@ -4,13 +4,13 @@
 // quantize_tiles.cu for all members of a group at once. Must equal ReferenceBackend.quantize of
 // each member.
 //
-// Algorithm: the tiles of all members are one sequence, of which each thread block takes a stretch.
-// So it looks its first member up, and meets the others one after the other; most tiles follow one
-// of the same member, whose tables are still good.
+// Algorithm: the tiles of all members are one sequence, which blocks take from as those of
+// quantize_tiles.cu do. The tile that a block takes next mostly belongs to the same member, whose
+// tables are still good, or to one not far behind.
 //
-// Launch: 256 threads; no more blocks than tiles, which are fewer than 2^31, and several times as
-// many as the device holds at once: those at work have neighbouring stretches (quantize_tiles.cu).
-// `first` counts the tiles of members. The launcher clears the scales if some member's are padded.
+// Launch: 256 threads; at most as many blocks as the device holds at once, and no more than tiles,
+// which are fewer than 2^31. `first` counts the tiles of members; the launcher clears `taken`. It
+// clears the scales if some member's are padded.
 #include "member_side.cuh"
 #include "quantize_tile.cuh"
 
@@ -24,71 +24,83 @@ struct GroupSide {
   i64 per_vector;
 };
 
-// A stretch of the tiles of all members, from `begin` to before `end`; `begin` belongs to member
-// `at`.
+// The tiles of all members, one after the other.
 template <class C>
 struct GroupTiles {
   using T = typename C::T;
   const typename T::Bits* x;
   const i64* first;
   const Member* members;
+  u32 count;
+  u32 total;
   GroupSide row;
   GroupSide col;
   u32 stream;
-  u32 at;
-  u32 tile;
-  u32 end;
-  u32 next;  // the first tile of the next member
-  u32 across;
-  u32 tile_row;
-  u32 tile_col;
-  bool same_member = true;
+  u32* taken;
+  u32 at = 0;  // the member that the tile belongs to
+  u32 tile = 0;
+  u32 begin = 0;  // its member's first tile, and the next one's
+  u32 next = 0;
+  u32 across = 1;
+  u32 tile_row = 0;
+  u32 tile_col = 0;
+  bool same_member = false;
 
   __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const i64* first_,
-                                        const Member* members_, const GroupSide& row_,
-                                        const GroupSide& col_, u32 stream_, u32 at_, u32 begin,
-                                        u32 end_)
+                                        const Member* members_, i64 count_, i64 total_,
+                                        const GroupSide& row_, const GroupSide& col_, u32 stream_,
+                                        u32* taken_)
       : x(x_),
         first(first_),
         members(members_),
+        count(static_cast<u32>(count_)),
+        total(static_cast<u32>(total_)),
         row(row_),
         col(col_),
         stream(stream_),
-        at(at_),
-        tile(begin),
-        end(end_) {
-    enter();
-    const u32 place = begin - static_cast<u32>(__ldg(first + at));
-    tile_row = place / across;
-    tile_col = place - tile_row * across;
+        taken(taken_) {
+    advance(blockIdx.x);
   }
 
-  __device__ __forceinline__ void enter() {
-    next = static_cast<u32>(__ldg(first + at + 1));
+  __device__ __forceinline__ u32 first_tile(u32 member) const {
+    return static_cast<u32>(__ldg(first + member));
+  }
+
+  // To the member of the tile, which is `at` or a later one: most likely the next, so that steps
+  // grow until they are too long.
+  __device__ __forceinline__ void find_member_from(u32 low) {
+    u32 step = 1;
+    while (low + step < count && first_tile(low + step) <= tile) {
+      low += step;
+      step *= 2;
+    }
+    u32 high = low + step < count ? low + step : count;
+    while (high - low > 1) {
+      const u32 middle = (low + high) / 2;
+      if (first_tile(middle) <= tile) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    at = low;
+    begin = first_tile(at);
+    next = first_tile(at + 1);
     const i64 cols = load_member(members + at).cols;
     across = static_cast<u32>((cols + C::kColumns - 1) / C::kColumns);
-    tile_row = tile_col = 0;
   }
 
-  __device__ __forceinline__ bool valid() const { return tile < end; }
+  __device__ __forceinline__ bool valid() const { return tile < total; }
   __device__ __forceinline__ bool stays() const { return same_member; }
+  __device__ __forceinline__ u32 request() const { return request_tile(taken, tile); }
 
-  // The stretch says which tile is next.
-  __device__ __forceinline__ u32 request() const { return 0; }
-
-  __device__ __forceinline__ void advance(u32) {
-    ++tile;
-    same_member = tile != next;
-    if (same_member) {
-      ++tile_col;
-      if (tile_col == across) {
-        tile_col = 0;
-        ++tile_row;
-      }
-    } else if (tile < end) {
-      ++at;
-      enter();
-    }
+  __device__ __forceinline__ void advance(u32 number) {
+    tile = number;
+    if (tile >= total) return;
+    same_member = tile < next;
+    if (!same_member) find_member_from(at);
+    tile_row = (tile - begin) / across;
+    tile_col = tile - begin - tile_row * across;
   }
 
   __device__ __forceinline__ Task<T> task() const {
@@ -118,18 +130,12 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
                             i64 count, i64 total, const float* row_second, u8* row_packed,
                             u8* row_scale, i64 row_per_vector, const float* col_second,
                             u8* col_packed, u8* col_scale, i64 col_per_vector, i64 high_first,
-                            i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream) {
+                            i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream,
+                            u32* taken) {
   TileShared<C>& shared = tile_shared<C>();
-  __shared__ u32 first_member;
-  const i64 begin = blockIdx.x * total / gridDim.x;
-  const i64 end = (blockIdx.x + 1ll) * total / gridDim.x;
-  const i64 at = find_member(first, count, begin);
-  if (at >= 0) first_member = static_cast<u32>(at);
-  __syncthreads();
-  const GroupTiles<C> tiles(x, first, members, {row_second, row_packed, row_scale, row_per_vector},
-                            {col_second, col_packed, col_scale, col_per_vector},
-                            static_cast<u32>(stream), first_member, static_cast<u32>(begin),
-                            static_cast<u32>(end));
+  const GroupTiles<C> tiles(
+      x, first, members, count, total, {row_second, row_packed, row_scale, row_per_vector},
+      {col_second, col_packed, col_scale, col_per_vector}, static_cast<u32>(stream), taken);
   const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), static_cast<u64>(key)};

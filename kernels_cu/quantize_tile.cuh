@@ -104,6 +104,14 @@ __device__ __forceinline__ TileShared<C>& tile_shared() {
   }
 }
 
+// The number of a tile that no block has taken, or one beyond all tiles: `taken` counts those after
+// the first of each block. Without it blocks stride over the tiles from `tile` on. Then they do not
+// stay side by side, and lines to which several tiles write leave the L2 cache half written; and
+// those that the scheduler prefers are done long before the others.
+__device__ __forceinline__ u32 request_tile(u32* taken, u32 tile) {
+  return gridDim.x + (taken == nullptr ? tile : atomicAdd(taken, 1u));
+}
+
 // All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and `stays`,
 // if the last step stayed in the same matrix. Which tile follows is asked for early (`request`, by
 // one thread) and told to all (`advance`) when the tile before it is there. The first must be

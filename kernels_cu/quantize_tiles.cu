@@ -5,11 +5,8 @@
 // rotated, rounded stochastically, with a searched scale.
 //
 // Launch: 256 threads; at most as many blocks as the device holds at once, and no more than tiles,
-// which are fewer than 2^31. Each block takes the first tile that nobody has taken: `taken`, which
-// the launcher clears, counts those beyond the first of each block. Blocks that stride over the
-// tiles do not stay side by side, and lines to which several tiles write leave the L2 cache half
-// written. Scales past the last vector or block are not written here: the launcher clears the
-// scales of padded layouts first.
+// which are fewer than 2^31. The launcher clears `taken` (quantize_tile.cuh). Scales past the last
+// vector or block are not written here: the launcher clears the scales of padded layouts first.
 #include "quantize_tile.cuh"
 
 namespace fp4kit {
@@ -35,10 +32,7 @@ struct MatrixTiles {
   __device__ __forceinline__ bool valid() const { return tile < total; }
   __device__ __forceinline__ bool stays() const { return true; }
 
-  // The number of a tile that nobody has taken, or one beyond all tiles.
-  __device__ __forceinline__ u32 request() const {
-    return gridDim.x + (taken == nullptr ? tile : atomicAdd(taken, 1u));
-  }
+  __device__ __forceinline__ u32 request() const { return request_tile(taken, tile); }
 
   __device__ __forceinline__ void advance(u32 next) {
     tile = next;

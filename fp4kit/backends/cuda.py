@@ -236,10 +236,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         )
         kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
         shared = cuda_variants.wide_bytes(directions) if wide else 0
-        resident = cuda_ready.resident_blocks(current_device(), kernel, shared)
-        taken = scratch(1, np.uint32, clear=True) if grid[0] > resident else None
-        blocks = (min(*grid, resident),)
-        cuda_run.launch(kernel, blocks, (*arguments, address_of(taken)), shared)
+        cuda_run.launch_tiles(kernel, grid, arguments, shared)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

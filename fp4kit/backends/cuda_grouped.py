@@ -15,11 +15,11 @@ import numpy as np
 
 from fp4kit.arrays import is_capturing, keep_if_captured
 
-from . import cuda_member_tables, cuda_members, cuda_ready, cuda_run
+from . import cuda_member_tables, cuda_members, cuda_run
 from .base import NO_SEED, RawArray, Seed
 from .cuda_member_tables import MemberTable, Sides, sides_of
 from .cuda_members import MemberLaunch
-from .cuda_run import address_of, are_aligned, current_device, scratch
+from .cuda_run import address_of, are_aligned, scratch
 from .grouped import GroupedPlan
 
 #: Tables that are on their way, with the events that tell of their arrival: the cache of tables may
@@ -55,10 +55,6 @@ def _send(table: MemberTable) -> tuple[int, int, int]:
 def _run(launch: MemberLaunch, before: tuple[int, ...], after: tuple[int, ...] = ()) -> None:
     arguments = (*before, *_send(launch.table), *after, *launch.scalars)
     cuda_run.launch(launch.instance, launch.table.grid, arguments)
-
-
-#: Stretches of tiles for each thread block that the device holds at once.
-STRETCHES = 16
 
 
 class CudaGrouped:
@@ -111,8 +107,7 @@ class CudaGrouped:
             addresses["column"],
             seed,
         )
-        resident = cuda_ready.resident_blocks(current_device(), kernel)
-        cuda_run.launch(kernel, (min(*table.grid, STRETCHES * resident),), arguments)
+        cuda_run.launch_tiles(kernel, table.grid, arguments)
 
     def dequantize_grouped(
         self,

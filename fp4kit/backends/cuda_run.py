@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from fp4kit.arrays import keep_if_captured
 
-from . import cuda_module
+from . import cuda_module, cuda_ready
 from .base import RawArray
 from .cuda_launch import VECTOR
 
@@ -42,6 +44,21 @@ def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) ->
     if clear and array.nbytes:
         array.data.memset_async(0, array.nbytes)
     return array
+
+
+def launch_tiles(
+    instance: cuda_module.Instance,
+    tiles: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    shared: int = 0,
+) -> None:
+    """Launches a kernel whose blocks take tiles one after the other; `taken` is its last argument.
+
+    Counting costs a launch more, which is not worth it if each block gets one tile.
+    """
+    resident = cuda_ready.resident_blocks(current_device(), instance, shared)
+    taken = scratch(1, np.uint32, clear=True) if max(tiles) > resident else None
+    launch(instance, (min(*tiles, resident),), (*arguments, address_of(taken)), shared)
 
 
 def address_of(array: RawArray | None) -> int:
