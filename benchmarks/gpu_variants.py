@@ -33,10 +33,10 @@ MODELOPT_SWEEP = 6.6e9
 #: Peers that quantize rows, in the same time as `quantize rows` if they were as fast.
 ROW_PEERS = ("torchao eager quantize", "torchao compiled quantize", "comfy-kitchen quantize")
 #: Pairs of cases that do as much work in different ways.
-ALIKE = (
-    (f"quantize {MEMBERS} members, rows", "quantize rows"),
-    (f"quantize {MEMBERS} members, rows, swizzled", "quantize rows, swizzled"),
-    (f"quantize {MEMBERS} members, columns", "quantize columns"),
+ALIKE = tuple(
+    (f"quantize {MEMBERS} members, {name}{members}", f"quantize {name}")
+    for name in ("rows", "rows, swizzled", "columns")
+    for members in ("", ", whole tiles")
 )
 
 

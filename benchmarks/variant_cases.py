@@ -27,6 +27,9 @@ MEMBERS = 64
 RESIDUAL_CHANNELS = 1024
 #: An E2M1 group, and what numbers of rows of columnwise members are multiples of.
 GROUP = 16
+#: Rows of a tile of swizzled scales: members of so many have no padding, and whole 64-byte pieces
+#: of columnwise codes.
+WHOLE_TILES = 128
 
 Options = dict[str, Any]
 Builder = Callable[[], bench.Case]
@@ -69,10 +72,10 @@ def residual_channels(columns: int) -> int:
     return min(RESIDUAL_CHANNELS, columns // 4 // GROUP * GROUP)
 
 
-def member_rows(rows: int, members: int = MEMBERS) -> list[int]:
-    """Unequal random numbers of rows, multiples of 16 and some of them 0 if there are few."""
+def member_rows(rows: int, members: int = MEMBERS, multiple: int = GROUP) -> list[int]:
+    """Unequal random numbers of rows, multiples of a number, some of them 0 if there are few."""
     generator = np.random.default_rng(0)
-    cuts = np.sort(generator.integers(0, rows // GROUP + 1, members - 1)) * GROUP
+    cuts = np.sort(generator.integers(0, rows // multiple + 1, members - 1)) * multiple
     return [int(size) for size in np.diff([0, *cuts, rows])]
 
 
@@ -168,11 +171,12 @@ def residual_decode_case(inputs: Inputs, name: str) -> bench.Case:
     return bench.Case(name, residual_bytes(rows, columns, channels), call)
 
 
-def grouped_case(inputs: Inputs, name: str, options: Options, *, measured: bool) -> bench.Case:
+def grouped_case(
+    inputs: Inputs, name: str, options: Options, multiple: int = GROUP, *, measured: bool
+) -> bench.Case:
     """Members of unequal sizes in one buffer; the result has no `out`."""
-    options = {
-        "first_dims": member_rows(inputs.x.shape[0]), "nonfinite": "propagate", **options
-    }  # fmt: skip
+    dims = member_rows(inputs.x.shape[0], multiple=multiple)
+    options = {"first_dims": dims, "nonfinite": "propagate", **options}
     group = fp4kit.quantize_grouped(inputs.x, **options)
     if not measured:
         options["amax"] = group.amax.copy()
@@ -276,7 +280,10 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
         ("rows, swizzled", {"scale_layout": "swizzled_128x4"}),
         ("columns", {"axis": "column"}),
     ):
-        yield named(f"quantize {MEMBERS} members, {name}", grouped_case, options, measured=False)
+        title = f"quantize {MEMBERS} members, {name}"
+        yield named(title, grouped_case, options, measured=False)
+        whole = f"{title}, whole tiles"
+        yield named(whole, grouped_case, options, WHOLE_TILES, measured=False)
     yield named(f"quantize {MEMBERS} members, rows, amax measured", grouped_case, {}, measured=True)
     yield named(f"dequantize {MEMBERS} members, rows", grouped_decode_case)
     for title, activation, sums in (
