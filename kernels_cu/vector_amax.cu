@@ -75,12 +75,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // `total` threads have something to do; `vectors_per_scale` columns share a scale. A team of more
-// than one thread has columns of one scale.
+// than one thread has columns of one scale. `plain`, if there, is for the amax of everything before
+// the rotation.
 template <class T, bool kRotate, bool kVector>
 __global__ void __launch_bounds__(kThreads)
-    column_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result, i64 rows,
-                       i64 cols, i64 magic, i64 shift, i64 total, i64 each, i64 vectors_per_scale,
-                       i64 team, i64 mask, i64 to_bf16) {
+    column_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result,
+                       u32* __restrict__ plain, i64 rows, i64 cols, i64 magic, i64 shift, i64 total,
+                       i64 each, i64 vectors_per_scale, i64 team, i64 mask, i64 to_bf16) {
   constexpr int kAcross = kVector && T::kSize == 2 ? 2 : 1;
   const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   const i64 width = cols / kAcross;
@@ -98,6 +99,10 @@ __global__ void __launch_bounds__(kThreads)
     ColumnGroup<T, kAcross> group;
     group.load(from, cols);
     if constexpr (kRotate) {
+      if (plain != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kLaneElements; ++i) maximum.add_careful(group.word[i][0]);
+      }
       group.flip_signs(static_cast<u32>(mask));
 #pragma unroll
       for (int c = 0; c < kAcross; ++c) {
@@ -117,6 +122,9 @@ __global__ void __launch_bounds__(kThreads)
       group.load_row(from, 0);
       maximum.add_careful(group.word[0][0]);
     }
+  }
+  if (kRotate && plain != nullptr) {
+    raise_result(plain, as_bits(from_input_bits<T>(maximum.result())), kThreads);
   }
   u32 bits[kAcross];
 #pragma unroll

@@ -115,6 +115,27 @@ def test_amax_of_vectors(on_host, monkeypatch, assert_bits, axis, dtype, mask):
     assert number > 20
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("per_scale", [1, None])
+def test_one_read_for_both_amaxes(on_host, kernels, assert_bits, dtype, per_scale):
+    """Rows as they are beside rotated columns; directions alike are measured once."""
+    reference = get_backend("reference")
+    for number, (shape, shift) in enumerate(product([(16, 16), (96, 75), (160, 256)], (0, 1))):
+        x = values(shape, dtype, number)
+        row = plan_quantize(shape, "nvfp4", recipe="te", pad=True, variant=Variant())
+        turned = Variant(axis="column", hadamard=TE_MASK, rht_rounding="bf16")
+        column = plan_quantize(shape, "nvfp4", recipe="te", pad=True, variant=turned)
+        column = replace(column, rows_per_scale=per_scale or shape[1])
+        kernels.launched.clear()
+        got = on_host.engine.plan_amax_both(row, column, shifted(on_host, x, shift), dtype)
+        assert len(kernels.launched) == 1
+        for plan, own in zip((row, column), got, strict=True):
+            assert_bits(np.asarray(own), reference.plan_amax(plan, x, dtype), f"{shape} {shift}")
+    plain = replace(column, variant=Variant(axis="column"), rows_per_scale=shape[1])
+    first, second = reference.plan_amax_both(row, plain, x, dtype)
+    assert first is second
+
+
 def test_amax_of_nothing_but_nan_is_zero(on_host, assert_bits):
     x = np.full((32, 64), np.nan, np.float32)
     for axis, mask in (("row", 1), ("column", 1)):

@@ -140,8 +140,11 @@ class Backend(Operations, ABC):
     def plan_amax_both(
         self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
     ) -> tuple[RawArray, RawArray]:
-        """:meth:`plan_amax` of both plans of one array."""
-        return self.plan_amax(row_plan, x, dtype), self.plan_amax(column_plan, x, dtype)
+        """:meth:`plan_amax` of both plans of one array, perhaps one result for both."""
+        row = self.plan_amax(row_plan, x, dtype)
+        if row_plan.has_plain_amax and column_plan.has_plain_amax:
+            return row, row
+        return row, self.plan_amax(column_plan, x, dtype)
 
     def quantize_both(
         self,

@@ -241,13 +241,31 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):
             return self.amax(x, dtype, plan.scales)
-        if plan.scales == 1 and plan.variant.hadamard is None:
+        if plan.has_plain_amax:
             return self.amax(x, dtype, 1)
         result = scratch(plan.scales, np.float32, clear=True)
+        self._vector_amax(plan, x, dtype, result, None)
+        return result
+
+    def plan_amax_both(
+        self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
+    ) -> tuple[RawArray, RawArray]:
+        if not row_plan.has_plain_amax or variant_of(column_plan).hadamard is None:
+            return super().plan_amax_both(row_plan, column_plan, x, dtype)
+        # One read for both.
+        plain = scratch(1, np.float32, clear=True)
+        result = scratch(column_plan.scales, np.float32, clear=True)
+        self._vector_amax(column_plan, x, dtype, result, plain)
+        return plain, result
+
+    def _vector_amax(
+        self, plan: Plan, x: RawArray, dtype: str, result: RawArray, plain: RawArray | None
+    ) -> None:
+        """Raises the amaxes of columns or rotated rows; beside rotated columns the plain one."""
         if x.size:
             launch = cuda_rotations.amax_launch(plan, dtype, is_aligned(x.data.ptr))
-            cuda_run.launch(launch.instance, launch.grid, (x, result, *launch.scalars))
-        return result
+            results = (result, address_of(plain)) if plan.is_columnwise else (result,)
+            cuda_run.launch(launch.instance, launch.grid, (x, *results, *launch.scalars))
 
     def rotate(
         self,

@@ -15,11 +15,11 @@ import numpy as np
 
 from fp4kit.arrays import is_capturing, keep_if_captured
 
-from . import cuda_member_tables, cuda_members, cuda_ready, cuda_run
+from . import cuda_member_tables, cuda_members, cuda_run
 from .base import NO_SEED, RawArray, Seed
 from .cuda_member_tables import MemberTable, Sides, sides_of
 from .cuda_members import MemberLaunch
-from .cuda_run import address_of, are_aligned, current_device, scratch
+from .cuda_run import address_of, are_aligned, scratch
 from .grouped import GroupedPlan
 
 #: Tables that are on their way, with the events that tell of their arrival: the cache of tables may
@@ -52,17 +52,9 @@ def _send(table: MemberTable) -> tuple[int, int, int]:
     return address, address + table.records * table.words.itemsize, table.count
 
 
-def _run(
-    launch: MemberLaunch,
-    before: tuple[int, ...],
-    after: tuple[int, ...] = (),
-    blocks: int | None = None,
-) -> None:
-    """Launches a thread block for each piece of work, or at most so many."""
+def _run(launch: MemberLaunch, before: tuple[int, ...], after: tuple[int, ...] = ()) -> None:
     arguments = (*before, *_send(launch.table), *after, *launch.scalars)
-    (pieces,) = launch.table.grid
-    grid = (pieces if blocks is None else min(pieces, blocks),)
-    cuda_run.launch(launch.instance, grid, arguments)
+    cuda_run.launch(launch.instance, launch.table.grid, arguments)
 
 
 class CudaGrouped:
@@ -94,8 +86,7 @@ class CudaGrouped:
         flat = cuda_members.quantize_flat_launch(sides, dtype) if vector else None
         if flat is not None:
             arrays = (x.data.ptr, address_of(seconds[0]), packeds[0].data.ptr)
-            resident = cuda_ready.resident_blocks(current_device(), flat.instance)
-            _run(flat, (*arrays, block_scales[0].data.ptr), blocks=resident)
+            _run(flat, (*arrays, block_scales[0].data.ptr))
             return
         for plan, block_scale in zip(plans, block_scales, strict=True):
             if cuda_member_tables.any_padded(plan):

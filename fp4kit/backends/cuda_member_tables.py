@@ -37,9 +37,11 @@ from .grouped import GroupedPlan, filled
 
 #: 64-bit words of a Member (members.cuh).
 MEMBER_WORDS = 10
-#: What the threads of a block take at once: lanes, and strips, one a warp.
-BLOCK_LANES = THREADS
-BLOCK_STRIPS = THREADS // WARP
+#: Rounds of a thread block that takes a chunk of lanes: enough to make its table worth while.
+CHUNK_ROUNDS = 8
+CHUNK_LANES = THREADS * CHUNK_ROUNDS
+#: The same of strips, one a warp and round.
+CHUNK_STRIPS = THREADS // WARP * CHUNK_ROUNDS
 
 
 class Sides(NamedTuple):
@@ -148,12 +150,12 @@ def _tiles(plan: Plan) -> int:
     return -(-plan.rows // TILE_ROWS) * -(-plan.cols // TILE_COLUMNS)
 
 
-def _lane_pieces(plan: Plan) -> int:
-    return -(-plan.rows * plan.cols // (LANE * BLOCK_LANES))
+def _lane_chunks(plan: Plan) -> int:
+    return -(-plan.rows * plan.cols // (LANE * CHUNK_LANES))
 
 
-def _strip_pieces(plan: Plan) -> int:
-    return -(-strips(plan) // BLOCK_STRIPS)
+def _strip_chunks(plan: Plan) -> int:
+    return -(-strips(plan) // CHUNK_STRIPS)
 
 
 def strips(plan: Plan) -> int:
@@ -207,8 +209,8 @@ def amax_table(sides: Sides, dtype: str) -> MemberTable:
 
 @lru_cache(maxsize=256)
 def lane_table(sides: Sides) -> MemberTable:
-    """Pieces are BLOCK_LANES lanes."""
-    return _table(sides, _lane_pieces)
+    """Pieces are CHUNK_LANES lanes."""
+    return _table(sides, _lane_chunks)
 
 
 @lru_cache(maxsize=256)
@@ -220,8 +222,8 @@ def piece_table(sides: Sides, dtype: str, access: str) -> MemberTable:
 
 @lru_cache(maxsize=256)
 def strip_table(sides: Sides) -> MemberTable:
-    """Pieces are BLOCK_STRIPS strips."""
-    return _table(sides, _strip_pieces)
+    """Pieces are CHUNK_STRIPS strips."""
+    return _table(sides, _strip_chunks)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from fp4kit.scaling import second_level_range
 from .base import Plan
 from .cuda_launch import dequantize_access, range_bits
 from .cuda_member_tables import (
+    CHUNK_LANES,
+    CHUNK_STRIPS,
     MemberTable,
     Sides,
     amax_chunk,
@@ -94,17 +96,17 @@ def quantize_flat_launch(sides: Sides, dtype: str) -> MemberLaunch | None:
         return None
     names = CXX_FORMATS[plan.format.name], CXX_DTYPES[dtype], cxx_recipe(plan), _has_levels(plan)
     if plan.scale_layout == "linear":
-        kernel, table = "quantize_grouped_flat_kernel", lane_table(sides)
+        kernel, table, chunk = "quantize_grouped_flat_kernel", lane_table(sides), CHUNK_LANES
     elif plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE:
         if any(member.blocks % 4 or strips(member) >= 2**31 for member in members):
             return None
-        kernel, table = "quantize_grouped_tiled_kernel", strip_table(sides)
+        kernel, table, chunk = "quantize_grouped_tiled_kernel", strip_table(sides), CHUNK_STRIPS
     else:
         return None
     return MemberLaunch(
         instance(kernel, "quantize_grouped_flat.cu", *names),
         table,
-        (_high_first(plan), _rule(plan)),
+        (chunk, _high_first(plan), _rule(plan)),
     )
 
 

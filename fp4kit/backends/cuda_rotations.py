@@ -27,7 +27,7 @@ def _rounds(threads: int) -> int:
 
 @lru_cache(maxsize=1024)
 def amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
-    """For (x, result): amaxes of rotated rows, or of columns."""
+    """For (x, result) amaxes of rotated rows; of columns, for (x, result, plain)."""
     launch = _column_amax_launch if plan.is_columnwise else _row_amax_launch
     return launch(plan, dtype, aligned)
 

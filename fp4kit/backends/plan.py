@@ -112,6 +112,11 @@ class Plan:
         return self.is_columnwise and self.format.codes_per_byte == 2
 
     @cached_property
+    def has_plain_amax(self) -> bool:
+        """Whether the second level comes from the amax of all elements as they are."""
+        return self.scales == 1 and (self.variant is None or self.variant.hadamard is None)
+
+    @cached_property
     def vectors(self) -> int:
         """Number of vectors that blocks divide: rows, or columns."""
         return self.cols if self.is_columnwise else self.rows
