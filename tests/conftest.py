@@ -466,10 +466,21 @@ def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
 
     monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
     monkeypatch.setattr(cuda_run, "launch", kernels.launch)
+    monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda _, size: size > 0)
     # Few: each takes several tiles, and meets several members.
     monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 3)
     kernels.launched.clear()
     return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
+
+
+@pytest.fixture(params=["wide", "narrow"])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """After `on_host`: whether the device has the shared memory of wide tiles."""
+    from fp4kit.backends import cuda_ready
+
+    if request.param == "narrow":
+        monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: False)
+    return str(request.param)
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_plain_rows_take_the_flat_loops(on_host, kernels, assert_bits, layout, d
     {"per_vector": True},
     {"per_vector": True, "per_token": True},
 ], ids=str)  # fmt: skip
-def test_options(on_host, assert_bits, options):
+def test_options(on_host, width, assert_bits, options):
     starts, size = layout_of(ODD, gap=3)
     plans = plans_of(ODD, starts, "both", scale_layout="swizzled_128x4", **options)
     seed = (2**64 - 5, 2**32 - 2)
@@ -159,7 +159,8 @@ def test_alignment_is_looked_at(on_host, kernels, assert_bits, start):
         kernels.launched.clear()
         assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
         (kernel,) = {own for own in kernels.launched if own.file == "quantize_grouped.cu"}
-        assert kernel.expression.endswith(f"{str(whole).lower()}, fp4kit::kNarrow>>")
+        ending = "true, fp4kit::kWide>>" if whole else "false, fp4kit::kNarrow>>"
+        assert kernel.expression.endswith(ending)
 
 
 def test_many_members(on_host, kernels, assert_bits):

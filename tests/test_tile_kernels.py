@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_ready, get_backend
+from fp4kit.backends import get_backend
 from fp4kit.backends.plan import Plan
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES
 from fp4kit.variant import Variant
 
 F32 = np.float32
-
-
-@pytest.fixture(params=["wide", "narrow"])
-def width(request, monkeypatch):
-    """Whether the device has the shared memory of wide tiles."""
-    monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: request.param == "wide")
-    return request.param
 
 
 def values(shape, dtype):

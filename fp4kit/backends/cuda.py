@@ -228,15 +228,13 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
                 vector = vector and is_aligned(x.data.ptr | result.packed.data.ptr)
                 if cuda_variants.is_padded(plan):
                     result.block_scale.data.memset_async(0, result.block_scale.nbytes)
-        wide = cuda_variants.can_be_wide(
-            directions, dtype, vector
-        ) and cuda_ready.has_shared_memory(current_device(), cuda_variants.wide_bytes(directions))
+        shared = cuda_variants.wide_shared(directions, dtype, vector)
+        wide = cuda_ready.has_shared_memory(current_device(), shared)
         grid, arguments = cuda_variants.quantize_arguments(
             directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide
         )
         kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
-        shared = cuda_variants.wide_bytes(directions) if wide else 0
-        cuda_run.launch_tiles(kernel, grid, arguments, shared)
+        cuda_run.launch_tiles(kernel, grid, arguments, shared if wide else 0)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

@@ -15,11 +15,11 @@ import numpy as np
 
 from fp4kit.arrays import is_capturing, keep_if_captured
 
-from . import cuda_member_tables, cuda_members, cuda_run
+from . import cuda_member_tables, cuda_members, cuda_ready, cuda_run
 from .base import NO_SEED, RawArray, Seed
 from .cuda_member_tables import MemberTable, Sides, sides_of
 from .cuda_members import MemberLaunch
-from .cuda_run import address_of, are_aligned, scratch
+from .cuda_run import address_of, are_aligned, current_device, scratch
 from .grouped import GroupedPlan
 
 #: Tables that are on their way, with the events that tell of their arrival: the cache of tables may
@@ -97,7 +97,9 @@ class CudaGrouped:
         ):
             name = "column" if plan is sides.column else "row"
             addresses[name] = (address_of(second), packed.data.ptr, block_scale.data.ptr)
-        kernel, table = cuda_members.quantize_launch(sides, dtype, vector)
+        shared = cuda_members.wide_shared(sides, dtype, vector)
+        wide = cuda_ready.has_shared_memory(current_device(), shared)
+        kernel, table = cuda_members.quantize_launch(sides, dtype, vector, wide)
         arguments = cuda_members.quantize_arguments(
             sides,
             x.data.ptr,
@@ -107,7 +109,7 @@ class CudaGrouped:
             addresses["column"],
             seed,
         )
-        cuda_run.launch_tiles(kernel, table.grid, arguments)
+        cuda_run.launch_tiles(kernel, table.grid, arguments, shared if wide else 0)
 
     def dequantize_grouped(
         self,

@@ -21,7 +21,7 @@ from .cuda_members import (
     vector_amax_kernel,
 )
 from .cuda_module import DEQUANTIZE_ACCESSES, Instance
-from .cuda_variants import Directions
+from .cuda_variants import Directions, can_be_wide
 from .grouped import GroupedPlan
 
 
@@ -74,7 +74,9 @@ def _quantize_samples() -> Iterator[Instance]:
         {"hadamard": 1, "rht_rounding": "bf16"},
     ):
         row, column = (_plan(NVFP4, te, Variant(axis=axis, **options)) for axis in AXES)
-        yield quantize_grouped_kernel(Directions(row, column), "bfloat16", True, True)
+        directions = Directions(row, column)
+        for wide in {False, can_be_wide(directions, "bfloat16", True)}:
+            yield quantize_grouped_kernel(directions, "bfloat16", True, True, wide)
 
 
 def _other_samples() -> Iterator[Instance]:

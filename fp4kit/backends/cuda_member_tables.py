@@ -146,8 +146,8 @@ def takes_vectors(plan: GroupedPlan, dtype: str) -> bool:
 # ------------------------------------------------------------------------------------------------
 
 
-def _tiles(plan: Plan) -> int:
-    return -(-plan.rows // TILE_ROWS) * -(-plan.cols // TILE_COLUMNS)
+def _tiles(plan: Plan, columns: int) -> int:
+    return -(-plan.rows // TILE_ROWS) * -(-plan.cols // columns)
 
 
 def _lane_chunks(plan: Plan) -> int:
@@ -195,9 +195,9 @@ def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
 
 
 @lru_cache(maxsize=256)
-def tile_table(sides: Sides) -> MemberTable:
-    """Pieces are tiles of TILE_ROWS x TILE_COLUMNS elements."""
-    return _table(sides, _tiles)
+def tile_table(sides: Sides, columns: int = TILE_COLUMNS) -> MemberTable:
+    """Pieces are tiles of TILE_ROWS rows and so many columns."""
+    return _table(sides, lambda plan: _tiles(plan, columns))
 
 
 @lru_cache(maxsize=256)

@@ -37,13 +37,17 @@ from .cuda_module import (
     instance,
 )
 from .cuda_variants import (
+    TILE_COLUMNS,
+    WIDE_COLUMNS,
     Directions,
+    can_be_wide,
     cxx_recipe,
     decoded_tile,
     rotated,
     sign_mask_of,
     tile_config,
     variant_of,
+    wide_bytes,
 )
 from .grouped import GroupedPlan, filled
 
@@ -111,10 +115,10 @@ def quantize_flat_launch(sides: Sides, dtype: str) -> MemberLaunch | None:
 
 
 def quantize_grouped_kernel(
-    directions: Directions, dtype: str, vector: bool, one_level: bool
+    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool = False
 ) -> Instance:
     """The instance that serves everything; `one_level` unless vectors have levels of their own."""
-    config = tile_config(directions, dtype, vector, one_level)
+    config = tile_config(directions, dtype, vector, one_level, wide)
     return instance("quantize_grouped_kernel", "quantize_grouped.cu", config)
 
 
@@ -161,11 +165,24 @@ def quantize_arguments(
 
 
 @lru_cache(maxsize=256)
-def quantize_launch(sides: Sides, dtype: str, vector: bool) -> tuple[Instance, MemberTable]:
+def quantize_launch(
+    sides: Sides, dtype: str, vector: bool, wide: bool
+) -> tuple[Instance, MemberTable]:
     """The kernel and table that `quantize_arguments` are for."""
-    one_level = not any(group is not None and per_vector(group) for group in sides)
-    kernel = quantize_grouped_kernel(_directions(sides), dtype, vector, one_level)
-    return kernel, tile_table(sides)
+    kernel = quantize_grouped_kernel(_directions(sides), dtype, vector, _share_levels(sides), wide)
+    return kernel, tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
+
+
+def wide_shared(sides: Sides, dtype: str, vector: bool) -> int:
+    """Shared memory that a block of wide tiles asks for, 0 if tiles cannot be wide."""
+    directions = _directions(sides)
+    if not can_be_wide(directions, dtype, vector):
+        return 0
+    return wide_bytes(directions, _share_levels(sides))
+
+
+def _share_levels(sides: Sides) -> bool:
+    return not any(group is not None and per_vector(group) for group in sides)
 
 
 @lru_cache(maxsize=256)

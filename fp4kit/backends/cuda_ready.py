@@ -54,7 +54,9 @@ def _allow_shared_memory(device: int, function: Any) -> None:
 
 
 def has_shared_memory(device: int, size: int) -> bool:
-    """Whether two thread blocks that ask for so many bytes fit a multiprocessor."""
+    """Whether two thread blocks that ask for so many bytes fit a multiprocessor; 0 never do."""
+    if not size:
+        return False
     block, multiprocessor = _shared_memory(device)
     return size <= block and 2 * (size + 1024) <= multiprocessor
 

@@ -123,14 +123,21 @@ def one_level(directions: Directions) -> bool:
     return all(plan is None or plan.scales == 1 for plan in (directions.row, directions.column))
 
 
-def wide_bytes(directions: Directions) -> int:
-    """Shared memory that a block asks for, if tiles are wide."""
+def wide_bytes(directions: Directions, one_level: bool) -> int:
+    """Shared memory that a block asks for, if tiles are wide; `one_level` as of the instance."""
     plan = directions.any
     turns = variant_of(plan).block == "2d" and directions.column is not None
     turns = turns and plan.format.element.bits == 4
     has_levels = plan.has_second_level and plan.recipe is not None
-    most = turns or (has_levels and not one_level(directions))
+    most = turns or (has_levels and not one_level)
     return WIDE_BYTES_MOST if most else WIDE_BYTES
+
+
+def wide_shared(directions: Directions, dtype: str, vector: bool) -> int:
+    """Shared memory that a block of wide tiles asks for, 0 if tiles cannot be wide."""
+    if not can_be_wide(directions, dtype, vector):
+        return 0
+    return wide_bytes(directions, one_level(directions))
 
 
 @lru_cache(maxsize=1024)
