@@ -412,7 +412,8 @@ FP4KIT_HD u32 encode_fp8_pair(float first, float second) {
 // Scale bytes: one E4M3 code.
 FP4KIT_HD u32 encode_e4m3(float value) {
 #ifdef FP4KIT_HARDWARE_FP8
-  return encode_fp8_pair<E4m3, true>(value, 0.0f) & 0xFFu;
+  // The upper code is that of +0.0: nothing needs to be masked.
+  return encode_fp8_pair<E4m3, true>(value, 0.0f);
 #else
   return encode_fp8<E4m3>(value);
 #endif

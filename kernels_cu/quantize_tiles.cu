@@ -19,13 +19,20 @@ struct MatrixTiles {
   FastDivide across;
   u32 total;
   u32* taken;
+  u32 last_down;
+  u32 last_col;
   u32 tile;
   u32 down;
   u32 col;
 
   __device__ __forceinline__ MatrixTiles(const Task<T>& matrix_, const FastDivide& across_,
                                          i64 total_, u32* taken_)
-      : matrix(matrix_), across(across_), total(static_cast<u32>(total_)), taken(taken_) {
+      : matrix(matrix_),
+        across(across_),
+        total(static_cast<u32>(total_)),
+        taken(taken_),
+        last_down(static_cast<u32>((matrix_.rows - 1) / kTileRows)),
+        last_col(static_cast<u32>(across_.divisor) - 1) {
     advance(blockIdx.x);
   }
 
@@ -44,8 +51,9 @@ struct MatrixTiles {
     Task<T> result = matrix;
     result.row0 = static_cast<i64>(down) * kTileRows;
     result.col0 = static_cast<i64>(col) * C::kColumns;
-    result.rows_left = tile_rest(matrix.rows, result.row0, kTileRows);
-    result.cols_left = tile_rest(matrix.cols, result.col0, C::kColumns);
+    // Only the last tile of a column or row can be less than whole.
+    result.rows_left = down == last_down ? static_cast<u32>(matrix.rows - result.row0) : kTileRows;
+    result.cols_left = col == last_col ? static_cast<u32>(matrix.cols - result.col0) : C::kColumns;
     return result;
   }
 };

@@ -105,11 +105,19 @@ __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
     const bool inside = place * kElements < cols_left;
     const typename T::Bits* source = x + first * cols + place * kElements;
     u32* target = &tile.at(first, 4 * place);
+    const auto copy = [&](const auto is_inside) {
 #pragma unroll
-    for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
-      copy_piece(target + Tile<T, kWidth>::offset(k * kRowsAtOnce, 0), source,
-                 inside && first + k * kRowsAtOnce < rows_left);
-      source += kRowsAtOnce * cols;
+      for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
+        copy_piece(target + Tile<T, kWidth>::offset(k * kRowsAtOnce, 0), source,
+                   is_inside(first + k * kRowsAtOnce));
+        source += kRowsAtOnce * cols;
+      }
+    };
+    // Nearly all tiles are whole, and then nothing is compared.
+    if (rows_left == kTileRows && cols_left == kWidth) {
+      copy([](u32) { return true; });
+    } else {
+      copy([&](u32 row) { return inside && row < rows_left; });
     }
   } else {
     constexpr u32 kPerWord = Tile<T, kWidth>::kPerWord;
