@@ -79,7 +79,7 @@ void rotate(i64 groups, const u32* x, u32 mask, int to_bf16, u32* out) {
 void random_bits(i64 groups, u64 first, u64 key, u32 stream, u32 direction, u32* out) {
   for (i64 g = 0; g < groups; ++g) {
     const Random random = philox(first + g, direction, stream, key);
-    for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.bits(i) - kMagic16;
+    for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.bits(i);
   }
 }
 
@@ -102,8 +102,7 @@ void stochastic(i64 count, const float* scaled, const u32* random, int careful, 
   for (i64 i = 0; i < count; ++i) {
     const float y = as_float(magnitude_bits(scaled[i]));
     u32 sum[8] = {};
-    sum[0] = careful ? stochastic_magic<true>(y, kMagic16 | random[i])
-                     : stochastic_magic<false>(y, kMagic16 | random[i]);
+    sum[0] = careful ? stochastic_sum<true>(y, random[i]) : stochastic_sum<false>(y, random[i]);
     const u32 sign = is_nan(scaled[i]) ? 0u : (as_bits(scaled[i]) >> 28) & 8u;
     code[i] = static_cast<u8>((stochastic_join8(sum) & 7u) | sign);
   }

@@ -104,13 +104,13 @@ def test_stochastic_rounding(library, careful):
     if not careful:
         scaled = scaled[np.abs(scaled) < 8]
     scaled = np.tile(scaled, 2)
-    random = rng.integers(0, 2**16, len(scaled), np.uint32)
+    random = rng.integers(0, 2**24, len(scaled), np.uint32)
     # Both ends, and exactly what is missing to the code above, or one less.
-    random[1::8], random[2::8] = 0, 2**16 - 1
+    random[1::8], random[2::8] = 0, 2**24 - 1
     with np.errstate(invalid="ignore", over="ignore"):
         fraction = np.nan_to_num(np.abs(scaled[3::8]) * 2 % 1)
-    random[3::8] = (2**16 - np.floor(fraction * 2**16)).astype(np.uint32) & 0xFFFF
-    random[4::8] = (random[3::8][: len(random[4::8])] - np.uint32(1)) & np.uint32(0xFFFF)
+    random[3::8] = (2**24 - np.floor(fraction * 2**24)).astype(np.uint32) & 0xFFFFFF
+    random[4::8] = (random[3::8][: len(random[4::8])] - np.uint32(1)) & np.uint32(0xFFFFFF)
     scaled[4::8] = scaled[3::8][: len(scaled[4::8])]
     found = np.empty(len(scaled), np.uint8)
     library.stochastic(
