@@ -75,7 +75,7 @@ def random_bits(groups: int, seed: tuple[int, int], direction: int) -> NDArray[n
     return (bits >> np.uint32(8)).reshape(-1, GROUP)
 
 
-def code_and_rest(magnitude: NDArray[np.float32]) -> NDArray[np.uint32]:
+def code_and_rest(magnitude: NDArray[np.float32]) -> Words:
     """How far `magnitude` is along the E2M1 codes, in steps of 2^-22 of a code.
 
     These are the bits of the float32 product `magnitude * 2^-126`: 1 then has the exponent field 1,
@@ -99,7 +99,8 @@ def code_and_rest(magnitude: NDArray[np.float32]) -> NDArray[np.uint32]:
     plus_one = magnitude + np.float32(1)
     from_one_on = magnitude.view(np.int32) - np.int32(126 << MANTISSA_BITS)
     below_one = plus_one.view(np.int32) - np.int32(127 << MANTISSA_BITS)
-    return np.maximum(from_one_on, below_one).view(np.uint32)
+    result: Words = np.maximum(from_one_on, below_one).view(np.uint32)
+    return result
 
 
 def round_stochastically(
