@@ -27,6 +27,15 @@ WORD = np.uint64(0xFFFFFFFF)
 WORD_BITS = np.uint64(32)
 
 
+def round_keys(key: int) -> list[tuple[int, int]]:
+    """(low word, high word) of the key, of 64 bits, as each round takes it."""
+    low, high = key & 0xFFFFFFFF, key >> 32
+    first, second = KEY_STEPS
+    return [
+        ((low + first * i) & 0xFFFFFFFF, (high + second * i) & 0xFFFFFFFF) for i in range(ROUNDS)
+    ]
+
+
 def philox(counter: tuple[Any, Any, Any, Any], key: int) -> list[Words]:
     """Four random words for each counter.
 
@@ -38,8 +47,7 @@ def philox(counter: tuple[Any, Any, Any, Any], key: int) -> list[Words]:
         Four uint32 arrays.
     """
     c = [np.asarray(word, np.uint64) for word in counter]
-    low, high = key & 0xFFFFFFFF, key >> 32
-    for _ in range(ROUNDS):
+    for low, high in round_keys(key):
         first, second = np.uint64(MULTIPLIERS[0]) * c[0], np.uint64(MULTIPLIERS[1]) * c[2]
         c = [
             (second >> WORD_BITS) ^ c[1] ^ np.uint64(low),
@@ -47,7 +55,6 @@ def philox(counter: tuple[Any, Any, Any, Any], key: int) -> list[Words]:
             (first >> WORD_BITS) ^ c[3] ^ np.uint64(high),
             first & WORD,
         ]
-        low, high = (low + KEY_STEPS[0]) & 0xFFFFFFFF, (high + KEY_STEPS[1]) & 0xFFFFFFFF
     return [word.astype(np.uint32) for word in c]
 
 

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
         u32 codes[Nvfp4::kLaneWords];
         if constexpr (kStochastic) {
           const Random random =
-              philox(first + l * kSize, 0, static_cast<u32>(stream), static_cast<u64>(key));
+              philox(first + l * kSize, 0, static_cast<u32>(stream), round_keys(key));
           encode_lane_stochastic(elements[l], kRaw, ordinary, factor, random, codes);
         } else {
           encode_lane<Nvfp4, T, kRecipe>(elements[l], kRaw, ordinary, factor, codes);

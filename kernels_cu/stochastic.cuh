@@ -31,25 +31,42 @@ FP4KIT_HD void multiply_wide(u32 a, u32 b, u32& high, u32& low) {
   low = static_cast<u32>(product);
 }
 
+constexpr int kPhiloxRounds = 10;
+
+// The key as each round takes it: 64 bits.
+struct RoundKeys {
+  i64 key[kPhiloxRounds];
+};
+
+FP4KIT_HD RoundKeys round_keys(u64 key) {
+  RoundKeys result;
+  u32 low = static_cast<u32>(key);
+  u32 high = static_cast<u32>(key >> 32);
+#pragma unroll
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    result.key[round] = static_cast<i64>(static_cast<u64>(high) << 32 | low);
+    low += 0x9E3779B9u;
+    high += 0xBB67AE85u;
+  }
+  return result;
+}
+
 // Philox4x32-10 of the counter (group, direction, stream).
-FP4KIT_HD Random philox(u64 group, u32 direction, u32 stream, u64 key) {
+FP4KIT_HD Random philox(u64 group, u32 direction, u32 stream, const RoundKeys& keys) {
   u32 c0 = static_cast<u32>(group);
   u32 c1 = static_cast<u32>(group >> 32);
   u32 c2 = direction;
   u32 c3 = stream;
-  u32 k0 = static_cast<u32>(key);
-  u32 k1 = static_cast<u32>(key >> 32);
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const i64 key = keys.key[round];
     u32 high0, low0, high1, low1;
     multiply_wide(0xD2511F53u, c0, high0, low0);
     multiply_wide(0xCD9E8D57u, c2, high1, low1);
-    c0 = high1 ^ c1 ^ k0;
+    c0 = high1 ^ c1 ^ static_cast<u32>(key);
     c1 = low1;
-    c2 = high0 ^ c3 ^ k1;
+    c2 = high0 ^ c3 ^ static_cast<u32>(key >> 32);
     c3 = low0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
   }
   return {{c0, c1, c2, c3}};
 }
@@ -109,5 +126,35 @@ FP4KIT_HD void encode_lane_stochastic(const Words<T>& x, u32 raw, bool ordinary,
     codes[1] = encode_stochastic_8<T, true>(x, 8, factor, random);
   }
 }
+
+// How a kernel rounds, by what its launch says about that: nothing, to round to nearest; or the
+// stream and the round keys of the random numbers of rowwise codes. As arguments, the keys stay in
+// uniform registers; worked out here, they would be worked out for every lane.
+template <class... Seed>
+struct Rounding;
+
+template <>
+struct Rounding<> {
+  // Codes of lane number `lane` as encode_lane makes them.
+  template <class Format, int kRecipe, class T>
+  FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32,
+                        u32 (&codes)[Format::kLaneWords]) const {
+    encode_lane<Format, T, kRecipe>(x, raw, ordinary, factor, codes);
+  }
+};
+
+template <class Stream, class... Keys>
+struct Rounding<Stream, Keys...> {
+  static_assert(sizeof...(Keys) == kPhiloxRounds, "a key for each round");
+  i64 stream;
+  RoundKeys keys;
+
+  template <class Format, int kRecipe, class T>
+  FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32 lane,
+                        u32 (&codes)[Format::kLaneWords]) const {
+    const Random random = philox(lane, 0, static_cast<u32>(stream), keys);
+    encode_lane_stochastic(x, raw, ordinary, factor, random, codes);
+  }
+};
 
 }  // namespace fp4kit

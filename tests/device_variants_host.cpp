@@ -78,7 +78,7 @@ void rotate(i64 groups, const u32* x, u32 mask, int to_bf16, u32* out) {
 
 void random_bits(i64 groups, u64 first, u64 key, u32 stream, u32 direction, u32* out) {
   for (i64 g = 0; g < groups; ++g) {
-    const Random random = philox(first + g, direction, stream, key);
+    const Random random = philox(first + g, direction, stream, round_keys(key));
     for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.bits(i);
   }
 }
@@ -91,8 +91,8 @@ void stochastic_lanes(i64 groups, const u32* x, const float* factor, int ordinar
     u32 raw;
     lane_amax_bits<F32>(elements, raw);
     u32 own[2];
-    encode_lane_stochastic(elements, raw, ordinary != 0, factor[g], philox(first + g, 0, 0, key),
-                           own);
+    encode_lane_stochastic(elements, raw, ordinary != 0, factor[g],
+                           philox(first + g, 0, 0, round_keys(key)), own);
     codes[2 * g] = own[0];
     codes[2 * g + 1] = own[1];
   }
