@@ -20,11 +20,11 @@
 
 namespace fp4kit {
 
-// Seed: as Rounding takes it.
-template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class... Seed>
-__global__ void __launch_bounds__(kThreads, flat_blocks<T, Seed...>())
+// SeedWords: as Rounding takes them.
+template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class... SeedWords>
+__global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_flat_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,
-                         u8* __restrict__ packed, u8* __restrict__ block_scale, Seed... seed,
+                         u8* __restrict__ packed, u8* __restrict__ block_scale, SeedWords... seed,
                          i64 lanes, i64 rows, i64 blocks, i64 stored_rows, i64 stored_cols,
                          i64 magic, i64 shift, i64 high_first, i64 rule, i64 has_padding) {
   __shared__ ScaleTable table;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T, Seed...>())
   const FlatShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
                         static_cast<u32>(stored_cols)};
   quantize_lanes<Format, T, kRecipe, kSecond, kLayout>(
-      x, packed, block_scale, table, level, Rounding<Seed...>{seed...}, blockIdx.x * kThreads,
+      x, packed, block_scale, table, level, Rounding<SeedWords...>{seed...}, blockIdx.x * kThreads,
       static_cast<u32>(lanes), gridDim.x * kThreads, shape, static_cast<int>(rule),
       high_first != 0);
   if (kLayout != kLayoutLinear && has_padding) {

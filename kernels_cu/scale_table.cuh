@@ -13,7 +13,7 @@ namespace fp4kit {
 constexpr int kScaleBytes = 128;
 
 // Thread blocks per multiprocessor. Each thread holds two lanes' elements.
-template <class T, class... Seed>
+template <class T>
 FP4KIT_HD constexpr int flat_blocks() {
   return T::kSize == 4 ? FP4KIT_FLAT_BLOCKS_4 : FP4KIT_FLAT_BLOCKS_2;
 }

@@ -33,33 +33,23 @@ FP4KIT_HD void multiply_wide(u32 a, u32 b, u32& high, u32& low) {
 
 constexpr int kPhiloxRounds = 10;
 
-// The key as each round takes it: 64 bits.
-struct RoundKeys {
+// What launches say of the random numbers: the stream, and the key as each round takes it. Worked
+// out here, the keys would be worked out for every group of elements; as arguments they stay in
+// uniform registers.
+struct Seed {
+  i64 stream;
   i64 key[kPhiloxRounds];
 };
 
-FP4KIT_HD RoundKeys round_keys(u64 key) {
-  RoundKeys result;
-  u32 low = static_cast<u32>(key);
-  u32 high = static_cast<u32>(key >> 32);
-#pragma unroll
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    result.key[round] = static_cast<i64>(static_cast<u64>(high) << 32 | low);
-    low += 0x9E3779B9u;
-    high += 0xBB67AE85u;
-  }
-  return result;
-}
-
 // Philox4x32-10 of the counter (group, direction, stream).
-FP4KIT_HD Random philox(u64 group, u32 direction, u32 stream, const RoundKeys& keys) {
+FP4KIT_HD Random philox(u64 group, u32 direction, u32 stream, const Seed& seed) {
   u32 c0 = static_cast<u32>(group);
   u32 c1 = static_cast<u32>(group >> 32);
   u32 c2 = direction;
   u32 c3 = stream;
 #pragma unroll
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const i64 key = keys.key[round];
+    const i64 key = seed.key[round];
     u32 high0, low0, high1, low1;
     multiply_wide(0xD2511F53u, c0, high0, low0);
     multiply_wide(0xCD9E8D57u, c2, high1, low1);
@@ -127,10 +117,9 @@ FP4KIT_HD void encode_lane_stochastic(const Words<T>& x, u32 raw, bool ordinary,
   }
 }
 
-// How a kernel rounds, by what its launch says about that: nothing, to round to nearest; or the
-// stream and the round keys of the random numbers of rowwise codes. As arguments, the keys stay in
-// uniform registers; worked out here, they would be worked out for every lane.
-template <class... Seed>
+// How a kernel of rows rounds, by the types of what its launch says of the seed: nothing, to round
+// to nearest, or all that Seed holds.
+template <class... SeedWords>
 struct Rounding;
 
 template <>
@@ -146,13 +135,12 @@ struct Rounding<> {
 template <class Stream, class... Keys>
 struct Rounding<Stream, Keys...> {
   static_assert(sizeof...(Keys) == kPhiloxRounds, "a key for each round");
-  i64 stream;
-  RoundKeys keys;
+  Seed seed;
 
   template <class Format, int kRecipe, class T>
   FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32 lane,
                         u32 (&codes)[Format::kLaneWords]) const {
-    const Random random = philox(lane, 0, static_cast<u32>(stream), keys);
+    const Random random = philox(lane, 0, static_cast<u32>(seed.stream), seed);
     encode_lane_stochastic(x, raw, ordinary, factor, random, codes);
   }
 };

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs, philox, rotation, scale_search, scaling
+from fp4kit.backends.cuda_launch import seed_arguments
 from fp4kit.backends.cuda_module import kernel_directory, options
-from fp4kit.formats import E2M1, E4M3
+from fp4kit.backends.plan import Plan
+from fp4kit.formats import E2M1, E4M3, NVFP4
 from fp4kit.variant import DEFAULT_SIGN_MASK, ERRORS, Variant
 
 COMPILER = shutil.which("g++")
@@ -37,6 +39,12 @@ def library(tmp_path_factory):
 
 def pointer(array):
     return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def seed_words(key, stream):
+    """What kernels take of a seed."""
+    plan = Plan(NVFP4, None, None, 16, 16, variant=Variant(rounding="stochastic"))
+    return np.array(seed_arguments(plan, (key, stream)), np.int64)
 
 
 def groups_of_numbers():
@@ -81,8 +89,7 @@ def test_random_numbers(library, key, stream, direction):
     library.random_bits(
         ctypes.c_longlong(GROUPS),
         ctypes.c_ulonglong(0),
-        ctypes.c_ulonglong(key),
-        ctypes.c_uint32(stream),
+        pointer(seed_words(key, stream)),
         ctypes.c_uint32(direction),
         pointer(found),
     )
@@ -137,7 +144,7 @@ def test_stochastic_lanes(library, ordinary):
         pointer(factor),
         ctypes.c_int(ordinary),
         ctypes.c_ulonglong(0),
-        ctypes.c_ulonglong(9),
+        pointer(seed_words(9, 0)),
         pointer(found),
     )
     with scaling.quiet():

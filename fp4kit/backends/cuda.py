@@ -173,7 +173,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
             result = _Result(second, packed, block_scale)
             self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
             return
-        random = () if plan.variant is None else cuda_launch.seed_arguments(seed)
+        random = cuda_launch.seed_arguments(plan, seed)
         ready = cuda_ready.quantize(current_device(), plan, dtype, scales, aligned)
         ready.launch(source, address_of(second), codes, block_scale.data.ptr, *random)
 

@@ -124,9 +124,19 @@ def quantizes_flat(plan: Plan, scales: int, vector: bool) -> bool:
     return supported and vector and whole and scales <= 1 and _lanes(plan) < 2**31
 
 
+def rounds_stochastically(plan: Plan) -> bool:
+    """Whether kernels take a seed."""
+    return plan.variant is not None and plan.variant.rounding == "stochastic"
+
+
+def seed_arguments(plan: Plan, seed: Seed) -> tuple[int, ...]:
+    """What quantizing kernels take of a seed, of the types `seed_types`: nothing without need."""
+    return _seed_words(seed) if rounds_stochastically(plan) else ()
+
+
 @lru_cache(maxsize=256)
-def seed_arguments(seed: Seed) -> tuple[int, ...]:
-    """What the flat kernels take to round stochastically, as signed numbers of 64 bits."""
+def _seed_words(seed: Seed) -> tuple[int, ...]:
+    """The stream, and a key for each round as signed numbers of 64 bits."""
     key, stream = seed
     words = [low | high << 32 for low, high in round_keys(key)]
     return (stream, *(word - (word >> 63 << 64) for word in words))
@@ -158,10 +168,6 @@ def _filling_grid(lanes: int, dtype: str, multiprocessors: int) -> tuple[int, ..
     return (min(-(-lanes // THREADS), multiprocessors * FLAT_BLOCKS[ITEM_SIZES[dtype]]),)
 
 
-def _rounds_stochastically(plan: Plan) -> bool:
-    return plan.variant is not None and plan.variant.rounding == "stochastic"
-
-
 def _quantize_flat_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launch:
     lanes = _lanes(plan)
     stored_rows, stored_cols = plan.scale_shape
@@ -174,7 +180,7 @@ def _quantize_flat_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launc
             plan.recipe,
             plan.has_second_level,
             plan.scale_layout,
-            _rounds_stochastically(plan),
+            rounds_stochastically(plan),
         ),
         _filling_grid(lanes, dtype, multiprocessors),
         (
@@ -198,7 +204,7 @@ def _quantize_tiled_launch(plan: Plan, dtype: str, multiprocessors: int) -> Laun
     strips = stored_rows * stored_cols // WARP
     return Launch(
         quantize_tiled_kernel(
-            plan.format, dtype, plan.recipe, plan.has_second_level, _rounds_stochastically(plan)
+            plan.format, dtype, plan.recipe, plan.has_second_level, rounds_stochastically(plan)
         ),
         _filling_grid(strips * WARP, dtype, multiprocessors),
         (strips, plan.rows, plan.blocks, _high_first(plan), _rule(plan)),

@@ -74,8 +74,6 @@ DEQUANTIZE_ACCESSES = {
     "rows": "kAccessRows",
     "single": "kAccessSingle",
 }
-#: What the fast quantizing kernels take to round stochastically: stream, and a key for each round.
-SEED_TYPES = ("i64",) * (1 + ROUNDS)
 #: CuPy adds these itself, after ours; tests that compile without CuPy add them too.
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
@@ -97,6 +95,11 @@ def instance(kernel: str, file: str, *arguments: str | bool) -> Instance:
     qualified = [word if word in ("true", "false") else f"{NAMESPACE}::{word}" for word in words]
     template = f"<{', '.join(qualified)}>" if qualified else ""
     return Instance(file, f"{NAMESPACE}::{kernel}{template}")
+
+
+def seed_types(stochastic: bool) -> tuple[str, ...]:
+    """The last template arguments of quantizing kernels: stream, and a key for each round."""
+    return ("i64",) * (1 + ROUNDS) if stochastic else ()
 
 
 def _recipe_name(recipe: Recipe | None) -> str:
@@ -147,7 +150,7 @@ def quantize_flat_kernel(
 ) -> Instance:
     """Quantization of whole, aligned blocks with one second-level value: the fast path."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], _recipe_name(recipe)
-    rest = CXX_LAYOUTS[layout], *(SEED_TYPES if stochastic else ())
+    rest = CXX_LAYOUTS[layout], *seed_types(stochastic)
     return instance("quantize_flat_kernel", "quantize_flat.cu", *names, second, *rest)
 
 
@@ -157,7 +160,7 @@ def quantize_tiled_kernel(
 ) -> Instance:
     """The fast path into swizzled_128x4 scales, whole tiles across."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], _recipe_name(recipe)
-    seed = SEED_TYPES if stochastic else ()
+    seed = seed_types(stochastic)
     return instance("quantize_tiled_kernel", "quantize_tiled.cu", *names, second, *seed)
 
 

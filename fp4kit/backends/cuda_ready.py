@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from . import cuda_launch, cuda_module, cuda_residual_launch
-from .base import Plan
+from .base import NO_SEED, Plan
 from .operations import ResidualPlan
 
 
@@ -131,12 +131,12 @@ def amax(device: int, dtype: str, size: int, groups: int, item_size: int) -> Rea
 
 @lru_cache(maxsize=1024)
 def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) -> Ready:
-    """For (x, second, packed, block_scale), and `seed_arguments` if the plan has a variant."""
+    """For (x, second, packed, block_scale), and what follows from the seed."""
     vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
     processors = multiprocessors(device)
     launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
-    words = 0 if plan.variant is None else len(cuda_module.SEED_TYPES)
-    return Ready(device, launch, addresses=4 + words)
+    words = cuda_launch.seed_arguments(plan, NO_SEED)
+    return Ready(device, launch, addresses=4 + len(words))
 
 
 @lru_cache(maxsize=1024)
