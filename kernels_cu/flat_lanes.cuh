@@ -35,13 +35,11 @@ struct FlatShape {
 // Quantizes every `stride`-th set of kThreads lanes from `first` to before `count`. The elements of
 // a thread's next lane are on their way while it works on one. No sum of count and stride may
 // exceed 32 bits.
-template <class Format, class T, int kRecipe, bool kSecond, int kLayout>
-__device__ __forceinline__ void quantize_lanes(const typename T::Bits* __restrict__ x,
-                                               u8* __restrict__ packed,
-                                               u8* __restrict__ block_scale,
-                                               const ScaleTable& table, const Level& level,
-                                               u32 first, u32 count, u32 stride,
-                                               const FlatShape& shape, int rule, bool high_first) {
+template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class RoundingType>
+__device__ __forceinline__ void quantize_lanes(
+    const typename T::Bits* __restrict__ x, u8* __restrict__ packed, u8* __restrict__ block_scale,
+    const ScaleTable& table, const Level& level, const RoundingType& rounding, u32 first, u32 count,
+    u32 stride, const FlatShape& shape, int rule, bool high_first) {
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   Words<T> ahead;
   const auto load = [&](u32 lane) {
@@ -55,8 +53,8 @@ __device__ __forceinline__ void quantize_lanes(const typename T::Bits* __restric
     const Words<T> elements = ahead;
     load(lane + stride);
     u32 codes[Format::kLaneWords];
-    const u32 byte =
-        quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rule, high_first, codes);
+    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rounding,
+                                                                lane, rule, high_first, codes);
     if (lane >= count) continue;
     store_codes<true>(packed + static_cast<u64>(lane) * kCodeBytes, codes);
     if (lane % Format::kLanes == 0) {

@@ -224,23 +224,6 @@ FP4KIT_HD float fma_rn(float a, float b, float c) {
 #endif
 }
 
-// a * b + c rounded down, for a product that is exact.
-FP4KIT_HD float fma_down(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("fma.rm.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
-  return result;
-#else
-  // The rounding error of a sum is a float itself.
-  const float product = a * b;
-  const float sum = product + c;
-  const float rest = sum - product;
-  const float error = (product - (sum - rest)) + (c - rest);
-  if (!(error < 0.0f)) return sum;
-  return as_float(sum > 0.0f ? as_bits(sum) - 1 : as_bits(sum) + 1);
-#endif
-}
-
 // Exact; the plain conversion would flush subnormals first.
 FP4KIT_HD double widen(float value) {
 #ifdef __CUDA_ARCH__

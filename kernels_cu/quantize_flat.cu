@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // quantize, the fast path: whole blocks, 16-byte alignment, at most one second-level value, fewer
-// than 2^31 lanes. The bytes are those of quantize.cu, which serves everything else.
+// than 2^31 lanes. The bytes are those of quantize.cu, which serves everything else; rounded
+// stochastically, those of quantize_tiles.cu.
 //
 // What makes it fast, beside what quantize.cu does already:
 //   1. blocks of a tensor are one flat sequence, so a linear layout needs no rows and columns
@@ -19,12 +20,13 @@
 
 namespace fp4kit {
 
-template <class Format, class T, int kRecipe, bool kSecond, int kLayout>
+// SeedWords: as Rounding takes them.
+template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_flat_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,
-                         u8* __restrict__ packed, u8* __restrict__ block_scale, i64 lanes, i64 rows,
-                         i64 blocks, i64 stored_rows, i64 stored_cols, i64 magic, i64 shift,
-                         i64 high_first, i64 rule, i64 has_padding) {
+                         u8* __restrict__ packed, u8* __restrict__ block_scale, SeedWords... seed,
+                         i64 lanes, i64 rows, i64 blocks, i64 stored_rows, i64 stored_cols,
+                         i64 magic, i64 shift, i64 high_first, i64 rule, i64 has_padding) {
   __shared__ ScaleTable table;
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 
@@ -32,8 +34,9 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   const FlatShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
                         static_cast<u32>(stored_cols)};
   quantize_lanes<Format, T, kRecipe, kSecond, kLayout>(
-      x, packed, block_scale, table, level, blockIdx.x * kThreads, static_cast<u32>(lanes),
-      gridDim.x * kThreads, shape, static_cast<int>(rule), high_first != 0);
+      x, packed, block_scale, table, level, Rounding<SeedWords...>{seed...}, blockIdx.x * kThreads,
+      static_cast<u32>(lanes), gridDim.x * kThreads, shape, static_cast<int>(rule),
+      high_first != 0);
   if (kLayout != kLayoutLinear && has_padding) {
     clear_padding(block_scale, kLayout, rows, blocks, stored_rows, stored_cols);
   }

@@ -123,22 +123,23 @@ struct GroupTiles {
   }
 };
 
-template <class C>
+// SeedWords: empty, or all that Seed holds.
+template <class C, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
-    quantize_grouped_kernel(const typename C::T::Bits* __restrict__ x,
+    quantize_grouped_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
                             const i64* __restrict__ first, const Member* __restrict__ members,
                             i64 count, i64 total, const float* row_second, u8* row_packed,
                             u8* row_scale, i64 row_per_vector, const float* col_second,
                             u8* col_packed, u8* col_scale, i64 col_per_vector, i64 high_first,
-                            i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 key, i64 stream,
-                            u32* taken) {
+                            i64 rule, i64 range, i64 row_mask, i64 col_mask, SeedWords... seed) {
   TileShared<C>& shared = tile_shared<C>();
-  const GroupTiles<C> tiles(
-      x, first, members, count, total, {row_second, row_packed, row_scale, row_per_vector},
-      {col_second, col_packed, col_scale, col_per_vector}, static_cast<u32>(stream), taken);
   const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
-                        static_cast<u32>(col_mask), static_cast<u64>(key)};
+                        static_cast<u32>(col_mask), {seed...}};
+  const GroupTiles<C> tiles(x, first, members, count, total,
+                            {row_second, row_packed, row_scale, row_per_vector},
+                            {col_second, col_packed, col_scale, col_per_vector},
+                            static_cast<u32>(options.seed.stream), taken);
   quantize_all_tiles<C>(shared, tiles, options);
 }
 

@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   quantize_lanes<Format, T, kRecipe, kSecond, kLayoutLinear>(
       x + member.start + found.begin * kLaneElements,
       packed + member.row.packed + found.begin * (4 * Format::kLaneWords),
-      block_scale + member.row.block_scale + found.begin / Format::kLanes, table, level, 0,
-      static_cast<u32>(rest < chunk_size ? rest : chunk_size), kThreads, FlatShape{0, 0, 0, 0},
-      static_cast<int>(rule), high_first != 0);
+      block_scale + member.row.block_scale + found.begin / Format::kLanes, table, level,
+      Rounding<>(), 0, static_cast<u32>(rest < chunk_size ? rest : chunk_size), kThreads,
+      FlatShape{0, 0, 0, 0}, static_cast<int>(rule), high_first != 0);
 }
 
 // swizzled_128x4 scales of 16-element blocks, whole tiles across; a chunk is so many strips.
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   const u32 wanted = static_cast<u32>(chunk_size);
   quantize_strips<Format, T, kRecipe, kSecond>(
       x + member.start, packed + member.row.packed, block_scale + member.row.block_scale, table,
-      level, begin, begin + (left < wanted ? left : wanted), kWarps, rows, blocks,
+      level, Rounding<>(), begin, begin + (left < wanted ? left : wanted), kWarps, rows, blocks,
       static_cast<int>(rule), high_first != 0);
 }
 

@@ -130,13 +130,16 @@ FP4KIT_HD constexpr u32 scale_distance(u32 cols) {
   return cols / kTileCols * (kLayout == kLayoutSwizzled128x4 ? kTileBytes128 : kTileBytes8);
 }
 
-template <class T, int kRecipe, bool kStochastic, bool kPerToken, int kLayout, class TeamType>
+// SeedWords: empty, or all that Seed holds, to round stochastically.
+template <class T, int kRecipe, bool kPerToken, int kLayout, class TeamType, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType>())
     quantize_measured_kernel(const uint4* __restrict__ x, float* __restrict__ second,
-                             u8* __restrict__ packed, u8* __restrict__ block_scale, i64 key,
-                             i64 stream, i64 row_count, i64 row_pieces, i64 row_blocks,
+                             u8* __restrict__ packed, u8* __restrict__ block_scale,
+                             SeedWords... seed_words, i64 row_count, i64 row_pieces, i64 row_blocks,
                              i64 stored_cols, i64 high_first, i64 smallest) {
+  constexpr bool kStochastic = sizeof...(SeedWords) > 0;
   using C = MeasuredConfig<T, kRecipe, kStochastic, kPerToken, kLayout>;
+  const Seed seed{seed_words...};
   constexpr u32 kSize = TeamType::kSize;
   constexpr u32 kLanes = TeamType::kLanes;
   constexpr u32 kTeams = kThreads / kSize;
@@ -210,13 +213,12 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
         constexpr u32 kRaw = 0;
         u32 codes[Nvfp4::kLaneWords];
         if constexpr (kStochastic) {
-          const Random random =
-              philox(first + l * kSize, 0, static_cast<u32>(stream), static_cast<u64>(key));
+          const Random random = philox(first + l * kSize, 0, static_cast<u32>(seed.stream), seed);
           encode_lane_stochastic(elements[l], kRaw, ordinary, factor, random, codes);
         } else {
           encode_lane<Nvfp4, T, kRecipe>(elements[l], kRaw, ordinary, factor, codes);
         }
-        const Options options{0, high_first != 0, 0.0f, 0, 0, 0};
+        const Options options{0, high_first != 0, 0.0f, 0, 0, {}};
         // Opaque: the compiler would hold a pointer in two registers, or work `first` out anew.
         u8* const out = packed + static_cast<u64>(opaque(first)) * kCodeBytes;
         store_lane<C>(out + l * kSize * kCodeBytes, codes, options);

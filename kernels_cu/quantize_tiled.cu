@@ -9,18 +9,19 @@
 
 namespace fp4kit {
 
-template <class Format, class T, int kRecipe, bool kSecond>
+// SeedWords: as Rounding takes them.
+template <class Format, class T, int kRecipe, bool kSecond, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_tiled_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,
-                          u8* __restrict__ packed, u8* __restrict__ block_scale, i64 strips,
-                          i64 rows, i64 blocks, i64 high_first, i64 rule) {
+                          u8* __restrict__ packed, u8* __restrict__ block_scale, SeedWords... seed,
+                          i64 strips, i64 rows, i64 blocks, i64 high_first, i64 rule) {
   __shared__ ScaleTable table;
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 
   quantize_strips<Format, T, kRecipe, kSecond>(
-      x, packed, block_scale, table, level, blockIdx.x * kWarps, static_cast<u32>(strips),
-      gridDim.x * kWarps, static_cast<u32>(rows), static_cast<u32>(blocks), static_cast<int>(rule),
-      high_first != 0);
+      x, packed, block_scale, table, level, Rounding<SeedWords...>{seed...}, blockIdx.x * kWarps,
+      static_cast<u32>(strips), gridDim.x * kWarps, static_cast<u32>(rows),
+      static_cast<u32>(blocks), static_cast<int>(rule), high_first != 0);
 }
 
 }  // namespace fp4kit

@@ -6,7 +6,7 @@
 // takes every division out of the loop over blocks of elements.
 #pragma once
 
-#include "lane.cuh"
+#include "stochastic.cuh"
 
 namespace fp4kit {
 
@@ -40,10 +40,12 @@ __device__ __forceinline__ Level fill_scale_table(ScaleTable& table, const float
   }
 }
 
-// Codes and scale byte of the lane's block. Every thread of the warp must call it.
-template <class Format, class T, int kRecipe, bool kSecond>
+// Codes of lane number `lane` and the scale byte of its block. Every thread of the warp must call
+// it.
+template <class Format, class T, int kRecipe, bool kSecond, class RoundingType>
 __device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const ScaleTable& table,
-                                             const Level& level, int rule, bool high_first,
+                                             const Level& level, const RoundingType& rounding,
+                                             u32 lane, int rule, bool high_first,
                                              u32 (&codes)[Format::kLaneWords]) {
   u32 raw;
   const float amax = block_amax<Format, T>(elements, raw);
@@ -55,7 +57,7 @@ __device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const Sca
     factor = table.factor[byte % kScaleBytes];
   }
   const bool ordinary = is_ordinary_scale<Format>(byte, rule) && is_ordinary_level<kRecipe>(level);
-  encode_lane<Format, T, kRecipe>(elements, raw, ordinary, factor, codes);
+  rounding.template encode<Format, kRecipe>(elements, raw, ordinary, factor, lane, codes);
   if (Format::kIsFp4 && high_first) {
 #pragma unroll
     for (int i = 0; i < Format::kLaneWords; ++i) codes[i] = swap_nibbles(codes[i]);

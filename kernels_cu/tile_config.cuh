@@ -48,7 +48,7 @@ struct Options {
   float range;
   u32 row_mask;
   u32 col_mask;
-  u64 key;
+  Seed seed;
 };
 
 // What a kernel instance does; all known when it is compiled.
@@ -399,7 +399,7 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
 #pragma unroll
     for (int l = 0; l < Format::kLanes; ++l) {
       if constexpr (C::V::kStochastic) {
-        const Random random = philox(group + l, direction, stream, options.key);
+        const Random random = philox(group + l, direction, stream, options.seed);
         encode_lane_stochastic(x[l], raw[l], ordinary, factor, random, coded.code[l]);
       } else {
         encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor, coded.code[l]);

@@ -29,13 +29,11 @@ constexpr int kWarps = kThreads / 32;
 // Quantizes every `stride`-th set of kWarps strips of a matrix of `rows` rows of `row_blocks`
 // blocks, from `strip` to before `count`. The next block is on its way while one is worked on.
 // Fewer than 2^31 of each, so that no sum with a stride exceeds 32 bits.
-template <class Format, class T, int kRecipe, bool kSecond>
-__device__ __forceinline__ void quantize_strips(const typename T::Bits* __restrict__ x,
-                                                u8* __restrict__ packed,
-                                                u8* __restrict__ block_scale,
-                                                const ScaleTable& table, const Level& level,
-                                                u32 strip, u32 count, u32 stride, u32 rows,
-                                                u32 row_blocks, int rule, bool high_first) {
+template <class Format, class T, int kRecipe, bool kSecond, class RoundingType>
+__device__ __forceinline__ void quantize_strips(
+    const typename T::Bits* __restrict__ x, u8* __restrict__ packed, u8* __restrict__ block_scale,
+    const ScaleTable& table, const Level& level, const RoundingType& rounding, u32 strip, u32 count,
+    u32 stride, u32 rows, u32 row_blocks, int rule, bool high_first) {
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   static_assert(Format::kLanes == 1, "a lane takes a block");
   const u32 across = row_blocks / kTileCols;
@@ -77,8 +75,8 @@ __device__ __forceinline__ void quantize_strips(const typename T::Bits* __restri
     }
     load();
     u32 codes[Format::kLaneWords];
-    const u32 byte =
-        quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rule, high_first, codes);
+    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rounding,
+                                                                my_block, rule, high_first, codes);
     if (in_tensor) store_codes<true>(packed + static_cast<u64>(my_block) * kCodeBytes, codes);
     block_scale[static_cast<u64>(my_sector) * kSectorBytes + place] =
         in_tensor ? static_cast<u8>(byte) : 0;

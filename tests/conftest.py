@@ -469,6 +469,10 @@ def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
     monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda _, size: size > 0)
     # Few: each takes several tiles, and meets several members.
     monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 3)
+    monkeypatch.setattr(cuda_ready, "multiprocessors", lambda _: 1)
+    # Neither from nor into the cache of what a device has loaded.
+    monkeypatch.setattr(cuda_ready, "Ready", kernels.ready)
+    monkeypatch.setattr(cuda_ready, "quantize", cuda_ready.quantize.__wrapped__)
     kernels.launched.clear()
     return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
 

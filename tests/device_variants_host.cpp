@@ -17,6 +17,12 @@ Words<F32> load(const u32* x) {
   return result;
 }
 
+Seed load_seed(const i64* words) {
+  Seed result{words[0], {}};
+  for (int i = 0; i < kPhiloxRounds; ++i) result.key[i] = words[1 + i];
+  return result;
+}
+
 struct Table {
   float* values;
   void set(u32 k, float value) const { values[k] = value; }
@@ -76,23 +82,25 @@ void rotate(i64 groups, const u32* x, u32 mask, int to_bf16, u32* out) {
   }
 }
 
-void random_bits(i64 groups, u64 first, u64 key, u32 stream, u32 direction, u32* out) {
+void random_bits(i64 groups, u64 first, const i64* words, u32 direction, u32* out) {
+  const Seed seed = load_seed(words);
   for (i64 g = 0; g < groups; ++g) {
-    const Random random = philox(first + g, direction, stream, key);
-    for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.bits(i) - kMagic16;
+    const Random random = philox(first + g, direction, static_cast<u32>(seed.stream), seed);
+    for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.bits(i);
   }
 }
 
 // Codes of elements that one lane holds, and those of single values with given bits.
 void stochastic_lanes(i64 groups, const u32* x, const float* factor, int ordinary, u64 first,
-                      u64 key, u32* codes) {
+                      const i64* words, u32* codes) {
+  const Seed seed = load_seed(words);
   for (i64 g = 0; g < groups; ++g) {
     const Words<F32> elements = load(x + g * kLaneElements);
     u32 raw;
     lane_amax_bits<F32>(elements, raw);
     u32 own[2];
-    encode_lane_stochastic(elements, raw, ordinary != 0, factor[g], philox(first + g, 0, 0, key),
-                           own);
+    encode_lane_stochastic(elements, raw, ordinary != 0, factor[g],
+                           philox(first + g, 0, static_cast<u32>(seed.stream), seed), own);
     codes[2 * g] = own[0];
     codes[2 * g + 1] = own[1];
   }
@@ -102,8 +110,7 @@ void stochastic(i64 count, const float* scaled, const u32* random, int careful, 
   for (i64 i = 0; i < count; ++i) {
     const float y = as_float(magnitude_bits(scaled[i]));
     u32 sum[8] = {};
-    sum[0] = careful ? stochastic_magic<true>(y, kMagic16 | random[i])
-                     : stochastic_magic<false>(y, kMagic16 | random[i]);
+    sum[0] = careful ? stochastic_sum<true>(y, random[i]) : stochastic_sum<false>(y, random[i]);
     const u32 sign = is_nan(scaled[i]) ? 0u : (as_bits(scaled[i]) >> 28) & 8u;
     code[i] = static_cast<u8>((stochastic_join8(sum) & 7u) | sign);
   }

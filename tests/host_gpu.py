@@ -115,6 +115,15 @@ class Kernels:
         (blocks,) = grid
         run(ctypes.c_longlong(blocks), (ctypes.c_longlong * count)(*words))
 
+    def ready(self, device, launch, addresses):
+        """As the backend's Ready; its multiprocessors are the fixture's."""
+
+        def run(*pointers):
+            assert len(pointers) == addresses
+            self.launch(launch.instance, launch.grid, (*pointers, *launch.scalars))
+
+        return types.SimpleNamespace(launch=run)
+
     def _build(self, instance):
         name = hashlib.sha256(instance.expression.encode()).hexdigest()[:16]
         source, output = self._folder / f"{name}.cpp", self._folder / f"{name}.so"

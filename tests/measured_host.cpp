@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
+#include <utility>
+
 #define __CUDACC__ 1
 #define __host__
 #define __device__
@@ -103,14 +105,8 @@ void named_barrier(unsigned number, unsigned count) { barriers[number].wait(coun
 
 namespace {
 
-using Kernel = void (*)(const uint4*, float*, unsigned char*, unsigned char*, long long, long long,
-                        long long, long long, long long, long long, long long, long long);
-const Kernel kKernels[] = {
-#include "instances.inc"
-};
-
 struct Call {
-  Kernel kernel;
+  void (*enter)();
   const uint4* x;
   float* second;
   unsigned char* packed;
@@ -118,11 +114,29 @@ struct Call {
   const long long* s;
 } call;
 
+template <class... A, std::size_t... kIndex>
+void pass(void (*kernel)(const uint4*, float*, unsigned char*, unsigned char*, A...),
+          std::index_sequence<kIndex...>) {
+  kernel(call.x, call.second, call.packed, call.scale, static_cast<A>(call.s[kIndex])...);
+}
+
+template <class... A>
+void pass(void (*kernel)(const uint4*, float*, unsigned char*, unsigned char*, A...)) {
+  pass(kernel, std::index_sequence_for<A...>());
+}
+
+template <auto kKernel>
+void enter() {
+  pass(kKernel);
+}
+
+void (*const kKernels[])() = {
+#include "instances.inc"
+};
+
 void run_fiber() {
   Fiber& fiber = fibers[threadIdx.x];
-  const long long* s = call.s;
-  call.kernel(call.x, call.second, call.packed, call.scale, s[0], s[1], s[2], s[3], s[4], s[5],
-              s[6], s[7]);
+  call.enter();
   fiber.done = true;
   swapcontext(&fiber.context, &scheduler);
 }

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs, philox, rotation, scale_search, scaling
+from fp4kit.backends.cuda_launch import seed_arguments
 from fp4kit.backends.cuda_module import kernel_directory, options
-from fp4kit.formats import E2M1, E4M3
+from fp4kit.backends.plan import Plan
+from fp4kit.formats import E2M1, E4M3, NVFP4
 from fp4kit.variant import DEFAULT_SIGN_MASK, ERRORS, Variant
 
 COMPILER = shutil.which("g++")
@@ -37,6 +39,12 @@ def library(tmp_path_factory):
 
 def pointer(array):
     return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def seed_words(key, stream):
+    """What kernels take of a seed."""
+    plan = Plan(NVFP4, None, None, 16, 16, variant=Variant(rounding="stochastic"))
+    return np.array(seed_arguments(plan, (key, stream)), np.int64)
 
 
 def groups_of_numbers():
@@ -81,8 +89,7 @@ def test_random_numbers(library, key, stream, direction):
     library.random_bits(
         ctypes.c_longlong(GROUPS),
         ctypes.c_ulonglong(0),
-        ctypes.c_ulonglong(key),
-        ctypes.c_uint32(stream),
+        pointer(seed_words(key, stream)),
         ctypes.c_uint32(direction),
         pointer(found),
     )
@@ -104,13 +111,13 @@ def test_stochastic_rounding(library, careful):
     if not careful:
         scaled = scaled[np.abs(scaled) < 8]
     scaled = np.tile(scaled, 2)
-    random = rng.integers(0, 2**16, len(scaled), np.uint32)
+    random = rng.integers(0, 2**24, len(scaled), np.uint32)
     # Both ends, and exactly what is missing to the code above, or one less.
-    random[1::8], random[2::8] = 0, 2**16 - 1
+    random[1::8], random[2::8] = 0, 2**24 - 1
     with np.errstate(invalid="ignore", over="ignore"):
         fraction = np.nan_to_num(np.abs(scaled[3::8]) * 2 % 1)
-    random[3::8] = (2**16 - np.floor(fraction * 2**16)).astype(np.uint32) & 0xFFFF
-    random[4::8] = (random[3::8][: len(random[4::8])] - np.uint32(1)) & np.uint32(0xFFFF)
+    random[3::8] = (2**24 - np.floor(fraction * 2**24)).astype(np.uint32) & 0xFFFFFF
+    random[4::8] = (random[3::8][: len(random[4::8])] - np.uint32(1)) & np.uint32(0xFFFFFF)
     scaled[4::8] = scaled[3::8][: len(scaled[4::8])]
     found = np.empty(len(scaled), np.uint8)
     library.stochastic(
@@ -137,7 +144,7 @@ def test_stochastic_lanes(library, ordinary):
         pointer(factor),
         ctypes.c_int(ordinary),
         ctypes.c_ulonglong(0),
-        ctypes.c_ulonglong(9),
+        pointer(seed_words(9, 0)),
         pointer(found),
     )
     with scaling.quiet():

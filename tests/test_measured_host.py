@@ -18,10 +18,11 @@ import pytest
 
 import fp4kit
 from fp4kit import codecs
+from fp4kit.backends.cuda_launch import seed_arguments
 from fp4kit.backends.cuda_measured import is_measured, measured_kernel, measured_launch, team_for
 from fp4kit.backends.cuda_module import kernel_directory, options
 from fp4kit.backends.cuda_variants import is_padded
-from fp4kit.backends.plan import Plan
+from fp4kit.backends.plan import NO_SEED, Plan
 from fp4kit.formats import ALL_RECIPES, NVFP4
 from fp4kit.variant import PLAIN
 
@@ -103,7 +104,7 @@ def library(tmp_path_factory):
     assert text.count(BARRIER) == 1
     text = text.replace(BARRIER, "named_barrier(1 + team, kSize);")
     (build / "quantize_measured_host.cu").write_text(text, encoding="utf-8")
-    expressions = "".join(f"{instance.expression},\n" for instance in INSTANCES)
+    expressions = "".join(f"&enter<&{instance.expression}>,\n" for instance in INSTANCES)
     (build / "instances.inc").write_text(expressions, encoding="utf-8")
     defines = [option for option in options(9, 0) if option.startswith("-D")]
     source = Path(__file__).parent / "measured_host.cpp"
@@ -149,7 +150,7 @@ def run(library, case, x):
     source[:] = x.reshape(-1).view(np.uint8)
     if is_padded(plan):
         arrays[2][1][:] = 0
-    scalars = np.array([*np.array(case.seed or (0, 0), np.uint64).view(np.int64), *launch.scalars])
+    scalars = np.array([*seed_arguments(plan, case.seed or NO_SEED), *launch.scalars], np.int64)
     pointers = [ctypes.c_void_p(part.ctypes.data) for _, part in arrays]
     library.quantize_measured(
         ctypes.c_int(INSTANCES.index(launch.instance)),

@@ -45,6 +45,24 @@ def test_known_answers_of_philox(counter, key, words):
     assert tuple(int(word[0]) for word in got) == words
 
 
+def test_the_way_along_the_codes_is_a_subnormal_product():
+    """Every exponent from 0 to before 8: its first and last numbers, ties, and many between."""
+    first = np.arange(0, 130, dtype=np.int64) << 23
+    starts = np.concatenate([first + place for place in range(0, 1 << 23, 1 << 20)])
+    near = np.arange(-300, 300)
+    strided = np.arange(0, 130 << 23, 151)
+    bits = np.concatenate([(starts[:, None] + near).ravel(), strided])
+    magnitude = bits[(bits >= 0) & (bits < 130 << 23)].astype(np.uint32).view(F32)
+    # Halfway between two steps of 2^-23, where the even one is taken.
+    ties = (np.arange(1 << 16, dtype=F32) + F32(0.5)) * F32(2.0**-23)
+    magnitude = np.concatenate([magnitude, ties, ties * 64, GRID])
+    expected = (magnitude * F32(2.0**-126)).view(np.uint32)
+    np.testing.assert_array_equal(philox.code_and_rest(magnitude), expected)
+    # What is above the last 22 bits is the code rounded down.
+    below = np.searchsorted(np.append(GRID, F32(8)), magnitude[-1000:], side="right") - 1
+    np.testing.assert_array_equal(expected[-1000:] >> 22, below)
+
+
 @pytest.mark.parametrize("value", [2.25, 0.1, 0.49, 1.3, 3.001, 4.7, 5.99, -2.25, -0.03])
 def test_the_mean_is_the_value(value, backend):
     n = 1 << 20

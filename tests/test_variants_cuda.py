@@ -10,9 +10,32 @@ import pytest
 
 import fp4kit
 from fp4kit.backends import get_backend
+from fp4kit.formats import SCALE_LAYOUTS
 
+F32 = np.float32
 REASON = get_backend("cuda").unavailable_reason()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+
+@pytest.mark.parametrize("layout", SCALE_LAYOUTS)
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_stochastic_rows(dtypes, dtype, format, layout):
+    """Lanes that follow each other, several a thread, and what takes tiles: ragged, misaligned."""
+    cupy = pytest.importorskip("cupy")
+    options = {"rounding": "stochastic", "seed": 2**64 - 9, "pad": True, "scale_layout": layout}
+    if format == "nvfp4":
+        options["amax"] = 3.0
+    rng = np.random.default_rng(2)
+    for rows, cols, first in ((4111, 2048, 0), (3003, 2080, 0), (300, 2056, 0), (300, 2048, 1)):
+        x = rng.standard_normal(first + rows * cols, F32).astype(dtypes[dtype])
+        device = cupy.asarray(x.view(np.uint8)).view(x.dtype)
+        got, want = (
+            fp4kit.quantize(array[first:].reshape(rows, cols), format, stream=cols, **options)
+            for array in (device, x)
+        )
+        np.testing.assert_array_equal(got.packed.get(), want.packed)
+        np.testing.assert_array_equal(got.block_scale.get(), want.block_scale)
 
 
 @pytest.mark.slow

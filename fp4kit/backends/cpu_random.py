@@ -18,6 +18,8 @@ from .cpu_words import ABS, INF_BITS, bits_float, f32, float_bits, u32, u64
 FIRST, SECOND = (u64(number) for number in philox.MULTIPLIERS)
 FIRST_STEP, SECOND_STEP = (u32(number) for number in philox.KEY_STEPS)
 ROUNDS = philox.ROUNDS
+i32 = np.int32
+FROM_ONE_ON, BELOW_ONE = (i32(field << philox.MANTISSA_BITS) for field in (126, 127))
 
 
 @jit_inner
@@ -43,11 +45,11 @@ def encode_stochastically(value, word, turn):
     bits = float_bits(value)
     # numba widens shifts and sums of 32 bits to 64: back to 32 at once.
     rotated = u32(word >> turn) | u32(word << ((u32(32) - turn) & u32(31)))
-    random = np.int32(u32(rotated) >> u32(16))
     y = at_most(bits_float(bits & ABS), SIX)
-    per_step = f32(2) if y < f32(2) else (f32(1) if y < f32(4) else f32(0.5))
-    first = u32(0) if y < f32(2) else (u32(2) if y < f32(4) else u32(4))
-    # In 2^-16 of a step, which is exact for whole ones and rounds the rest down.
-    code = first + u32((np.int32(y * per_step * f32(1 << 16)) + random) >> np.int32(16))
+    # philox.code_and_rest.
+    from_one_on = i32(i32(float_bits(y)) - FROM_ONE_ON)
+    below_one = i32(i32(float_bits(y + f32(1))) - BELOW_ONE)
+    gone = u32(u32(max(from_one_on, below_one)) << u32(2))
+    code = u32(u32(gone + u32(u32(rotated) >> u32(8))) >> u32(24))
     code = code | ((bits >> u32(28)) & u32(8))
     return u32(7) if (bits & ABS) > INF_BITS else code

@@ -165,15 +165,17 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         block_scale: RawArray,
         seed: Seed = NO_SEED,
     ) -> None:
-        if plan.variant is not None:
+        source, codes, scales = x.data.ptr, packed.data.ptr, _count(second)
+        aligned = is_aligned(source | codes)
+        vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
+        if plan.variant is not None and not cuda_launch.quantizes_flat(plan, scales, vector):
             both = (None, plan) if plan.is_columnwise else (plan, None)
             result = _Result(second, packed, block_scale)
             self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
             return
-        source, codes = x.data.ptr, packed.data.ptr
-        aligned = is_aligned(source | codes)
-        ready = cuda_ready.quantize(current_device(), plan, dtype, _count(second), aligned)
-        ready.launch(source, address_of(second), codes, block_scale.data.ptr)
+        random = cuda_launch.seed_arguments(plan, seed)
+        ready = cuda_ready.quantize(current_device(), plan, dtype, scales, aligned)
+        ready.launch(source, address_of(second), codes, block_scale.data.ptr, *random)
 
     def dequantize(
         self,

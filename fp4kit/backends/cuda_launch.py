@@ -7,18 +7,20 @@ Nothing here knows CuPy. Results are cached by plan, so that repeated calls cost
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import Final
 
 import numpy as np
 
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.layout import TILE
+from fp4kit.philox import round_keys
 from fp4kit.scaling import ONE, second_level_range
 from fp4kit.variant import PLAIN
 
-from .base import Plan
+from .base import Plan, Seed
 from .cuda_module import (
     DEQUANTIZE_UNROLL,
     DEQUANTIZE_UNROLL_HEAVY,
@@ -58,6 +60,8 @@ ERROR_FIELDS = (
     "scale_subnormal",
     "max_abs_error",
 )
+#: The variant that the flat kernels have beside plain quantization.
+STOCHASTIC: Final = replace(PLAIN, rounding="stochastic")
 #: Tiles that a warp of the swizzle kernels takes side by side, and strips of each layout's tile.
 TILE_GROUP = 8
 STRIPS = {"swizzled_128x4": 32, "swizzled_8x4": 2}
@@ -109,14 +113,44 @@ def _high_first(plan: Plan) -> int:
     return int(plan.nibble_order == "high_first")
 
 
+def _lanes(plan: Plan) -> int:
+    return plan.rows * plan.blocks * (plan.format.block_size // LANE)
+
+
+def quantizes_flat(plan: Plan, scales: int, vector: bool) -> bool:
+    """Whether the flat kernels do what a plan asks for."""
+    whole = plan.cols % plan.format.block_size == 0
+    supported = plan.variant is None or plan.variant == STOCHASTIC
+    return supported and vector and whole and scales <= 1 and _lanes(plan) < 2**31
+
+
+def rounds_stochastically(plan: Plan) -> bool:
+    """Whether kernels take a seed."""
+    return plan.variant is not None and plan.variant.rounding == "stochastic"
+
+
+def seed_arguments(plan: Plan, seed: Seed) -> tuple[int, ...]:
+    """What quantizing kernels take of a seed, of the types `seed_types`: nothing without need."""
+    return _seed_words(seed) if rounds_stochastically(plan) else ()
+
+
+@lru_cache(maxsize=256)
+def _seed_words(seed: Seed) -> tuple[int, ...]:
+    """The stream, and a key for each round as signed numbers of 64 bits."""
+    key, stream = seed
+    words = [low | high << 32 for low, high in round_keys(key)]
+    return (stream, *(word - (word >> 63 << 64) for word in words))
+
+
 @lru_cache(maxsize=1024)
 def quantize_launch(
     plan: Plan, dtype: str, scales: int, vector: bool, multiprocessors: int
 ) -> Launch:
-    """For (x, second, packed, block_scale): the flat kernel if it can, else the general one."""
-    lanes = plan.rows * plan.blocks * (plan.format.block_size // LANE)
-    whole = plan.cols % plan.format.block_size == 0
-    if vector and whole and scales <= 1 and lanes < 2**31:
+    """For (x, second, packed, block_scale), and `seed_arguments` if rounding is stochastic.
+
+    The flat kernels if they can, else the general one, which plans without a variant can take.
+    """
+    if quantizes_flat(plan, scales, vector):
         tile_cols = TILE[plan.scale_layout][1]
         # Blocks of 32 would fill half sectors only, and were slower than the flat kernel.
         tiled = plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE
@@ -124,7 +158,8 @@ def quantize_launch(
         fits = prod(plan.scale_shape) // WARP < 2**31
         if tiled and fits and plan.blocks % tile_cols == 0:
             return _quantize_tiled_launch(plan, dtype, multiprocessors)
-        return _quantize_flat_launch(plan, dtype, lanes, multiprocessors)
+        return _quantize_flat_launch(plan, dtype, multiprocessors)
+    assert plan.variant is None
     return _quantize_any_launch(plan, dtype, scales, vector)
 
 
@@ -133,13 +168,19 @@ def _filling_grid(lanes: int, dtype: str, multiprocessors: int) -> tuple[int, ..
     return (min(-(-lanes // THREADS), multiprocessors * FLAT_BLOCKS[ITEM_SIZES[dtype]]),)
 
 
-def _quantize_flat_launch(plan: Plan, dtype: str, lanes: int, multiprocessors: int) -> Launch:
+def _quantize_flat_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launch:
+    lanes = _lanes(plan)
     stored_rows, stored_cols = plan.scale_shape
     blocks = plan.rows * plan.blocks
     magic, shift = fast_division(plan.blocks, blocks)
     return Launch(
         quantize_flat_kernel(
-            plan.format, dtype, plan.recipe, plan.has_second_level, plan.scale_layout
+            plan.format,
+            dtype,
+            plan.recipe,
+            plan.has_second_level,
+            plan.scale_layout,
+            rounds_stochastically(plan),
         ),
         _filling_grid(lanes, dtype, multiprocessors),
         (
@@ -162,7 +203,9 @@ def _quantize_tiled_launch(plan: Plan, dtype: str, multiprocessors: int) -> Laun
     # A strip is 32 stored scales, padded rows included.
     strips = stored_rows * stored_cols // WARP
     return Launch(
-        quantize_tiled_kernel(plan.format, dtype, plan.recipe, plan.has_second_level),
+        quantize_tiled_kernel(
+            plan.format, dtype, plan.recipe, plan.has_second_level, rounds_stochastically(plan)
+        ),
         _filling_grid(strips * WARP, dtype, multiprocessors),
         (strips, plan.rows, plan.blocks, _high_first(plan), _rule(plan)),
     )

@@ -17,8 +17,24 @@ from fp4kit.scaling import PER_TOKEN_SMALLEST
 from fp4kit.variant import PLAIN
 
 from .base import NO_SEED, Backend, Plan, RawArray, Seed
-from .cuda_launch import ITEM_SIZES, VECTOR, Launch, rows_are_vectors
-from .cuda_module import CXX_DTYPES, CXX_LAYOUTS, CXX_RECIPES, LANE, THREADS, Instance, instance
+from .cuda_launch import (
+    ITEM_SIZES,
+    VECTOR,
+    Launch,
+    rounds_stochastically,
+    rows_are_vectors,
+    seed_arguments,
+)
+from .cuda_module import (
+    CXX_DTYPES,
+    CXX_LAYOUTS,
+    CXX_RECIPES,
+    LANE,
+    THREADS,
+    Instance,
+    instance,
+    seed_types,
+)
 from .cuda_ready import Ready, multiprocessors, resident_blocks
 from .cuda_run import current_device, is_aligned, scratch
 from .cuda_variants import is_padded
@@ -83,15 +99,18 @@ def measured_kernel(plan: Plan, dtype: str, team: Team) -> Instance:
         "quantize_measured.cu",
         CXX_DTYPES[dtype],
         CXX_RECIPES[plan.recipe.name],
-        variant.rounding == "stochastic",
         variant.per_token,
         CXX_LAYOUTS[plan.scale_layout],
         f"Team<{team.size}, {team.lanes}>",
+        *seed_types(rounds_stochastically(plan)),
     )
 
 
 def measured_launch(plan: Plan, dtype: str, team: Team, resident: int) -> Launch:
-    """For (x, second, packed, block_scale, key, stream); `resident` blocks run at once."""
+    """For (x, second, packed, block_scale), and what follows from the seed.
+
+    `resident` blocks run at once.
+    """
     variant = plan.variant or PLAIN
     smallest = PER_TOKEN_SMALLEST if variant.per_token else np.float32(0)
     return Launch(
@@ -110,12 +129,13 @@ def measured_launch(plan: Plan, dtype: str, team: Team, resident: int) -> Launch
 
 @lru_cache(maxsize=1024)
 def _ready(device: int, plan: Plan, dtype: str) -> Ready | None:
-    """For (x, second, packed, block_scale, key, stream); None if no kernel does it."""
+    """As `measured_launch`; None if no kernel does it."""
     team = team_for(plan.rows, plan.cols, dtype, multiprocessors(device))
     if team is None or not is_measured(plan, dtype):
         return None
     resident = resident_blocks(device, measured_kernel(plan, dtype, team))
-    return Ready(device, measured_launch(plan, dtype, team, resident), addresses=6)
+    words = seed_arguments(plan, NO_SEED)
+    return Ready(device, measured_launch(plan, dtype, team, resident), addresses=4 + len(words))
 
 
 class MeasuredRows(Backend):
@@ -137,8 +157,8 @@ class MeasuredRows(Backend):
         second = scratch(plan.scales, np.float32)
         if is_padded(plan):
             block_scale.data.memset_async(0, block_scale.nbytes)
-        # The kernel takes the key's bits; arguments are written as integers of 64 bits.
-        ready.launch(source, second.data.ptr, codes, block_scale.data.ptr, *seed)
+        random = seed_arguments(plan, seed)
+        ready.launch(source, second.data.ptr, codes, block_scale.data.ptr, *random)
         return second
 
 

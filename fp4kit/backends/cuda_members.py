@@ -11,7 +11,7 @@ from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.scaling import second_level_range
 
 from .base import Plan
-from .cuda_launch import dequantize_access, range_bits
+from .cuda_launch import dequantize_access, range_bits, rounds_stochastically, seed_arguments
 from .cuda_member_tables import (
     CHUNK_LANES,
     CHUNK_STRIPS,
@@ -35,6 +35,7 @@ from .cuda_module import (
     LANE,
     Instance,
     instance,
+    seed_types,
 )
 from .cuda_variants import (
     TILE_COLUMNS,
@@ -119,7 +120,8 @@ def quantize_grouped_kernel(
 ) -> Instance:
     """The instance that serves everything; `one_level` unless vectors have levels of their own."""
     config = tile_config(directions, dtype, vector, one_level, wide)
-    return instance("quantize_grouped_kernel", "quantize_grouped.cu", config)
+    seed = seed_types(rounds_stochastically(directions.any))
+    return instance("quantize_grouped_kernel", "quantize_grouped.cu", config, *seed)
 
 
 def quantize_arguments(
@@ -144,7 +146,6 @@ def quantize_arguments(
     """
     directions = _directions(sides)
     plan = directions.any
-    key, stream = seed
     return (
         x,
         *table,
@@ -158,9 +159,7 @@ def quantize_arguments(
         int(second_level_range(variant_of(plan).e4m3_max)),
         sign_mask_of(directions.row),
         sign_mask_of(directions.column),
-        # The kernel takes the bits of an unsigned number.
-        key - (1 << 64) if key >= 1 << 63 else key,
-        stream,
+        *seed_arguments(plan, seed),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from fp4kit.errors import KernelCompileError
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, FormatSpec, Recipe, cuda_defines
+from fp4kit.philox import ROUNDS
 
 #: C++ names of what the table names in Python.
 CXX_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "Bf16"}
@@ -96,6 +97,11 @@ def instance(kernel: str, file: str, *arguments: str | bool) -> Instance:
     return Instance(file, f"{NAMESPACE}::{kernel}{template}")
 
 
+def seed_types(stochastic: bool) -> tuple[str, ...]:
+    """The last template arguments of quantizing kernels: stream, and a key for each round."""
+    return ("i64",) * (1 + ROUNDS) if stochastic else ()
+
+
 def _recipe_name(recipe: Recipe | None) -> str:
     return "kRecipeNone" if recipe is None else CXX_RECIPES[recipe.name]
 
@@ -135,29 +141,27 @@ def quantize_kernel(
 
 @cache
 def quantize_flat_kernel(
-    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, layout: str
+    spec: FormatSpec,
+    dtype: str,
+    recipe: Recipe | None,
+    second: bool,
+    layout: str,
+    stochastic: bool = False,
 ) -> Instance:
     """Quantization of whole, aligned blocks with one second-level value: the fast path."""
-    names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return instance(
-        "quantize_flat_kernel",
-        "quantize_flat.cu",
-        *names,
-        _recipe_name(recipe),
-        second,
-        CXX_LAYOUTS[layout],
-    )
+    names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], _recipe_name(recipe)
+    rest = CXX_LAYOUTS[layout], *seed_types(stochastic)
+    return instance("quantize_flat_kernel", "quantize_flat.cu", *names, second, *rest)
 
 
 @cache
 def quantize_tiled_kernel(
-    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool
+    spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, stochastic: bool = False
 ) -> Instance:
     """The fast path into swizzled_128x4 scales, whole tiles across."""
-    names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return instance(
-        "quantize_tiled_kernel", "quantize_tiled.cu", *names, _recipe_name(recipe), second
-    )
+    names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], _recipe_name(recipe)
+    seed = seed_types(stochastic)
+    return instance("quantize_tiled_kernel", "quantize_tiled.cu", *names, second, *seed)
 
 
 @cache

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from . import cuda_launch, cuda_module, cuda_residual_launch
-from .base import Plan
+from .base import NO_SEED, Plan
 from .operations import ResidualPlan
 
 
@@ -80,11 +80,11 @@ class Ready:
 
     CuPy's own call converts every argument anew, for as long as the launch itself takes. All our
     kernels take addresses and 64-bit integers, so that the driver can be handed a block of memory
-    in which a call writes nothing but its addresses.
+    in which a call writes nothing but its addresses, and what else differs from call to call.
     """
 
     def __init__(self, device: int, launch: cuda_launch.Launch, addresses: int) -> None:
-        """Loads the kernel, whose first parameters are so many addresses."""
+        """Loads the kernel, whose first parameters are so many addresses, or other numbers."""
         import cupy
 
         # The function owns the module: it must live as long as its handle.
@@ -133,11 +133,12 @@ def amax(device: int, dtype: str, size: int, groups: int, item_size: int) -> Rea
 
 @lru_cache(maxsize=1024)
 def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) -> Ready:
-    """For (x, second, packed, block_scale)."""
+    """For (x, second, packed, block_scale), and what follows from the seed."""
     vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
     processors = multiprocessors(device)
     launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
-    return Ready(device, launch, addresses=4)
+    words = cuda_launch.seed_arguments(plan, NO_SEED)
+    return Ready(device, launch, addresses=4 + len(words))
 
 
 @lru_cache(maxsize=1024)

@@ -52,13 +52,13 @@ def launch_tiles(
     arguments: tuple[Any, ...],
     shared: int = 0,
 ) -> None:
-    """Launches a kernel whose blocks take tiles one after the other; `taken` is its last argument.
+    """Launches a kernel whose blocks take tiles one after the other: `taken`, then the arguments.
 
     Counting costs a launch more, which is not worth it if each block gets one tile.
     """
     resident = cuda_ready.resident_blocks(current_device(), instance, shared)
     taken = scratch(1, np.uint32, clear=True) if max(tiles) > resident else None
-    launch(instance, (min(*tiles, resident),), (*arguments, address_of(taken)), shared)
+    launch(instance, (min(*tiles, resident),), (address_of(taken), *arguments), shared)
 
 
 def address_of(array: RawArray | None) -> int:

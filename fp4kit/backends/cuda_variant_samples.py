@@ -13,6 +13,7 @@ from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
     DTYPES,
+    MXFP4,
     NVFP4,
     SCALE_LAYOUTS,
     FormatSpec,
@@ -22,6 +23,7 @@ from fp4kit.variant import AXES, BLOCKS, ERRORS, RHT_ROUNDINGS, Variant
 
 from . import cuda_rotations
 from .base import Plan
+from .cuda_launch import quantize_launch
 from .cuda_module import Instance
 from .cuda_variants import Directions, can_be_wide, dequantize_launch, quantize_tiles_kernel
 
@@ -32,7 +34,7 @@ def sample_instances() -> list[Instance]:
     Calls can combine more: options are compiled in, so that each combination is an instance of its
     own. Every option, recipe, format and element type occurs here, each with some others.
     """
-    return list(dict.fromkeys([*_quantize_samples(), *_other_samples()]))
+    return list(dict.fromkeys([*_quantize_samples(), *_flat_samples(), *_other_samples()]))
 
 
 def _plan(spec: FormatSpec, recipe: Recipe | None, **options: Any) -> Plan:
@@ -54,6 +56,19 @@ def _options_of_te() -> Iterator[dict[str, Any]]:
     yield {"per_token": True, "rounding": "stochastic"}
     for rounding in RHT_ROUNDINGS:
         yield {"hadamard": 1, "rht_rounding": rounding}
+
+
+def _flat_samples() -> Iterator[Instance]:
+    """Rows that are rounded stochastically, without tiles: every instance that there is."""
+    for spec in (NVFP4, MXFP4):
+        recipe = ALL_RECIPES["te"] if spec.has_second_level else None
+        for dtype, layout in product(DTYPES, SCALE_LAYOUTS):
+            # One with whole tiles of scales across, one without.
+            for cols in (128, 96):
+                plan = replace(
+                    _plan(spec, recipe, rounding="stochastic"), cols=cols, scale_layout=layout
+                )
+                yield quantize_launch(plan, dtype, 1, True, 1).instance
 
 
 def _quantize_samples() -> Iterator[Instance]:

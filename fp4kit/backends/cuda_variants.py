@@ -23,7 +23,9 @@ from .cuda_launch import (
     Launch,
     fast_division,
     range_bits,
+    rounds_stochastically,
     rows_are_vectors,
+    seed_arguments,
 )
 from .cuda_module import (
     CXX_DTYPES,
@@ -35,6 +37,7 @@ from .cuda_module import (
     WIDE_BYTES_MOST,
     Instance,
     instance,
+    seed_types,
 )
 
 #: Extent of a tile (tiles.cuh).
@@ -146,7 +149,8 @@ def quantize_tiles_kernel(
 ) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones."""
     config = tile_config(directions, dtype, vector, one_level(directions), wide)
-    return instance("quantize_tiles_kernel", "quantize_tiles.cu", config)
+    seed = seed_types(rounds_stochastically(directions.any))
+    return instance("quantize_tiles_kernel", "quantize_tiles.cu", config, *seed)
 
 
 def tile_config(
@@ -217,7 +221,6 @@ def quantize_arguments(
     plan = directions.any
     variant = variant_of(plan)
     grid, across = _tiles(plan, WIDE_COLUMNS if wide else TILE_COLUMNS)
-    key, stream = seed
     return grid, (
         x,
         plan.rows,
@@ -231,10 +234,8 @@ def quantize_arguments(
         int(second_level_range(variant.e4m3_max)),
         sign_mask_of(directions.row),
         sign_mask_of(directions.column),
-        # The kernel takes the bits of an unsigned number.
-        key - (1 << 64) if key >= 1 << 63 else key,
-        stream,
         *fast_division(across, *grid),
+        *seed_arguments(plan, seed),
     )
 
 
