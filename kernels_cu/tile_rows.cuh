@@ -89,7 +89,13 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
   // Of the first block in the tile, also where the columns alone are asked for.
   const u64 piece0 = static_cast<u64>(task.row0 * across + block0);
   const ScalePlace<C::kLayout> place(side, task.row0, block0);
-  const u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
+  u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
+  u32 rows_left = task.rows_left;
+  if constexpr (C::V::kStochastic) {
+    // Held, where they would be worked out anew for every block.
+    blocks_left = opaque(blocks_left);
+    rows_left = opaque(rows_left);
+  }
   if constexpr (C::kGathers) gather_squares(shared, tile, parity);
   // What costs much is not repeated in the code.
 #pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows ? 1 : C::kEach)
@@ -136,7 +142,7 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
       }
     }
     if constexpr (C::kRows) {
-      if (r < task.rows_left && b < blocks_left) {
+      if (r < rows_left && b < blocks_left) {
         u8* out = side.packed + piece * (kLanes * kLaneBytes);
 #pragma unroll
         for (u32 l = 0; l < kLanes; ++l) {
