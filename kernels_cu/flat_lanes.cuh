@@ -33,13 +33,14 @@ struct FlatShape {
 };
 
 // Quantizes every `stride`-th set of kThreads lanes from `first` to before `count`. The elements of
-// a thread's next lane are on their way while it works on one. No sum of count and stride may
+// a thread's next lane are on their way while it works on one, and those of the first while the
+// table is filled. No sum of count and stride may
 // exceed 32 bits.
 template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class RoundingType>
 __device__ __forceinline__ void quantize_lanes(
     const typename T::Bits* __restrict__ x, u8* __restrict__ packed, u8* __restrict__ block_scale,
-    const ScaleTable& table, const Level& level, const RoundingType& rounding, u32 first, u32 count,
-    u32 stride, const FlatShape& shape, int rule, bool high_first) {
+    const float* __restrict__ second, ScaleTable& table, const RoundingType& rounding, u32 first,
+    u32 count, u32 stride, const FlatShape& shape, int rule, bool high_first) {
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   Words<T> ahead;
   const auto load = [&](u32 lane) {
@@ -47,6 +48,7 @@ __device__ __forceinline__ void quantize_lanes(
                            lane < count ? kLaneElements : 0, ahead);
   };
   load(first + threadIdx.x);
+  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 #pragma unroll 1
   for (u32 start = first; start < count; start += stride) {
     const u32 lane = start + threadIdx.x;

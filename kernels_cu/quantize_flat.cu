@@ -28,13 +28,11 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
                          i64 lanes, i64 rows, i64 blocks, i64 stored_rows, i64 stored_cols,
                          i64 magic, i64 shift, i64 high_first, i64 rule, i64 has_padding) {
   __shared__ ScaleTable table;
-  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
-
   // Lanes are fewer than 2^31, so that no sum with a stride exceeds 32 bits.
   const FlatShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
                         static_cast<u32>(stored_cols)};
   quantize_lanes<Format, T, kRecipe, kSecond, kLayout>(
-      x, packed, block_scale, table, level, Rounding<SeedWords...>{seed...}, blockIdx.x * kThreads,
+      x, packed, block_scale, second, table, Rounding<SeedWords...>{seed...}, blockIdx.x * kThreads,
       static_cast<u32>(lanes), gridDim.x * kThreads, shape, static_cast<int>(rule),
       high_first != 0);
   if (kLayout != kLayoutLinear && has_padding) {

@@ -21,11 +21,20 @@ struct MemberChunk {
   i64 begin;
 };
 
+constexpr i64 kFewMembers = 64;
+
 __device__ __forceinline__ void find_chunk(const i64* __restrict__ first,
                                            const Member* __restrict__ members, i64 count,
                                            i64 chunk_size, MemberChunk& found) {
+  // Where members are few each has a thread, which loads it before it knows that it is the one.
+  const bool few = count <= kFewMembers;
+  Member mine{};
+  if (few && threadIdx.x < count) mine = load_member(members + threadIdx.x);
   const i64 at = find_member(first, count, blockIdx.x);
-  if (at >= 0) found = {load_member(members + at), (blockIdx.x - __ldg(first + at)) * chunk_size};
+  if (at >= 0) {
+    found.member = few ? mine : load_member(members + at);
+    found.begin = (blockIdx.x - __ldg(first + at)) * chunk_size;
+  }
   __syncthreads();
 }
 
@@ -41,15 +50,15 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   __shared__ MemberChunk found;
   find_chunk(first, members, count, chunk_size, found);
   const Member& member = found.member;
-  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second + member.row.second);
   const i64 rest = member.rows * member.cols / kLaneElements - found.begin;
   // Lanes are counted from the chunk's first: their shape is not asked for.
   quantize_lanes<Format, T, kRecipe, kSecond, kLayoutLinear>(
       x + member.start + found.begin * kLaneElements,
       packed + member.row.packed + found.begin * (4 * Format::kLaneWords),
-      block_scale + member.row.block_scale + found.begin / Format::kLanes, table, level,
-      Rounding<>(), 0, static_cast<u32>(rest < chunk_size ? rest : chunk_size), kThreads,
-      FlatShape{0, 0, 0, 0}, static_cast<int>(rule), high_first != 0);
+      block_scale + member.row.block_scale + found.begin / Format::kLanes,
+      second + member.row.second, table, Rounding<>(), 0,
+      static_cast<u32>(rest < chunk_size ? rest : chunk_size), kThreads, FlatShape{0, 0, 0, 0},
+      static_cast<int>(rule), high_first != 0);
 }
 
 // swizzled_128x4 scales of 16-element blocks, whole tiles across; a chunk is so many strips.
@@ -64,7 +73,6 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   __shared__ MemberChunk found;
   find_chunk(first, members, count, chunk_size, found);
   const Member& member = found.member;
-  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second + member.row.second);
   const u32 rows = static_cast<u32>(member.rows);
   const u32 blocks = static_cast<u32>(member.cols / kLaneElements);
   const u32 strips = (rows + kTileRows128 - 1) / kTileRows128 * kStripsDown * (blocks / kTileCols);
@@ -72,9 +80,10 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   const u32 left = strips - begin;
   const u32 wanted = static_cast<u32>(chunk_size);
   quantize_strips<Format, T, kRecipe, kSecond>(
-      x + member.start, packed + member.row.packed, block_scale + member.row.block_scale, table,
-      level, Rounding<>(), begin, begin + (left < wanted ? left : wanted), kWarps, rows, blocks,
-      static_cast<int>(rule), high_first != 0);
+      x + member.start, packed + member.row.packed, block_scale + member.row.block_scale,
+      second + member.row.second, table, Rounding<>(), begin,
+      begin + (left < wanted ? left : wanted), kWarps, rows, blocks, static_cast<int>(rule),
+      high_first != 0);
 }
 
 }  // namespace fp4kit

@@ -32,8 +32,8 @@ constexpr int kWarps = kThreads / 32;
 template <class Format, class T, int kRecipe, bool kSecond, class RoundingType>
 __device__ __forceinline__ void quantize_strips(
     const typename T::Bits* __restrict__ x, u8* __restrict__ packed, u8* __restrict__ block_scale,
-    const ScaleTable& table, const Level& level, const RoundingType& rounding, u32 strip, u32 count,
-    u32 stride, u32 rows, u32 row_blocks, int rule, bool high_first) {
+    const float* __restrict__ second, ScaleTable& table, const RoundingType& rounding, u32 strip,
+    u32 count, u32 stride, u32 rows, u32 row_blocks, int rule, bool high_first) {
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   static_assert(Format::kLanes == 1, "a lane takes a block");
   const u32 across = row_blocks / kTileCols;
@@ -60,6 +60,7 @@ __device__ __forceinline__ void quantize_strips(
                            ahead);
   };
   load();
+  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 #pragma unroll 1
   while (strip < count) {
     const Words<T> elements = ahead;
