@@ -9,7 +9,7 @@
 // start anywhere.
 #pragma once
 
-#include "numerics.cuh"
+#include "conversions.cuh"
 
 namespace fp4kit {
 

@@ -6,7 +6,7 @@
 // P decode scale, q the stored block scale decoded to binary32.
 #pragma once
 
-#include "numerics.cuh"
+#include "conversions.cuh"
 
 namespace fp4kit {
 
