@@ -40,10 +40,10 @@ void search(i64 groups, const u32* x, const float* second, float range, u8* byte
     const auto candidate_of = [&](u32 of) {
       return make_candidate<kSearch>(of, level, range, kError);
     };
-    float values[8];
+    float values[9];
     const Table table{values};
-    const Found best = search_scale<kSearch, kError, true>(
-        elements, first_scale<kSearch>(amax, level), level, range, table, candidate_of, AloneSum());
+    const Found best = search_scale<kSearch, kError>(
+        elements, raw, [&] { return amax; }, level, range, table, candidate_of, AloneSum());
     byte[g] = static_cast<u8>(best.byte);
     factor[g] = best.factor;
     codes[2 * g] = best.codes[0];
@@ -124,6 +124,10 @@ void te_factors(i64 count, const float* second, float range, float* factor) {
       factor[256 * i + byte] = te_decode_factor(decode_fp8<E4m3>(byte), level, range);
     }
   }
+}
+
+void sixths(i64 count, const float* amax, float* out) {
+  for (i64 i = 0; i < count; ++i) out[i] = sixth(amax[i]);
 }
 
 void search_scales(i64 groups, const u32* x, const float* second, float range, int error, int kind,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from . import (
     cuda_launch,
     cuda_module,
     cuda_ready,
-    cuda_rotations,
     cuda_run,
     cuda_variants,
 )
@@ -33,7 +32,8 @@ from .cuda_measured import MeasuredRows
 from .cuda_operations import CudaOperations
 from .cuda_residual import CudaResidual
 from .cuda_run import address_of, current_device, is_aligned, scratch
-from .cuda_variants import Directions, variant_of
+from .cuda_tiles import CudaTiles
+from .cuda_variants import variant_of
 
 
 def _count(second: RawArray | None) -> int:
@@ -61,18 +61,7 @@ def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     )
 
 
-class _Result(NamedTuple):
-    """The arrays of one direction."""
-
-    second: RawArray | None
-    packed: RawArray
-    block_scale: RawArray
-
-    def addresses(self) -> tuple[int, int, int]:
-        return address_of(self.second), self.packed.data.ptr, self.block_scale.data.ptr
-
-
-class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
+class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, MeasuredRows):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"
@@ -169,9 +158,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         aligned = is_aligned(source | codes)
         vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
         if plan.variant is not None and not cuda_launch.quantizes_flat(plan, scales, vector):
-            both = (None, plan) if plan.is_columnwise else (plan, None)
-            result = _Result(second, packed, block_scale)
-            self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
+            self.quantize_variant(plan, x, dtype, second, packed, block_scale, seed)
             return
         random = cuda_launch.seed_arguments(plan, seed)
         ready = cuda_ready.quantize(current_device(), plan, dtype, scales, aligned)
@@ -195,95 +182,6 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
         aligned = is_aligned(codes | target)
         ready = cuda_ready.dequantize(current_device(), plan, dtype, _count(second), aligned)
         ready.launch(codes, block_scale.data.ptr, address_of(second), target)
-
-    def quantize_both(
-        self,
-        row_plan: Plan,
-        column_plan: Plan,
-        x: RawArray,
-        dtype: str,
-        row_second: RawArray | None,
-        column_second: RawArray | None,
-        row_packed: RawArray,
-        row_scale: RawArray,
-        column_packed: RawArray,
-        column_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        row = _Result(row_second, row_packed, row_scale)
-        column = _Result(column_second, column_packed, column_scale)
-        self._quantize_tiles(Directions(row_plan, column_plan), x, dtype, row, column, seed)
-
-    def _quantize_tiles(
-        self,
-        directions: Directions,
-        x: RawArray,
-        dtype: str,
-        row: _Result,
-        column: _Result,
-        seed: Seed,
-    ) -> None:
-        """One launch for the directions that have a plan; the other's result is not looked at."""
-        vector = cuda_variants.can_vector(directions.any, dtype)
-        for plan, result in ((directions.row, row), (directions.column, column)):
-            if plan is not None:
-                vector = vector and is_aligned(x.data.ptr | result.packed.data.ptr)
-                if cuda_variants.is_padded(plan):
-                    result.block_scale.data.memset_async(0, result.block_scale.nbytes)
-        shared = cuda_variants.wide_shared(directions, dtype, vector)
-        wide = cuda_ready.has_shared_memory(current_device(), shared)
-        grid, arguments = cuda_variants.quantize_arguments(
-            directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide
-        )
-        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
-        cuda_run.launch_tiles(kernel, grid, arguments, shared if wide else 0)
-
-    def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
-        if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):
-            return self.amax(x, dtype, plan.scales)
-        if plan.has_plain_amax:
-            return self.amax(x, dtype, 1)
-        result = scratch(plan.scales, np.float32, clear=True)
-        self._vector_amax(plan, x, dtype, result, None)
-        return result
-
-    def plan_amax_both(
-        self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
-    ) -> tuple[RawArray, RawArray]:
-        if not row_plan.has_plain_amax or variant_of(column_plan).hadamard is None:
-            return super().plan_amax_both(row_plan, column_plan, x, dtype)
-        # One read for both.
-        plain = scratch(1, np.float32, clear=True)
-        result = scratch(column_plan.scales, np.float32, clear=True)
-        self._vector_amax(column_plan, x, dtype, result, plain)
-        return plain, result
-
-    def _vector_amax(
-        self, plan: Plan, x: RawArray, dtype: str, result: RawArray, plain: RawArray | None
-    ) -> None:
-        """Raises the amaxes of columns or rotated rows; beside rotated columns the plain one."""
-        if x.size:
-            launch = cuda_rotations.amax_launch(plan, dtype, is_aligned(x.data.ptr))
-            results = (result, address_of(plain)) if plan.is_columnwise else (result,)
-            cuda_run.launch(launch.instance, launch.grid, (x, *results, *launch.scalars))
-
-    def rotate(
-        self,
-        x: RawArray,
-        dtype: str,
-        axis: str,
-        mask: int,
-        rounding: str,
-        inverse: bool,
-        out: RawArray,
-        out_dtype: str,
-    ) -> None:
-        rows, cols = x.shape
-        aligned = is_aligned(x.data.ptr | out.data.ptr)
-        launch = cuda_rotations.rotate_launch(
-            rows, cols, dtype, axis, mask, rounding, inverse, out_dtype, aligned
-        )
-        cuda_run.launch(launch.instance, launch.grid, (x, out, *launch.scalars))
 
     def quantize_dequantize(
         self,

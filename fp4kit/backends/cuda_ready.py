@@ -12,9 +12,13 @@ import ctypes
 from functools import cache, lru_cache
 from typing import Any
 
-from . import cuda_launch, cuda_module, cuda_residual_launch
+from . import cuda_launch, cuda_module, cuda_residual_launch, cuda_search
 from .base import NO_SEED, Plan
 from .operations import ResidualPlan
+
+#: Blocks of searched rows for each that the device holds at once: those that the scheduler prefers
+#: are done early, and others take their places.
+SEARCH_WAVES = 6
 
 
 @cache
@@ -139,6 +143,14 @@ def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) ->
     launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
     words = cuda_launch.seed_arguments(plan, NO_SEED)
     return Ready(device, launch, addresses=4 + len(words))
+
+
+@lru_cache(maxsize=1024)
+def search_rows(device: int, plan: Plan, dtype: str) -> Ready:
+    """For (x, second, packed, block_scale)."""
+    kernel = cuda_search.search_rows_kernel(plan, dtype)
+    blocks = SEARCH_WAVES * resident_blocks(device, kernel)
+    return Ready(device, cuda_search.search_rows_launch(plan, dtype, blocks), addresses=4)
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,147 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Variants of the CUDA backend: tiles, searched rows, rotations, and amaxes of all these."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from . import cuda_ready, cuda_rotations, cuda_run, cuda_search, cuda_variants
+from .base import NO_SEED, Backend, Plan, RawArray, Seed
+from .cuda_run import address_of, current_device, is_aligned, scratch
+from .cuda_variants import Directions, variant_of
+
+
+class _Result(NamedTuple):
+    """The arrays of one direction."""
+
+    second: RawArray | None
+    packed: RawArray
+    block_scale: RawArray
+
+    def addresses(self) -> tuple[int, int, int]:
+        return address_of(self.second), self.packed.data.ptr, self.block_scale.data.ptr
+
+    def is_aligned_with(self, x: RawArray) -> bool:
+        """Whether vectors may be moved from x to the codes."""
+        return is_aligned(x.data.ptr | self.packed.data.ptr)
+
+    def clear_padding(self, plan: Plan) -> None:
+        """Zeroes scales that belong to no block, where there are some, for kernels that do not."""
+        if cuda_variants.is_padded(plan):
+            self.block_scale.data.memset_async(0, self.block_scale.nbytes)
+
+
+class CudaTiles(Backend):
+    """The part of the CUDA backend that serves what is not plain, but for measured rows."""
+
+    def quantize_variant(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+        seed: Seed,
+    ) -> None:
+        """`quantize` of a plan with a variant."""
+        result = _Result(second, packed, block_scale)
+        vector = cuda_variants.can_vector(plan, dtype) and result.is_aligned_with(x)
+        if cuda_search.searches_flat(plan, vector):
+            result.clear_padding(plan)
+            ready = cuda_ready.search_rows(current_device(), plan, dtype)
+            ready.launch(x.data.ptr, *result.addresses())
+            return
+        both = (None, plan) if plan.is_columnwise else (plan, None)
+        self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
+
+    def quantize_both(
+        self,
+        row_plan: Plan,
+        column_plan: Plan,
+        x: RawArray,
+        dtype: str,
+        row_second: RawArray | None,
+        column_second: RawArray | None,
+        row_packed: RawArray,
+        row_scale: RawArray,
+        column_packed: RawArray,
+        column_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> None:
+        row = _Result(row_second, row_packed, row_scale)
+        column = _Result(column_second, column_packed, column_scale)
+        self._quantize_tiles(Directions(row_plan, column_plan), x, dtype, row, column, seed)
+
+    def _quantize_tiles(
+        self,
+        directions: Directions,
+        x: RawArray,
+        dtype: str,
+        row: _Result,
+        column: _Result,
+        seed: Seed,
+    ) -> None:
+        """One launch for the directions that have a plan; the other's result is not looked at."""
+        vector = cuda_variants.can_vector(directions.any, dtype)
+        for plan, result in ((directions.row, row), (directions.column, column)):
+            if plan is not None:
+                vector = vector and result.is_aligned_with(x)
+                result.clear_padding(plan)
+        shared = cuda_variants.wide_shared(directions, dtype, vector)
+        wide = cuda_ready.has_shared_memory(current_device(), shared)
+        grid, arguments = cuda_variants.quantize_arguments(
+            directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide
+        )
+        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
+        cuda_run.launch_tiles(kernel, grid, arguments, shared if wide else 0)
+
+    def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
+        if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):
+            return self.amax(x, dtype, plan.scales)
+        if plan.has_plain_amax:
+            return self.amax(x, dtype, 1)
+        result = scratch(plan.scales, np.float32, clear=True)
+        self._vector_amax(plan, x, dtype, result, None)
+        return result
+
+    def plan_amax_both(
+        self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
+    ) -> tuple[RawArray, RawArray]:
+        if not row_plan.has_plain_amax or variant_of(column_plan).hadamard is None:
+            return super().plan_amax_both(row_plan, column_plan, x, dtype)
+        # One read for both.
+        plain = scratch(1, np.float32, clear=True)
+        result = scratch(column_plan.scales, np.float32, clear=True)
+        self._vector_amax(column_plan, x, dtype, result, plain)
+        return plain, result
+
+    def _vector_amax(
+        self, plan: Plan, x: RawArray, dtype: str, result: RawArray, plain: RawArray | None
+    ) -> None:
+        """Raises the amaxes of columns or rotated rows; beside rotated columns the plain one."""
+        if x.size:
+            launch = cuda_rotations.amax_launch(plan, dtype, is_aligned(x.data.ptr))
+            results = (result, address_of(plain)) if plan.is_columnwise else (result,)
+            cuda_run.launch(launch.instance, launch.grid, (x, *results, *launch.scalars))
+
+    def rotate(
+        self,
+        x: RawArray,
+        dtype: str,
+        axis: str,
+        mask: int,
+        rounding: str,
+        inverse: bool,
+        out: RawArray,
+        out_dtype: str,
+    ) -> None:
+        rows, cols = x.shape
+        aligned = is_aligned(x.data.ptr | out.data.ptr)
+        launch = cuda_rotations.rotate_launch(
+            rows, cols, dtype, axis, mask, rounding, inverse, out_dtype, aligned
+        )
+        cuda_run.launch(launch.instance, launch.grid, (x, out, *launch.scalars))
