@@ -146,11 +146,11 @@ def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) ->
 
 
 @lru_cache(maxsize=1024)
-def search_rows(device: int, plan: Plan, dtype: str) -> Ready:
+def quantize_searched(device: int, plan: Plan, dtype: str) -> Ready:
     """For (x, second, packed, block_scale)."""
-    kernel = cuda_search.search_rows_kernel(plan, dtype)
+    kernel = cuda_search.quantize_searched_kernel(plan, dtype)
     blocks = SEARCH_WAVES * resident_blocks(device, kernel)
-    return Ready(device, cuda_search.search_rows_launch(plan, dtype, blocks), addresses=4)
+    return Ready(device, cuda_search.quantize_searched_launch(plan, dtype, blocks), addresses=4)
 
 
 @lru_cache(maxsize=1024)

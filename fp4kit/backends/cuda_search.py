@@ -19,7 +19,7 @@ from .cuda_variants import CXX_ERRORS, CXX_SEARCHES, variant_of
 
 
 def searches_flat(plan: Plan, vector: bool) -> bool:
-    """Whether `search_rows_kernel` can do it: blocks of rows, whole and aligned, with one level."""
+    """Whether the kernel here can do it: blocks of rows, whole and aligned, with one level."""
     variant = variant_of(plan)
     searched = Variant(
         scale_search=variant.scale_search, error=variant.error, e4m3_max=variant.e4m3_max
@@ -30,12 +30,12 @@ def searches_flat(plan: Plan, vector: bool) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def search_rows_kernel(plan: Plan, dtype: str) -> Instance:
+def quantize_searched_kernel(plan: Plan, dtype: str) -> Instance:
     """The instance for a plan that `searches_flat`."""
     variant = variant_of(plan)
     return instance(
-        "search_rows_kernel",
-        "search_rows.cu",
+        "quantize_searched_kernel",
+        "quantize_searched.cu",
         CXX_DTYPES[dtype],
         CXX_SEARCHES[variant.scale_search],
         CXX_ERRORS[variant.error],
@@ -43,11 +43,11 @@ def search_rows_kernel(plan: Plan, dtype: str) -> Instance:
     )
 
 
-def search_rows_launch(plan: Plan, dtype: str, blocks: int) -> Launch:
+def quantize_searched_launch(plan: Plan, dtype: str, blocks: int) -> Launch:
     """For (x, second, packed, block_scale), on at most so many blocks of threads."""
     lanes = plan.rows * plan.blocks
     return Launch(
-        search_rows_kernel(plan, dtype),
+        quantize_searched_kernel(plan, dtype),
         (min(*grid_for(lanes), blocks),),
         (
             lanes,

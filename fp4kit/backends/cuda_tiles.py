@@ -52,7 +52,7 @@ class CudaTiles(Backend):
         vector = cuda_variants.can_vector(plan, dtype) and result.is_aligned_with(x)
         if cuda_search.searches_flat(plan, vector):
             result.clear_padding(plan)
-            ready = cuda_ready.search_rows(current_device(), plan, dtype)
+            ready = cuda_ready.quantize_searched(current_device(), plan, dtype)
             ready.launch(x.data.ptr, *result.addresses())
             return
         both = (None, plan) if plan.is_columnwise else (plan, None)
