@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
       for (int u = 0; u < kUnroll; ++u) {
         u32 codes[Format::kLaneWords];
         const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
-            elements[u], table, level, static_cast<int>(rule), false, codes);
+            elements[u], table, level, Rounding<>(), 0, static_cast<int>(rule), false, codes);
         u32 kept[kHalfWords], sent[kHalfWords], received[kHalfWords];
         codes_of_pieces<Format, T>(codes, odd, kept);
         codes_of_pieces<Format, T>(codes, odd ^ 1, sent);

@@ -10,8 +10,8 @@
 // holds what each of the 128 scale bytes comes to, and a table for each thread. The other warps
 // hide that a warp waits for its elements, as each has hundreds of instructions for every block.
 //
-// Launch: 256 threads; some times as many blocks as the device holds at once (cuda_ready.py). Scales
-// past the last row or block are not written here.
+// Launch: 256 threads; some times as many blocks as the device holds at once (cuda_ready.py).
+// Scales past the last row or block are not written here.
 #include "flat_lanes.cuh"
 #include "search_tables.cuh"
 
