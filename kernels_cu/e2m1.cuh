@@ -31,7 +31,8 @@ constexpr u32 kMagic23 = static_cast<u32>(kF32Bias + kF32MantissaBits) << kF32Ma
 // NaN and everything beyond the largest value is cut to the last code.
 //
 // Without kCapped y must be below 7, which is so wherever the block's scale was neither saturated
-// nor subnormal: rounding it to three mantissa bits moves the largest element to 6.375 at most.
+// nor subnormal: rounding it to three mantissa bits moves the largest element to 6.375 at most. Up
+// to 9 it is cut to 8 instead of 7.
 template <bool kCapped>
 FP4KIT_HD u32 e2m1_magic(float y) {
   const u32 halves = as_bits(fma_rn(y, 2.0f, as_float(kMagic23)));
@@ -39,6 +40,13 @@ FP4KIT_HD u32 e2m1_magic(float y) {
   const u32 twos = as_bits(fma_rn(y, 0.5f, as_float(kMagic23 + 4)));
   const u32 least = min_u32(min_u32(halves, ones), twos);
   return kCapped ? min_u32(least, kMagic23 + E2m1::kMaxCode) : least;
+}
+
+// The same for y of at most 4.5: above 3.5, where steps are of 1 no longer, they give 4 as well.
+FP4KIT_HD u32 e2m1_magic_to_four(float y) {
+  const u32 halves = as_bits(fma_rn(y, 2.0f, as_float(kMagic23)));
+  const u32 ones = as_bits(add_rn(y, as_float(kMagic23 + 2)));
+  return min_u32(halves, ones);
 }
 
 // The codes of four sums that e2m1_magic gives, the first lowest, in the low half of a word. The

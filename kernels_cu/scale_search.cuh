@@ -46,14 +46,18 @@ FP4KIT_HD float decode_for_error(float v, u32 byte, const Level& level, float ra
 }
 
 // A scale to try: what elements are multiplied with, and what the codes of 1 and 1.5 decode to.
-// Those of other codes are powers of two times one of these, unless that would overflow or reach
-// subnormals: `by_two` is false then.
 struct alignas(16) Candidate {
   float factor;
   float one;
   float three_halves;
-  u32 by_two;
+  u32 traits;
 };
+
+// What other codes decode to are powers of two times one of these: nothing overflows or becomes
+// subnormal.
+constexpr u32 kByTwo = 1;
+// That, and the scale is neither subnormal nor the largest, which saturated ones are rounded to.
+constexpr u32 kOrdinary = 2;
 
 FP4KIT_HD bool far_from_limits(float value) {
   constexpr u32 kLeast = static_cast<u32>(kF32Bias - 100) << kF32MantissaBits;
@@ -67,24 +71,35 @@ FP4KIT_HD Candidate make_candidate(u32 byte, const Level& level, float range, in
   candidate.factor = te_factor(byte, level);
   candidate.one = decode_for_error<kSearch>(1.0f, byte, level, range, error);
   candidate.three_halves = decode_for_error<kSearch>(1.5f, byte, level, range, error);
-  candidate.by_two = far_from_limits(candidate.one) &&
-                     far_from_limits(mul_rn(decode_fp8<E4m3>(byte), level.second));
+  const bool by_two = far_from_limits(candidate.one) &&
+                      far_from_limits(mul_rn(decode_fp8<E4m3>(byte), level.second));
+  const bool ordinary = is_ordinary_scale<Nvfp4>(byte, 0);
+  candidate.traits = by_two ? kByTwo | (ordinary ? kOrdinary : 0) : 0;
   return candidate;
 }
 
-// Fills the table of what the eight magnitude codes decode to.
+// Fills entries 1 .. kLast of a table of what magnitude codes decode to. Entry 8 is for elements
+// that e2m1_magic did not cut to 7.
+template <u32 kLast, class Table>
+FP4KIT_HD void fill_by_two(const Table& table, const Candidate& candidate) {
+  table.set(1, mul_rn(candidate.one, 0.5f));
+  table.set(2, candidate.one);
+  table.set(3, candidate.three_halves);
+  table.set(4, mul_rn(candidate.one, 2.0f));
+  table.set(5, mul_rn(candidate.three_halves, 2.0f));
+  table.set(6, mul_rn(candidate.one, 4.0f));
+  const float six = mul_rn(candidate.three_halves, 4.0f);
+  if constexpr (kLast >= 7) table.set(7, six);
+  if constexpr (kLast >= 8) table.set(8, six);
+}
+
+// Fills entries 0 .. 7 for any scale.
 template <int kSearch, class Table>
 FP4KIT_HD void fill_decoded(const Table& table, const Candidate& candidate, u32 byte,
                             const Level& level, float range, int error) {
-  if (candidate.by_two) {
+  if (candidate.traits != 0) {
     table.set(0, 0.0f);
-    table.set(1, mul_rn(candidate.one, 0.5f));
-    table.set(2, candidate.one);
-    table.set(3, candidate.three_halves);
-    table.set(4, mul_rn(candidate.one, 2.0f));
-    table.set(5, mul_rn(candidate.three_halves, 2.0f));
-    table.set(6, mul_rn(candidate.one, 4.0f));
-    table.set(7, mul_rn(candidate.three_halves, 4.0f));
+    fill_by_two<7>(table, candidate);
   } else {
 #pragma unroll 1
     for (u32 k = 0; k <= E2m1::kMaxCode; ++k) {
@@ -94,28 +109,63 @@ FP4KIT_HD void fill_decoded(const Table& table, const Candidate& candidate, u32 
   }
 }
 
+// A lane's elements as floats, unpacked once for all scales.
+struct Values {
+  float value[kLaneElements];
+
+  template <class T>
+  FP4KIT_HD explicit Values(const Words<T>& x) {
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) value[i] = as_float(opaque(as_bits(x.value(i))));
+  }
+};
+
+// How large scaled elements may be: anything, below 9 (e2m1_magic), or at most 4.5.
+constexpr int kReachAny = 0;
+constexpr int kReachNine = 1;
+constexpr int kReachFour = 2;
+
+template <int kValueOf>
+struct Number {
+  static constexpr int kValue = kValueOf;
+};
+
+template <int kReach>
+FP4KIT_HD u32 magic_within(float y) {
+  return kReach == kReachFour ? e2m1_magic_to_four(y) : e2m1_magic<kReach == kReachAny>(y);
+}
+
+// Joins the sums that magic_within gave of elements i .. i + 3 to the codes before them.
+FP4KIT_HD void join_codes(const u32 (&code)[4], int i, u32 (&codes)[2]) {
+  const u32 four = e2m1_join4(code[0], code[1], code[2], code[3]);
+  codes[i / 8] = i % 8 == 0 ? four : byte_perm(codes[i / 8], four, 0x5410u);
+}
+
 // scale_search.total_error of one block: the elements' errors summed in order. Signs do not matter,
 // as codes have that of their elements. `codes`: the magnitude codes, if asked for.
-template <bool kCapped, bool kKeepCodes, class T, class Table>
-FP4KIT_HD float block_error(const Words<T>& x, const Table& table, const Candidate& candidate,
-                            const Level& level, int error, u32 (&codes)[2]) {
+template <int kError, int kReach, bool kKeepCodes, class Table>
+FP4KIT_HD float block_error(const Values& x, const Table& table, float factor, const Level& level,
+                            u32 (&codes)[2]) {
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < kLaneElements; i += 4) {
     u32 code[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float value = x.value(i + k);
-      code[k] = e2m1_magic<kCapped>(mul_magnitude_rn(value, candidate.factor));
-      const float wanted = is_scaled_error(error) ? mul_rn(value, level.scale) : value;
+      const float value = x.value[i + k];
+      code[k] = magic_within<kReach>(mul_magnitude_rn(value, factor));
+      const float wanted = is_scaled_error(kError) ? mul_rn(value, level.scale) : value;
       const float difference = sub_magnitude_rn(table.get(code[k]), wanted);
-      total = is_squared_error(error) ? add_rn(total, mul_rn(difference, difference))
-                                      : add_magnitude_rn(total, difference);
+      const float error = is_squared_error(kError) ? mul_rn(difference, difference)
+                                                   : as_float(magnitude_bits(difference));
+      // 0 + the first one is that one.
+      if (i + k == 0) {
+        total = error;
+      } else {
+        total = is_squared_error(kError) ? add_rn(total, error) : add_magnitude_rn(total, error);
+      }
     }
-    if constexpr (kKeepCodes) {
-      const u32 four = e2m1_join4(code[0], code[1], code[2], code[3]);
-      codes[i / 8] = i % 8 == 0 ? four : byte_perm(codes[i / 8], four, 0x5410u);
-    }
+    if constexpr (kKeepCodes) join_codes(code, i, codes);
   }
   return total;
 }
@@ -133,14 +183,16 @@ constexpr int kSweepSteps = 10;
 
 // What the rows of a tile sum up to; a block alone is its own sum.
 struct AloneSum {
+  static constexpr bool kAlone = true;
   FP4KIT_HD float operator()(float error) const { return error; }
 };
 
-// What a search found. four_over_six has the magnitude codes at hand.
+// What a search found. The magnitude codes are there if `encoded`.
 struct Found {
   u32 byte;
   float factor;
   u32 codes[2];
+  bool encoded;
 };
 
 // The scale that a search begins with, before it is rounded: four_over_six maps the amax onto 6.
@@ -150,30 +202,35 @@ FP4KIT_HD float first_scale(float amax, const Level& level) {
                                        : mul_rn(amax, level.multiplier);
 }
 
-// scale_search.search: the scale byte that leaves the lowest error. `first`: first_scale. kError:
-// of kErrorMse and so on, known to the compiler. `candidate_of` gives what make_candidate does.
-template <int kSearch, int kError, bool kCapped, class T, class Table, class Candidates, class Sum>
-FP4KIT_HD Found search_scale(const Words<T>& x, float first, const Level& level, float range,
-                             const Table& table, const Candidates& candidate_of, const Sum& sum) {
+// ---------------------------------------------------------------------------------------------
+// Any block
+// ---------------------------------------------------------------------------------------------
+
+// scale_search.search: the scale byte that leaves the lowest error. kError: of kErrorMse and so on.
+// `candidate_of` gives what make_candidate does.
+template <int kSearch, int kError, class Table, class Candidates, class Sum>
+FP4KIT_HD Found search_any(const Values& x, bool finite, float amax, const Level& level,
+                           float range, const Table& table, const Candidates& candidate_of,
+                           const Sum& sum) {
   Found best{};
+  float least = 0.0f;
+  const float first = first_scale<kSearch>(amax, level);
   if constexpr (kSearch == kSearchFourOverSix) {
-    const float six = first;
-    const u32 bytes[2] = {encode_e4m3(six), encode_e4m3(mul_rn(six, 1.5f))};
-    float least = 0.0f;
+    const u32 bytes[2] = {encode_e4m3(first), encode_e4m3(mul_rn(first, 1.5f))};
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const Candidate candidate = candidate_of(bytes[k]);
       fill_decoded<kSearch>(table, candidate, bytes[k], level, range, kError);
       u32 codes[2];
-      const float now = sum(block_error<kCapped, true>(x, table, candidate, level, kError, codes));
+      const float now =
+          sum(block_error<kError, kReachAny, true>(x, table, candidate.factor, level, codes));
       if (k == 0 || less_positive(now, least)) {
-        best = Found{bytes[k], candidate.factor, {codes[0], codes[1]}};
+        best = Found{bytes[k], candidate.factor, {codes[0], codes[1]}, finite};
         least = now;
       }
     }
   } else {
     const u32 own = encode_e4m3(first);
-    float least = 0.0f;
 #pragma unroll 1
     for (int k = 0; k < kSweepSteps; ++k) {
       const u32 byte = own + sweep_step(k);
@@ -182,7 +239,7 @@ FP4KIT_HD Found search_scale(const Words<T>& x, float first, const Level& level,
       const Candidate candidate = candidate_of(byte);
       fill_decoded<kSearch>(table, candidate, byte, level, range, kError);
       const float now =
-          sum(block_error<true, false>(x, table, candidate, level, kError, best.codes));
+          sum(block_error<kError, kReachAny, false>(x, table, candidate.factor, level, best.codes));
       if (k == 0 || less_positive(now, least)) {
         least = now;
         best.byte = byte;
@@ -192,5 +249,167 @@ FP4KIT_HD Found search_scale(const Words<T>& x, float first, const Level& level,
   }
   return best;
 }
+
+// ---------------------------------------------------------------------------------------------
+// Ordinary blocks: finite elements whose sizes under each scale are known, and so are those of what
+// their codes decode to. No sum of errors is NaN, and +infinity is the largest.
+// ---------------------------------------------------------------------------------------------
+
+// The amax of ordinary blocks is large enough for sixth().
+constexpr u32 kLeastOrdinary = static_cast<u32>(kF32Bias - 100) << kF32MantissaBits;
+
+// amax / 6. That is rounded as the division would be: 1 / 6 is rounded to nearest, the product is
+// off by less than a unit of its last place and its remainder is exact (Markstein's theorem).
+FP4KIT_HD float sixth(float amax) {
+  const float quotient = mul_rn(amax, kReciprocalE2m1Max);
+  return fma_rn(fma_rn(-kE2m1Max, quotient, amax), kReciprocalE2m1Max, quotient);
+}
+
+// Both scales of four_over_six, which are ordinary: rounding them to three mantissa bits leaves the
+// largest element below 6.4 and below 4.3.
+template <int kError, class Table>
+FP4KIT_HD Found choose_four_or_six(const Values& x, const u32 (&bytes)[2],
+                                   const Candidate (&candidate)[2], const Level& level,
+                                   const Table& table) {
+  u32 six[2], four[2];
+  table.set(0, 0.0f);
+  fill_by_two<7>(table, candidate[0]);
+  const float error_six =
+      block_error<kError, kReachNine, true>(x, table, candidate[0].factor, level, six);
+  fill_by_two<6>(table, candidate[1]);
+  const float error_four =
+      block_error<kError, kReachFour, true>(x, table, candidate[1].factor, level, four);
+  const bool takes_four = as_bits(error_four) < as_bits(error_six);
+  return {takes_four ? bytes[1] : bytes[0],
+          takes_four ? candidate[1].factor : candidate[0].factor,
+          {takes_four ? four[0] : six[0], takes_four ? four[1] : six[1]},
+          true};
+}
+
+// Bytes of sweep_ordinary: no scale that is tried may be subnormal, and the own one not saturated.
+FP4KIT_HD bool sweeps_ordinary(u32 own) {
+  constexpr u32 kLeast = (1u << E4m3::kMantissaBits) + 3;
+  return own - kLeast < E4m3::kMaxCode - kLeast;
+}
+
+// Whether the scales that are tried then have kByTwo, whatever they are.
+FP4KIT_HD bool is_ordinary_second(float second) {
+  constexpr u32 kLeast = static_cast<u32>(kF32Bias - 80) << kF32MantissaBits;
+  constexpr u32 kMost = static_cast<u32>(kF32Bias + 80) << kF32MantissaBits;
+  return magnitude_bits(second) - kLeast < kMost - kLeast;
+}
+
+// The own scale leaves the largest element below 6.4. The scale three steps lower is 8/11 of that
+// or more: below 8.8. Five steps higher it is 16/11 or more: below 4.4.
+template <int kError, class Table, class Candidates>
+FP4KIT_HD Found sweep_ordinary(const Values& x, u32 own, const Level& level, const Table& table,
+                               const Candidates& candidate_of) {
+  Found best{};
+  u32 least = ~0u;
+  table.set(0, 0.0f);
+  const auto attempt = [&](u32 byte, auto reach) {
+    constexpr int kReach = decltype(reach)::kValue;
+    const Candidate candidate = candidate_of(byte);
+    fill_by_two<kReach == kReachFour ? 6 : 8>(table, candidate);
+    const u32 now =
+        as_bits(block_error<kError, kReach, false>(x, table, candidate.factor, level, best.codes));
+    if (now < least) {
+      least = now;
+      best.byte = byte;
+      best.factor = candidate.factor;
+    }
+  };
+  // The largest scale again is no better than it was.
+  const auto above = [&](u32 step) { return min_u32(own + step, E4m3::kMaxCode); };
+  attempt(own, Number<kReachNine>());
+#pragma unroll 1
+  for (u32 step = 1; step <= 3; ++step) {
+    attempt(own - step, Number<kReachNine>());
+    attempt(above(step), Number<kReachNine>());
+  }
+  attempt(above(4), Number<kReachNine>());
+#pragma unroll 1
+  for (u32 step = 5; step <= 6; ++step) attempt(above(step), Number<kReachFour>());
+#pragma unroll
+  for (int i = 0; i < kLaneElements; i += 4) {
+    u32 code[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      code[k] = e2m1_magic<true>(mul_magnitude_rn(x.value[i + k], best.factor));
+    }
+    join_codes(code, i, best.codes);
+  }
+  best.encoded = true;
+  return best;
+}
+
+// scale_search.search for a lane whose largest magnitude, NaN included, is `raw`. `amax_of` gives
+// the amax, of the lane or of its tile.
+template <int kSearch, int kError, class T, class Amax, class Table, class Candidates, class Sum>
+FP4KIT_HD Found search_scale(const Words<T>& words, u32 raw, const Amax& amax_of,
+                             const Level& level, float range, const Table& table,
+                             const Candidates& candidate_of, const Sum& sum) {
+  const Values x(words);
+  if constexpr (Sum::kAlone) {
+    const float largest = from_input_bits<T>(raw);
+    const bool ordinary = as_bits(largest) - kLeastOrdinary < kInfBits - kLeastOrdinary;
+    if constexpr (kSearch == kSearchFourOverSix) {
+      const float six = mul_rn(sixth(largest), level.scale);
+      const u32 bytes[2] = {encode_e4m3(six), encode_e4m3(mul_rn(six, 1.5f))};
+      const Candidate candidate[2] = {candidate_of(bytes[0]), candidate_of(bytes[1])};
+      if (ordinary && (candidate[0].traits & candidate[1].traits & kOrdinary) != 0) {
+        return choose_four_or_six<kError>(x, bytes, candidate, level, table);
+      }
+    } else {
+      const u32 own = encode_e4m3(first_scale<kSearch>(largest, level));
+      if (ordinary && is_ordinary_second(level.second) && sweeps_ordinary(own)) {
+        return sweep_ordinary<kError>(x, own, level, table, candidate_of);
+      }
+    }
+  }
+  return search_any<kSearch, kError>(x, raw < T::kInf, amax_of(), level, range, table, candidate_of,
+                                     sum);
+}
+
+#ifdef __CUDACC__
+
+// Entries of a thread's table.
+template <int kSearch>
+FP4KIT_HD constexpr u32 table_entries() {
+  return kSearch == kSearchSweep ? 9 : 8;
+}
+
+// A thread's own table in shared memory, an entry per row of banks. Read by address, as the sums of
+// e2m1_magic are: what kMagic23 adds does not reach into 32 bits.
+struct SharedTable {
+#ifdef __CUDA_ARCH__
+  u32 address;
+
+  __device__ __forceinline__ explicit SharedTable(float* values)
+      : address(static_cast<u32>(__cvta_generic_to_shared(values + threadIdx.x))) {}
+
+  __device__ __forceinline__ void set(u32 k, float value) const {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kThreads)), "f"(value)
+                 : "memory");
+  }
+
+  __device__ __forceinline__ float get(u32 sum) const {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(value)
+                 : "r"(address + sum * (4 * kThreads))
+                 : "memory");
+    return value;
+  }
+#else
+  float* own;
+
+  explicit SharedTable(float* values) : own(values + threadIdx.x) {}
+  void set(u32 k, float value) const { own[k * kThreads] = value; }
+  float get(u32 sum) const { return own[(sum - kMagic23) * kThreads]; }
+#endif
+};
+
+#endif  // __CUDACC__
 
 }  // namespace fp4kit

@@ -130,7 +130,7 @@ struct TileLevels {
 template <class C>
 struct Decoded {
   Candidate candidate[C::kTabled ? kScaleBytes : 1];
-  float value[8 * kThreads];
+  float value[table_entries<C::V::kSearch>() * kThreads];
 };
 
 struct Nothing {};
@@ -256,6 +256,7 @@ struct ScalePlace {
 // Sums over the rows of a square, pairs 8, 4, 2 and 1 apart. The halves of a warp hold two squares,
 // which may try different numbers of scales.
 struct SquareSum {
+  static constexpr bool kAlone = false;
   __device__ __forceinline__ float operator()(float error) const {
     const u32 half = 0xFFFFu << (threadIdx.x & 16u);
 #pragma unroll
@@ -263,29 +264,6 @@ struct SquareSum {
       error = add_rn(error, __shfl_xor_sync(half, error, distance));
     }
     return error;
-  }
-};
-
-// A thread's own table of eight numbers in shared memory, an entry per row of banks. Read by
-// address, as the sums of e2m1_magic are: what kMagic23 adds does not reach into 32 bits.
-struct SharedTable {
-  u32 address;
-
-  __device__ __forceinline__ explicit SharedTable(float* values)
-      : address(static_cast<u32>(__cvta_generic_to_shared(values + threadIdx.x))) {}
-
-  __device__ __forceinline__ void set(u32 k, float value) const {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kThreads)), "f"(value)
-                 : "memory");
-  }
-
-  __device__ __forceinline__ float get(u32 sum) const {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(value)
-                 : "r"(address + sum * (4 * kThreads))
-                 : "memory");
-    return value;
   }
 };
 
@@ -324,6 +302,15 @@ __device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 ma
   }
 }
 
+template <bool kSquare>
+struct SumOf {
+  using Type = AloneSum;
+};
+template <>
+struct SumOf<true> {
+  using Type = SquareSum;
+};
+
 template <class C, class R>
 __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words<R>& x, float amax,
                                               u32 raw, const Level& level, float range) {
@@ -333,20 +320,9 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
     return C::kTabled ? shared.decoded.candidate[byte % kScaleBytes]
                       : make_candidate<V::kSearch>(byte, level, range, V::kError);
   };
-  const float first = first_scale<V::kSearch>(amax, level);
-  if constexpr (V::kSquare) {
-    return search_scale<V::kSearch, V::kError, true>(x, first, level, range, table, candidate_of,
-                                                     SquareSum());
-  } else {
-    // Both scales of four_over_six keep elements below 7 if the smaller one does.
-    if (V::kSearch == kSearchFourOverSix && raw < R::kInf &&
-        is_ordinary_scale<typename C::Format>(encode_e4m3(first), 0)) {
-      return search_scale<V::kSearch, V::kError, false>(x, first, level, range, table, candidate_of,
-                                                        AloneSum());
-    }
-    return search_scale<V::kSearch, V::kError, true>(x, first, level, range, table, candidate_of,
-                                                     AloneSum());
-  }
+  const auto amax_of = [&] { return amax; };
+  return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
+                                             typename SumOf<V::kSquare>::Type());
 }
 
 // Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
@@ -362,7 +338,7 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
   if constexpr (C::kSearches) {
     const Found found = search_block<C>(shared, x[0], amax, raw[0], level, options.range);
     coded.byte = found.byte;
-    if (C::V::kSearch == kSearchFourOverSix && raw[0] < R::kInf) {
+    if (found.encoded) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         coded.code[0][i] = found.codes[i] | sign_nibbles<R>(x[0].word + i * 2 * R::kSize);

@@ -34,10 +34,10 @@ void search(i64 groups, const u32* x, const float* second, float range, u8* byte
     const auto candidate_of = [&](u32 of) {
       return make_candidate<kSearch>(of, level, range, kError);
     };
-    float values[8];
+    float values[9];
     const Table table{values};
-    const Found best = search_scale<kSearch, kError, true>(
-        elements, first_scale<kSearch>(amax, level), level, range, table, candidate_of, AloneSum());
+    const Found best = search_scale<kSearch, kError>(
+        elements, raw, [&] { return amax; }, level, range, table, candidate_of, AloneSum());
     byte[g] = static_cast<u8>(best.byte);
     factor[g] = best.factor;
     codes[2 * g] = best.codes[0];
