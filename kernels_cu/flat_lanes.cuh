@@ -32,6 +32,16 @@ struct FlatShape {
   u32 stored_cols;
 };
 
+template <int kLayout>
+__device__ __forceinline__ i64 flat_scale_offset(u32 scale, const FlatShape& shape) {
+  u32 row = 0, col = 0;
+  if constexpr (kLayout != kLayoutLinear) {
+    row = static_cast<u32>((static_cast<u64>(scale) * shape.magic) >> shape.shift);
+    col = scale - row * shape.blocks;
+  }
+  return flat_scale_offset<kLayout>(scale, row, col, shape.stored_cols / kTileCols);
+}
+
 // Quantizes every `stride`-th set of kThreads lanes from `first` to before `count`. The elements of
 // a thread's next lane are on their way while it works on one. No sum of count and stride may
 // exceed 32 bits.
@@ -61,13 +71,7 @@ __device__ __forceinline__ void quantize_lanes(const typename T::Bits* __restric
     store_codes<true>(packed + static_cast<u64>(lane) * kCodeBytes, codes);
     if (lane % Format::kLanes == 0) {
       const u32 scale = lane / Format::kLanes;
-      u32 row = 0, col = 0;
-      if constexpr (kLayout != kLayoutLinear) {
-        row = static_cast<u32>((static_cast<u64>(scale) * shape.magic) >> shape.shift);
-        col = scale - row * shape.blocks;
-      }
-      const u32 across = shape.stored_cols / kTileCols;
-      block_scale[flat_scale_offset<kLayout>(scale, row, col, across)] = static_cast<u8>(byte);
+      block_scale[flat_scale_offset<kLayout>(scale, shape)] = static_cast<u8>(byte);
     }
   }
 }

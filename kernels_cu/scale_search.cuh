@@ -187,12 +187,11 @@ struct AloneSum {
   FP4KIT_HD float operator()(float error) const { return error; }
 };
 
-// What a search found. The magnitude codes are there if `encoded`.
+// What a search found. Within a search the codes are those of magnitudes.
 struct Found {
   u32 byte;
   float factor;
   u32 codes[2];
-  bool encoded;
 };
 
 // The scale that a search begins with, before it is rounded: four_over_six maps the amax onto 6.
@@ -209,9 +208,8 @@ FP4KIT_HD float first_scale(float amax, const Level& level) {
 // scale_search.search: the scale byte that leaves the lowest error. kError: of kErrorMse and so on.
 // `candidate_of` gives what make_candidate does.
 template <int kSearch, int kError, class Table, class Candidates, class Sum>
-FP4KIT_HD Found search_any(const Values& x, bool finite, float amax, const Level& level,
-                           float range, const Table& table, const Candidates& candidate_of,
-                           const Sum& sum) {
+FP4KIT_HD Found search_any(const Values& x, float amax, const Level& level, float range,
+                           const Table& table, const Candidates& candidate_of, const Sum& sum) {
   Found best{};
   float least = 0.0f;
   const float first = first_scale<kSearch>(amax, level);
@@ -225,7 +223,7 @@ FP4KIT_HD Found search_any(const Values& x, bool finite, float amax, const Level
       const float now =
           sum(block_error<kError, kReachAny, true>(x, table, candidate.factor, level, codes));
       if (k == 0 || less_positive(now, least)) {
-        best = Found{bytes[k], candidate.factor, {codes[0], codes[1]}, finite};
+        best = Found{bytes[k], candidate.factor, {codes[0], codes[1]}};
         least = now;
       }
     }
@@ -282,8 +280,7 @@ FP4KIT_HD Found choose_four_or_six(const Values& x, const u32 (&bytes)[2],
   const bool takes_four = as_bits(error_four) < as_bits(error_six);
   return {takes_four ? bytes[1] : bytes[0],
           takes_four ? candidate[1].factor : candidate[0].factor,
-          {takes_four ? four[0] : six[0], takes_four ? four[1] : six[1]},
-          true};
+          {takes_four ? four[0] : six[0], takes_four ? four[1] : six[1]}};
 }
 
 // Bytes of sweep_ordinary: no scale that is tried may be subnormal, and the own one not saturated.
@@ -339,12 +336,19 @@ FP4KIT_HD Found sweep_ordinary(const Values& x, u32 own, const Level& level, con
     }
     join_codes(code, i, best.codes);
   }
-  best.encoded = true;
   return best;
 }
 
-// scale_search.search for a lane whose largest magnitude, NaN included, is `raw`. `amax_of` gives
-// the amax, of the lane or of its tile.
+// Adds the signs of finite elements.
+template <class T>
+FP4KIT_HD Found with_signs(const Words<T>& x, Found found) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) found.codes[i] |= sign_nibbles<T>(x.word + i * 2 * T::kSize);
+  return found;
+}
+
+// scale_search.search for a lane whose largest magnitude, NaN included, is `raw`, and its codes.
+// `amax_of` gives the amax, of the lane or of its tile.
 template <int kSearch, int kError, class T, class Amax, class Table, class Candidates, class Sum>
 FP4KIT_HD Found search_scale(const Words<T>& words, u32 raw, const Amax& amax_of,
                              const Level& level, float range, const Table& table,
@@ -355,23 +359,53 @@ FP4KIT_HD Found search_scale(const Words<T>& words, u32 raw, const Amax& amax_of
     const bool ordinary = as_bits(largest) - kLeastOrdinary < kInfBits - kLeastOrdinary;
     if constexpr (kSearch == kSearchFourOverSix) {
       const float six = mul_rn(sixth(largest), level.scale);
-      const u32 bytes[2] = {encode_e4m3(six), encode_e4m3(mul_rn(six, 1.5f))};
+      const u32 pair = encode_fp8_pair<E4m3, true>(six, mul_rn(six, 1.5f));
+      const u32 bytes[2] = {pair & 0xFFu, pair >> 8};
       const Candidate candidate[2] = {candidate_of(bytes[0]), candidate_of(bytes[1])};
-      if (ordinary && (candidate[0].traits & candidate[1].traits & kOrdinary) != 0) {
-        return choose_four_or_six<kError>(x, bytes, candidate, level, table);
+      const bool both = (candidate[0].traits & candidate[1].traits & kOrdinary) != 0;
+      if (ordinary & both) {
+        return with_signs(words, choose_four_or_six<kError>(x, bytes, candidate, level, table));
       }
     } else {
       const u32 own = encode_e4m3(first_scale<kSearch>(largest, level));
-      if (ordinary && is_ordinary_second(level.second) && sweeps_ordinary(own)) {
-        return sweep_ordinary<kError>(x, own, level, table, candidate_of);
+      if (ordinary & is_ordinary_second(level.second) & sweeps_ordinary(own)) {
+        return with_signs(words, sweep_ordinary<kError>(x, own, level, table, candidate_of));
       }
     }
   }
-  return search_any<kSearch, kError>(x, raw < T::kInf, amax_of(), level, range, table, candidate_of,
-                                     sum);
+  Found found = search_any<kSearch, kError>(x, amax_of(), level, range, table, candidate_of, sum);
+  if (kSearch == kSearchFourOverSix && raw < T::kInf) return with_signs(words, found);
+  encode_lane<Nvfp4, T, kRecipeTe>(words, raw, found.factor, found.codes);
+  return found;
 }
 
 #ifdef __CUDACC__
+
+// What the scale bytes come to, in shared memory: kept by address, which the compiler would work
+// out anew for each block.
+struct SharedCandidates {
+#ifdef __CUDA_ARCH__
+  u32 address;
+
+  __device__ __forceinline__ explicit SharedCandidates(const Candidate* candidates)
+      : address(opaque(static_cast<u32>(__cvta_generic_to_shared(candidates)))) {}
+
+  __device__ __forceinline__ Candidate operator()(u32 byte) const {
+    Candidate result;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(result.factor), "=f"(result.one), "=f"(result.three_halves),
+                   "=r"(result.traits)
+                 : "r"(address + byte * static_cast<u32>(sizeof(Candidate)))
+                 : "memory");
+    return result;
+  }
+#else
+  const Candidate* candidates;
+
+  explicit SharedCandidates(const Candidate* first) : candidates(first) {}
+  Candidate operator()(u32 byte) const { return candidates[byte]; }
+#endif
+};
 
 // Entries of a thread's table.
 template <int kSearch>

@@ -316,13 +316,20 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
                                               u32 raw, const Level& level, float range) {
   using V = typename C::V;
   const SharedTable table(shared.decoded.value);
-  const auto candidate_of = [&](u32 byte) {
-    return C::kTabled ? shared.decoded.candidate[byte % kScaleBytes]
-                      : make_candidate<V::kSearch>(byte, level, range, V::kError);
-  };
   const auto amax_of = [&] { return amax; };
-  return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
-                                             typename SumOf<V::kSquare>::Type());
+  const typename SumOf<V::kSquare>::Type sum;
+  // Scales are not negative, nor are their bytes.
+  if constexpr (C::kTabled) {
+    const SharedCandidates candidate_of(shared.decoded.candidate);
+    return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
+                                               sum);
+  } else {
+    const auto candidate_of = [&](u32 byte) {
+      return make_candidate<V::kSearch>(byte, level, range, V::kError);
+    };
+    return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
+                                               sum);
+  }
 }
 
 // Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
@@ -338,14 +345,8 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
   if constexpr (C::kSearches) {
     const Found found = search_block<C>(shared, x[0], amax, raw[0], level, options.range);
     coded.byte = found.byte;
-    if (found.encoded) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        coded.code[0][i] = found.codes[i] | sign_nibbles<R>(x[0].word + i * 2 * R::kSize);
-      }
-    } else {
-      encode_lane<Format, R, C::kRecipe>(x[0], raw[0], found.factor, coded.code[0]);
-    }
+    for (int i = 0; i < 2; ++i) coded.code[0][i] = found.codes[i];
   } else {
     coded.byte = block_scale_byte<Format, R, C::kRecipe, C::kSecond>(amax, level, options.rule);
     const float factor = factor_at(levels, coded.byte, level);

@@ -119,6 +119,10 @@ void te_factors(i64 count, const float* second, float range, float* factor) {
   }
 }
 
+void sixths(i64 count, const float* amax, float* out) {
+  for (i64 i = 0; i < count; ++i) out[i] = sixth(amax[i]);
+}
+
 void search_scales(i64 groups, const u32* x, const float* second, float range, int error, int kind,
                    u8* byte, float* factor, u32* codes) {
   if (kind == kSearchFourOverSix) {

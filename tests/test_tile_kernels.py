@@ -46,7 +46,13 @@ CASES = {
     "mxfp8": {"format": "mxfp8"},
     "mxfp8 tiles": {"format": "mxfp8", "block": "2d"},
     "modelopt": {"recipe": "modelopt"},
-}
+    "four_over_six": {"scale_search": "four_over_six", "error": "mse"},
+    "four_over_six scaled": {
+        "scale_search": "four_over_six", "error": "mae_scaled", "e4m3_max": 256,
+    },
+    "sweep": {"scale_search": "sweep", "error": "mae"},
+    "sweep tiles": {"scale_search": "sweep", "error": "mse", "block": "2d"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("directions", ["row", "column", "both"])
@@ -92,6 +98,7 @@ def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
                 (7, 3),
             )  # fmt: skip
         results[engine.name] = [np.asarray(part) for group in arrays for part in group[1:]]
-    assert ("kWide" in kernels.launched[-1].expression) == (width == "wide")
+    searches = "scale_search" in options
+    assert ("kWide" in kernels.launched[-1].expression) == (width == "wide" and not searches)
     for got, expected in zip(results["cuda"], results["cpu"], strict=True):
         np.testing.assert_array_equal(got, expected)

@@ -24,6 +24,7 @@ from . import (
     cuda_module,
     cuda_ready,
     cuda_rotations,
+    cuda_search,
     cuda_run,
     cuda_variants,
 )
@@ -228,6 +229,13 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
                 vector = vector and is_aligned(x.data.ptr | result.packed.data.ptr)
                 if cuda_variants.is_padded(plan):
                     result.block_scale.data.memset_async(0, result.block_scale.nbytes)
+        if directions.row is not None and cuda_search.is_flat(directions, vector):
+            kernel = cuda_search.search_rows_kernel(directions.row, dtype)
+            grid, arguments = cuda_search.search_rows_arguments(directions.row)
+            resident = cuda_ready.resident_blocks(current_device(), kernel)
+            arguments = (x.data.ptr, *row.addresses(), *arguments)
+            cuda_run.launch(kernel, (min(*grid, resident),), arguments)
+            return
         wide = cuda_variants.can_be_wide(
             directions, dtype, vector
         ) and cuda_ready.has_shared_memory(current_device(), cuda_variants.wide_bytes(directions))

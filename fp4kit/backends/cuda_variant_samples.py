@@ -20,7 +20,7 @@ from fp4kit.formats import (
 )
 from fp4kit.variant import AXES, BLOCKS, ERRORS, RHT_ROUNDINGS, Variant
 
-from . import cuda_rotations
+from . import cuda_rotations, cuda_search
 from .base import Plan
 from .cuda_module import Instance
 from .cuda_variants import Directions, can_be_wide, dequantize_launch, quantize_tiles_kernel
@@ -85,6 +85,11 @@ def _quantize_samples() -> Iterator[Instance]:
         for search in ("four_over_six", "sweep"):
             row = _plan(NVFP4, te, scale_search=search, error=error)
             yield quantize_tiles_kernel(Directions(row, None), "bfloat16", True)
+            for dtype in DTYPES:
+                yield cuda_search.search_rows_kernel(row, dtype)
+            for layout in SCALE_LAYOUTS:
+                laid = replace(row, scale_layout=layout)
+                yield cuda_search.search_rows_kernel(laid, "bfloat16")
     # What takes most shared memory.
     for block in BLOCKS:
         row, column = (
