@@ -6,8 +6,8 @@
 #pragma once
 
 #include "rotation.cuh"
-#include "scale_search.cuh"
 #include "scale_table.cuh"
+#include "search_tables.cuh"
 #include "stochastic.cuh"
 #include "swizzle.cuh"
 #include "tiles.cuh"

@@ -24,8 +24,8 @@ from . import (
     cuda_module,
     cuda_ready,
     cuda_rotations,
-    cuda_search,
     cuda_run,
+    cuda_search,
     cuda_variants,
 )
 from .base import NO_SEED, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
@@ -230,8 +230,8 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, MeasuredRows):
                 if cuda_variants.is_padded(plan):
                     result.block_scale.data.memset_async(0, result.block_scale.nbytes)
         if directions.row is not None and cuda_search.is_flat(directions, vector):
-            kernel = cuda_search.search_rows_kernel(directions.row, dtype)
-            grid, arguments = cuda_search.search_rows_arguments(directions.row)
+            kernel = cuda_search.quantize_searched_kernel(directions.row, dtype)
+            grid, arguments = cuda_search.quantize_searched_arguments(directions.row)
             resident = cuda_ready.resident_blocks(current_device(), kernel)
             arguments = (x.data.ptr, *row.addresses(), *arguments)
             cuda_run.launch(kernel, (min(*grid, resident),), arguments)

@@ -19,7 +19,7 @@ from .cuda_variants import CXX_ERRORS, CXX_SEARCHES, Directions, variant_of
 
 
 def is_flat(directions: Directions, vector: bool) -> bool:
-    """Whether `search_rows_kernel` can do it: blocks of rows, whole and aligned, with one level."""
+    """Whether `quantize_searched_kernel` can do it: blocks of rows, whole and aligned, with one level."""
     plan = directions.row
     if plan is None or directions.column is not None or not vector:
         return False
@@ -33,12 +33,12 @@ def is_flat(directions: Directions, vector: bool) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def search_rows_kernel(plan: Plan, dtype: str) -> Instance:
+def quantize_searched_kernel(plan: Plan, dtype: str) -> Instance:
     """The instance for a plan that `is_flat`."""
     variant = variant_of(plan)
     return instance(
-        "search_rows_kernel",
-        "search_rows.cu",
+        "quantize_searched_kernel",
+        "quantize_searched.cu",
         CXX_DTYPES[dtype],
         CXX_SEARCHES[variant.scale_search],
         CXX_ERRORS[variant.error],
@@ -46,7 +46,7 @@ def search_rows_kernel(plan: Plan, dtype: str) -> Instance:
     )
 
 
-def search_rows_arguments(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def quantize_searched_arguments(plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A block of threads for each 256 lanes, and the numbers after (x, second, packed, scale)."""
     lanes = plan.rows * plan.blocks
     return grid_for(lanes), (

@@ -86,10 +86,10 @@ def _quantize_samples() -> Iterator[Instance]:
             row = _plan(NVFP4, te, scale_search=search, error=error)
             yield quantize_tiles_kernel(Directions(row, None), "bfloat16", True)
             for dtype in DTYPES:
-                yield cuda_search.search_rows_kernel(row, dtype)
+                yield cuda_search.quantize_searched_kernel(row, dtype)
             for layout in SCALE_LAYOUTS:
                 laid = replace(row, scale_layout=layout)
-                yield cuda_search.search_rows_kernel(laid, "bfloat16")
+                yield cuda_search.quantize_searched_kernel(laid, "bfloat16")
     # What takes most shared memory.
     for block in BLOCKS:
         row, column = (

@@ -13,7 +13,7 @@
 // Launch: 256 threads; at most as many blocks as the device holds at once. Scales past the last row
 // or block are not written here.
 #include "flat_lanes.cuh"
-#include "scale_search.cuh"
+#include "search_tables.cuh"
 
 namespace fp4kit {
 
@@ -25,9 +25,10 @@ struct SearchShared {
 
 template <class T, int kSearch, int kError, int kLayout>
 __global__ void __launch_bounds__(kThreads, FP4KIT_TILE_BLOCKS)
-    search_rows_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ second,
-                       u8* __restrict__ packed, u8* __restrict__ block_scale, i64 lanes, i64 blocks,
-                       i64 stored_cols, i64 magic, i64 shift, i64 high_first, i64 largest) {
+    quantize_searched_kernel(const typename T::Bits* __restrict__ x,
+                             const float* __restrict__ second, u8* __restrict__ packed,
+                             u8* __restrict__ block_scale, i64 lanes, i64 blocks, i64 stored_cols,
+                             i64 magic, i64 shift, i64 high_first, i64 largest) {
   __shared__ SearchShared<kSearch> shared;
   const float range = static_cast<float>(largest);
   const Level level = make_te_level(__ldg(second), range);
