@@ -20,7 +20,7 @@ namespace fp4kit {
 template <int kSearch>
 struct SearchShared {
   Candidate candidate[kScaleBytes];
-  float decoded[table_entries<kSearch>() * kThreads];
+  float decoded[table_entries<kSearch, true>() * kThreads];
 };
 
 template <class T, int kSearch, int kError, int kLayout>

@@ -95,6 +95,7 @@ __device__ __forceinline__ TileShared<C>& tile_shared() {
   if constexpr (sizeof(TileShared<C>) > 48 * 1024) {
     extern __shared__ uint4 asked_for[];
     static_assert(sizeof(TileShared<C>) <= C::kSharedBytes, "as the launcher counts");
+    static_assert(C::kColumns == kWide, "for others the launcher asks for nothing");
     return *reinterpret_cast<TileShared<C>*>(asked_for);
   } else
 #endif

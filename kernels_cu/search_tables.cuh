@@ -35,10 +35,11 @@ struct SharedCandidates {
 #endif
 };
 
-// Entries of a thread's table.
-template <int kSearch>
+// Entries of a thread's table: sweep_ordinary has one more than there are codes. kAlone: blocks are
+// no squares, whose searches share their sums and take the path of any block.
+template <int kSearch, bool kAlone>
 FP4KIT_HD constexpr u32 table_entries() {
-  return kSearch == kSearchSweep ? 9 : 8;
+  return kSearch == kSearchSweep && kAlone ? 9 : 8;
 }
 
 // A thread's own table in shared memory, an entry per row of banks. Read by address, as the sums of

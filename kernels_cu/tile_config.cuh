@@ -130,7 +130,7 @@ struct TileLevels {
 template <class C>
 struct Decoded {
   Candidate candidate[C::kTabled ? kScaleBytes : 1];
-  float value[table_entries<C::V::kSearch>() * kThreads];
+  float value[table_entries<C::V::kSearch, !C::V::kSquare>() * kThreads];
 };
 
 struct Nothing {};

@@ -19,7 +19,7 @@ from .cuda_variants import CXX_ERRORS, CXX_SEARCHES, Directions, variant_of
 
 
 def is_flat(directions: Directions, vector: bool) -> bool:
-    """Whether `quantize_searched_kernel` can do it: blocks of rows, whole and aligned, with one level."""
+    """Whether `quantize_searched_kernel` can: rows of whole, aligned blocks under one level."""
     plan = directions.row
     if plan is None or directions.column is not None or not vector:
         return False

@@ -91,9 +91,9 @@ def _quantize_samples() -> Iterator[Instance]:
                 laid = replace(row, scale_layout=layout)
                 yield cuda_search.quantize_searched_kernel(laid, "bfloat16")
     # What takes most shared memory.
-    for block in BLOCKS:
+    for block, search in product(BLOCKS, ("four_over_six", "sweep")):
         row, column = (
-            _plan(NVFP4, te, axis=axis, block=block, scale_search="four_over_six", error="mse")
+            _plan(NVFP4, te, axis=axis, block=block, scale_search=search, error="mse")
             for axis in AXES
         )
         yield quantize_tiles_kernel(Directions(row, column), "float32", True)
