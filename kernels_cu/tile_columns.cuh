@@ -5,6 +5,7 @@
 // the two columns of 16-bit elements: those are encoded together, straight from the words.
 #pragma once
 
+#include "column_group.cuh"
 #include "tile_config.cuh"
 
 namespace fp4kit {
@@ -80,6 +81,14 @@ __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const 
   }
 }
 
+template <class R, class T, int kAcross>
+__device__ __forceinline__ Words<R> rotate_column(const ColumnGroup<T, kAcross>& signed_group,
+                                                  u32 column) {
+  float v[kLaneElements];
+  signed_group.column(static_cast<int>(column), v);
+  return rotate_floats<R>(v);
+}
+
 // The words of a column of a block: element i of the block in word i.
 template <class C>
 __device__ __forceinline__ u32 column_word(const u32* first, u32 i) {
@@ -142,15 +151,29 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
       if (done) encode_pair<C>(word, factor, code);
     }
     if (!done) {
+      ColumnGroup<T, kHalves> group[kLanes];
+      if constexpr (C::kRotateCols) {
+#pragma unroll
+        for (u32 i = 0; i < kBlock; ++i)
+          group[i / kLaneElements].word[i % kLaneElements][0] = word[i];
+#pragma unroll
+        for (u32 l = 0; l < kLanes; ++l) group[l].flip_signs(options.col_mask);
+      }
       // Rare where pairs are possible, and then not worth more code.
 #pragma unroll(encodes_pairs<C>() ? 1 : kHalves)
       for (u32 half = 0; half < kHalves; ++half) {
         const u32 col = w * kHalves + half;
-        Words<T> elements[kLanes];
-        gather_column<T>(word, half, elements);
         Words<R> x[kLanes];
-        const u32 left = task.rows_left > b * kBlock ? task.rows_left - b * kBlock : 0;
-        maybe_rotate<C::kRotateCols>(elements, options.col_mask, left, x);
+        if constexpr (C::kRotateCols) {
+#pragma unroll
+          for (u32 l = 0; l < kLanes; ++l) {
+            // What fills a block up stays +0.0. Rows come in whole lanes.
+            const bool inside = kLanes == 1 || b * kBlock + l * kLaneElements < task.rows_left;
+            x[l] = inside ? rotate_column<R>(group[l], half) : Words<R>{};
+          }
+        } else {
+          gather_column<T>(word, half, x);
+        }
         u32 raw[kLanes];
         const float amax = lanes_amax<Format, R>(x, raw);
         const u64 group = (piece + half * pitch) * kLanes;
