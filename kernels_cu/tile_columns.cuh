@@ -151,8 +151,10 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
       if (done) encode_pair<C>(word, factor, code);
     }
     if (!done) {
+      // With random numbers beside them the signed words do not fit registers.
+      constexpr bool kFromWords = C::kRotateCols && !C::V::kStochastic;
       ColumnGroup<T, kHalves> group[kLanes];
-      if constexpr (C::kRotateCols) {
+      if constexpr (kFromWords) {
 #pragma unroll
         for (u32 i = 0; i < kBlock; ++i)
           group[i / kLaneElements].word[i % kLaneElements][0] = word[i];
@@ -164,13 +166,18 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
       for (u32 half = 0; half < kHalves; ++half) {
         const u32 col = w * kHalves + half;
         Words<R> x[kLanes];
-        if constexpr (C::kRotateCols) {
+        if constexpr (kFromWords) {
 #pragma unroll
           for (u32 l = 0; l < kLanes; ++l) {
             // What fills a block up stays +0.0. Rows come in whole lanes.
             const bool inside = kLanes == 1 || b * kBlock + l * kLaneElements < task.rows_left;
             x[l] = inside ? rotate_column<R>(group[l], half) : Words<R>{};
           }
+        } else if constexpr (C::kRotateCols) {
+          Words<T> elements[kLanes];
+          gather_column<T>(word, half, elements);
+          const u32 left = task.rows_left > b * kBlock ? task.rows_left - b * kBlock : 0;
+          maybe_rotate<true>(elements, options.col_mask, left, x);
         } else {
           gather_column<T>(word, half, x);
         }

@@ -82,6 +82,10 @@ def test_members_are_unequal_and_fill_the_buffer(cases):
     assert all(size >= 0 and size % 16 == 0 for size in rows)
     assert rows == cases.member_rows(32768)
     assert sum(cases.member_rows(256)) == 256
+    whole = cases.member_rows(32768, multiple=cases.WHOLE_TILES)
+    assert sum(whole) == 32768
+    assert len(set(whole)) > 10
+    assert all(size >= 0 and size % 128 == 0 for size in whole)
 
 
 def test_counted_bytes_are_those_of_the_arrays(cases, inputs):
@@ -99,7 +103,7 @@ def test_counted_bytes_are_those_of_the_arrays(cases, inputs):
         sums = 4 * inputs.x.shape[1] if name.endswith("sums") else 0
         # The padding of each member's swizzled scales is not work that must be done.
         padding = case.nbytes - inputs.x.nbytes * reads - written[name] - sums
-        assert padding < 0 if "members, rows, swizzled" in name else padding == 0, name
+        assert padding < 0 if name.endswith("members, rows, swizzled") else padding == 0, name
     assert len(written) > 30
 
 
