@@ -462,19 +462,27 @@ def kernels(host_gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The CUDA backend with its kernels run on the host, and what makes arrays for it."""
-    from fp4kit.backends import cuda, cuda_ready, cuda_run
+    from fp4kit.backends import cuda, cuda_measured, cuda_ready, cuda_run
 
     monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
     monkeypatch.setattr(cuda_run, "launch", kernels.launch)
-    monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda _, size: size > 0)
+    monkeypatch.setattr(cuda_ready, "_shared_memory", lambda _: host_gpu.SHARED_MEMORY)
     # Few: each takes several tiles, and meets several members.
     monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 3)
     monkeypatch.setattr(cuda_ready, "multiprocessors", lambda _: 1)
     # Neither from nor into the cache of what a device has loaded.
-    monkeypatch.setattr(cuda_ready, "Ready", kernels.ready)
-    monkeypatch.setattr(cuda_ready, "quantize", cuda_ready.quantize.__wrapped__)
+    for module in (cuda_ready, cuda_measured):
+        monkeypatch.setattr(module, "Ready", kernels.ready)
+    monkeypatch.setattr(cuda_measured, "_ready", cuda_measured._ready.__wrapped__)
+    for name in ("quantize", "quantize_residual", "dequantize_residual"):
+        monkeypatch.setattr(cuda_ready, name, getattr(cuda_ready, name).__wrapped__)
     kernels.launched.clear()
-    return SimpleNamespace(engine=cuda.CudaBackend(), empty=host_gpu.empty, put=host_gpu.put)
+    return SimpleNamespace(
+        engine=cuda.CudaBackend(),
+        empty=host_gpu.empty,
+        put=host_gpu.put,
+        launched=kernels.launched,
+    )
 
 
 @pytest.fixture(params=["wide", "narrow"])

@@ -4,6 +4,7 @@
 // The kernels' headers as a host library, for tests/test_device_numerics.py: plain loops around the
 // functions that the kernels call for each value or block.
 #include "lane.cuh"
+#include "residual.cuh"
 #include "swizzle.cuh"
 
 using namespace fp4kit;
@@ -208,6 +209,15 @@ int recipe_flags(int recipe) {
   return recipe_divides(recipe) + 2 * recipe_keeps_negative_zero(recipe) +
          4 * recipe_decodes_negative_zero(recipe) + 8 * recipe_rounds_factor(recipe) +
          16 * recipe_direction(recipe);
+}
+
+// Positive floats from `first` on whose quotient by 6 is not the rounded one.
+i64 wrong_quotients(u32 first, u32 count) {
+  i64 wrong = 0;
+  for (u32 bits = first; bits < first + count; ++bits) {
+    wrong += as_bits(amax_by_six(as_float(bits))) != as_bits(as_float(bits) / kE2m1Max);
+  }
+  return wrong;
 }
 
 }  // extern "C"

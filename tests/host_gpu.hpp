@@ -3,15 +3,20 @@
 //
 // Kernels on the host, one thread block after the other: the threads of a block are contexts that
 // give way to each other where they synchronize. A barrier or shuffle that some thread never
-// reaches is an error here, as it is undefined on a device.
+// reaches is an error here, as it is undefined on a device; so are accesses that are not aligned,
+// and those of read-only and streamed memory outside of all arrays.
 //
-// Only what the kernels of groups use is here.
+// Only what the kernels run in tests use is here.
 #pragma once
 
 #include <ucontext.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -22,7 +27,8 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static
+// Of a block scope: lives on between calls, and may be extern.
+#define __shared__ thread_local
 
 struct Dim {
   unsigned x;
@@ -38,143 +44,165 @@ struct alignas(16) uint4 {
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-template <class A>
-void check_alignment(const A* address) {
-  if (reinterpret_cast<unsigned long long>(address) % sizeof(A) != 0) {
-    std::fprintf(stderr, "misaligned access of %zu bytes\n", sizeof(A));
-    std::abort();
-  }
-}
-template <class A>
-A __ldg(const A* address) {
-  check_alignment(address);
-  return *address;
-}
-template <class A>
-A __ldcs(const A* address) {
-  return __ldg(address);
-}
-template <class A>
-void __stcs(A* address, A value) {
-  check_alignment(address);
-  *address = value;
-}
-template <class A>
-A atomicMax(A* address, A value) {
-  const A old = *address;
-  if (value > old) *address = value;
-  return old;
-}
-template <class A>
-A atomicAdd(A* address, A value) {
-  const A old = *address;
-  *address = old + value;
-  return old;
-}
+namespace fp4kit {
 
-// Only named: what uses it is PTX.
-unsigned long long __cvta_generic_to_shared(const void* address);
+// The shared memory that launches ask for: as much as a thread block of an H200 may have, and a
+// bit.
+inline thread_local uint4 memory[(227 * 1024 + 64) / 16];
+
+}  // namespace fp4kit
 
 namespace host_gpu {
 
 constexpr std::size_t kStack = 1 << 17;
+constexpr unsigned kWarp = 32;
+
+// What memory holds that nobody has written.
+constexpr unsigned char kPattern = 0xCD;
+
+// Memory that kernels may use, from `begin` to before `end`.
+struct Range {
+  std::uintptr_t begin, end;
+};
+inline const Range *ranges, *ranges_end;
+
+[[noreturn]] inline void fail(const char* what) {
+  std::fprintf(stderr, "thread %u of block %u: %s\n", threadIdx.x, blockIdx.x, what);
+  std::abort();
+}
+
+template <class A>
+void check_alignment(const A* address) {
+  if (reinterpret_cast<std::uintptr_t>(address) % sizeof(A) != 0) fail("misaligned access");
+}
+
+template <class A>
+void check_access(const A* address) {
+  check_alignment(address);
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  static const Range* last;  // most accesses are where the one before was
+  if (last >= ranges && last < ranges_end && begin >= last->begin && begin + sizeof(A) <= last->end)
+    return;
+  last = std::upper_bound(ranges, ranges_end, begin, [](std::uintptr_t value, const Range& range) {
+    return value < range.end;
+  });
+  if (last == ranges_end || begin < last->begin || begin + sizeof(A) > last->end)
+    fail("access outside of all arrays");
+}
 
 enum class State { kReady, kBarrier, kShuffle, kDone };
 
 struct Thread {
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(kStack);
+  std::unique_ptr<char[]> stack{new char[kStack]};
   State state;
-  int predicate;
-  unsigned mask, value, distance;
+  unsigned barrier, expected;  // at a barrier: its number, and how many threads it is for
+  unsigned mask, distance;     // at a shuffle
+  unsigned value;              // what is brought, and then what is found
 };
 
-inline std::vector<Thread> threads(FP4KIT_THREADS);
+// Many are made once; a block has the first `count` of them.
+inline std::vector<Thread> threads;
+inline unsigned count;
 inline ucontext_t scheduler;
-inline int current;
-inline int barrier_count;
 inline void (*body)();
 
+inline Thread& current() { return threads[threadIdx.x]; }
+
 inline void give_way(State state) {
-  Thread& thread = threads[current];
+  Thread& thread = current();
   thread.state = state;
   swapcontext(&thread.context, &scheduler);
 }
 
 inline void run_thread() {
   body();
-  threads[current].state = State::kDone;
+  current().state = State::kDone;
 }
 
 inline bool finish_shuffles() {
   bool any = false;
-  for (int first = 0; first < FP4KIT_THREADS; first += 32) {
-    for (int lane = 0; lane < 32; ++lane) {
-      Thread& thread = threads[first + lane];
-      if (thread.state != State::kShuffle) continue;
-      bool complete = true;
-      for (int other = 0; other < 32; ++other) {
-        const Thread& partner = threads[first + other];
-        if ((thread.mask >> other & 1u) == 0) continue;
-        complete = complete && partner.state == State::kShuffle && partner.mask == thread.mask;
-      }
-      if (!complete) continue;
-      unsigned result[32];
-      for (int other = 0; other < 32; ++other) {
-        result[other] = threads[first + (other ^ threads[first + other].distance) % 32].value;
-      }
-      const unsigned mask = thread.mask;
-      for (int other = 0; other < 32; ++other) {
-        if ((mask >> other & 1u) == 0) continue;
-        threads[first + other].value = result[other];
-        threads[first + other].state = State::kReady;
-      }
-      any = true;
+  for (unsigned i = 0; i < count; ++i) {
+    if (threads[i].state != State::kShuffle) continue;
+    Thread* const warp = &threads[i / kWarp * kWarp];
+    const unsigned mask = threads[i].mask;
+    bool complete = true;
+    unsigned result[kWarp];
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      if ((mask >> lane & 1u) == 0) continue;
+      complete = complete && warp[lane].state == State::kShuffle && warp[lane].mask == mask;
+      result[lane] = warp[(lane ^ warp[lane].distance) % kWarp].value;
     }
+    if (!complete) continue;
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      if ((mask >> lane & 1u) == 0) continue;
+      warp[lane].value = result[lane];
+      warp[lane].state = State::kReady;
+    }
+    any = true;
+  }
+  return any;
+}
+
+inline bool finish_barriers() {
+  struct {
+    unsigned expected, arrived, sum;
+  } barriers[16] = {};
+  for (unsigned i = 0; i < count; ++i) {
+    const Thread& thread = threads[i];
+    if (thread.state != State::kBarrier) continue;
+    auto& barrier = barriers[thread.barrier];
+    if (barrier.arrived++ == 0) barrier.expected = thread.expected;
+    if (barrier.expected != thread.expected) fail("a barrier of several sizes");
+    barrier.sum += thread.value;
+  }
+  bool any = false;
+  for (unsigned i = 0; i < count; ++i) {
+    Thread& thread = threads[i];
+    if (thread.state != State::kBarrier) continue;
+    const auto& barrier = barriers[thread.barrier];
+    if (barrier.arrived != barrier.expected) continue;
+    thread.value = barrier.sum;
+    thread.state = State::kReady;
+    any = true;
   }
   return any;
 }
 
 inline void run_block() {
-  for (int i = 0; i < FP4KIT_THREADS; ++i) {
+  std::memset(fp4kit::memory, kPattern, sizeof(fp4kit::memory));
+  for (unsigned i = 0; i < count; ++i) {
     Thread& thread = threads[i];
     getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.data();
-    thread.context.uc_stack.ss_size = thread.stack.size();
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = kStack;
     thread.context.uc_link = &scheduler;
     makecontext(&thread.context, run_thread, 0);
     thread.state = State::kReady;
   }
-  while (true) {
-    bool progress = false;
-    int waiting = 0, done = 0;
-    for (int i = 0; i < FP4KIT_THREADS; ++i) {
-      if (threads[i].state == State::kReady) {
-        current = i;
-        threadIdx.x = static_cast<unsigned>(i);
-        swapcontext(&scheduler, &threads[i].context);
-        progress = true;
-      }
-      waiting += threads[i].state == State::kBarrier;
-      done += threads[i].state == State::kDone;
+  // Threads run in turn, from the first or from the last on, so that what relies on their order
+  // shows.
+  for (bool backwards = blockIdx.x % 2 != 0;; backwards = !backwards) {
+    unsigned done = 0;
+    for (unsigned turn = 0; turn < count; ++turn) {
+      threadIdx.x = backwards ? count - 1 - turn : turn;
+      Thread& thread = current();
+      if (thread.state == State::kReady) swapcontext(&scheduler, &thread.context);
+      done += thread.state == State::kDone;
     }
-    if (done == FP4KIT_THREADS) return;
-    if (finish_shuffles()) continue;
-    if (waiting > 0 && waiting + done == FP4KIT_THREADS) {
-      barrier_count = 0;
-      for (Thread& thread : threads) {
-        if (thread.state != State::kBarrier) continue;
-        barrier_count += thread.predicate != 0;
-        thread.state = State::kReady;
-      }
-      continue;
-    }
-    if (!progress) {
-      std::fprintf(stderr, "%d threads wait at a barrier, %d are done, the others shuffle\n",
-                   waiting, done);
-      std::abort();
-    }
+    if (done == count) return;
+    const bool shuffled = finish_shuffles();
+    if (!finish_barriers() && !shuffled) fail("waits for threads that are done or wait elsewhere");
   }
+}
+
+// Whether shared memory from `shared` bytes on is as it was before the block.
+inline bool is_rest_untouched(std::size_t shared) {
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(fp4kit::memory);
+  const std::size_t size = sizeof(fp4kit::memory);
+  // Each byte is the pattern if the first one is and each equals the next.
+  return shared < size && bytes[shared] == kPattern &&
+         std::memcmp(bytes + shared, bytes + shared + 1, size - shared - 1) == 0;
 }
 
 template <class A>
@@ -182,7 +210,7 @@ A argument(long long word) {
   if constexpr (std::is_pointer_v<A>) {
     return reinterpret_cast<A>(word);
   } else {
-    return word;
+    return static_cast<A>(word);
   }
 }
 
@@ -203,24 +231,102 @@ constexpr int parameters(void (*)(A...)) {
   return sizeof...(A);
 }
 
-}  // namespace host_gpu
+// A kernel of a library.
+struct Kernel {
+  int parameters;
+  void (*body)();
+};
 
-inline int __syncthreads_count(int predicate) {
-  host_gpu::threads[host_gpu::current].predicate = predicate;
-  host_gpu::give_way(host_gpu::State::kBarrier);
-  return host_gpu::barrier_count;
+template <auto kKernel>
+constexpr Kernel make_kernel() {
+  return {parameters(kKernel), [] { call(kKernel); }};
 }
 
-inline void __syncthreads() { __syncthreads_count(0); }
+struct Launch {
+  long long blocks, threads, shared;
+  const long long* words;
+  const Range* ranges;
+  long long range_count;
+};
+
+// False if a block wrote to shared memory that was not asked for.
+inline bool launch(const Kernel& kernel, const Launch& given) {
+  words = given.words;
+  ranges = given.ranges;
+  ranges_end = ranges + given.range_count;
+  body = kernel.body;
+  count = static_cast<unsigned>(given.threads);
+  if (threads.size() < count) threads = std::vector<Thread>(count);
+  gridDim.x = static_cast<unsigned>(given.blocks);
+  bool untouched = true;
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+    run_block();
+    untouched = untouched && is_rest_untouched(static_cast<std::size_t>(given.shared));
+  }
+  return untouched;
+}
+
+}  // namespace host_gpu
 
 template <class A>
-A __shfl_xor_sync(unsigned mask, A value, int distance) {
+A __ldg(const A* address) {
+  host_gpu::check_access(address);
+  return *address;
+}
+template <class A>
+A __ldcs(const A* address) {
+  return __ldg(address);
+}
+template <class A>
+void __stcs(A* address, A value) {
+  host_gpu::check_access(address);
+  *address = value;
+}
+template <class A>
+A atomicMax(A* address, A value) {
+  host_gpu::check_alignment(address);
+  const A old = *address;
+  if (value > old) *address = value;
+  return old;
+}
+template <class A>
+A atomicAdd(A* address, A value) {
+  host_gpu::check_alignment(address);
+  const A old = *address;
+  *address = old + value;
+  return old;
+}
+
+// Only named: what uses it is PTX.
+unsigned long long __cvta_generic_to_shared(const void* address);
+
+// The sum of what the threads bring that meet at a barrier of a number.
+inline unsigned meet(unsigned barrier, unsigned expected, unsigned value) {
+  host_gpu::Thread& thread = host_gpu::current();
+  thread.barrier = barrier;
+  thread.expected = expected;
+  thread.value = value;
+  host_gpu::give_way(host_gpu::State::kBarrier);
+  return thread.value;
+}
+
+inline int __syncthreads_count(int predicate) {
+  return static_cast<int>(meet(0, host_gpu::count, predicate != 0));
+}
+
+inline void __syncthreads() { meet(0, host_gpu::count, 0); }
+
+// PTX's bar.sync.
+inline void named_barrier(unsigned number, unsigned expected) { meet(number, expected, 0); }
+
+template <class A>
+A __shfl_xor_sync(unsigned mask, A value, unsigned distance) {
   static_assert(sizeof(A) == 4);
-  host_gpu::Thread& thread = host_gpu::threads[host_gpu::current];
-  __builtin_memcpy(&thread.value, &value, 4);
+  host_gpu::Thread& thread = host_gpu::current();
+  std::memcpy(&thread.value, &value, 4);
   thread.mask = mask;
-  thread.distance = static_cast<unsigned>(distance);
+  thread.distance = distance;
   host_gpu::give_way(host_gpu::State::kShuffle);
-  __builtin_memcpy(&value, &thread.value, 4);
+  std::memcpy(&value, &thread.value, 4);
   return value;
 }

@@ -12,15 +12,20 @@ import hashlib
 import shutil
 import subprocess
 import types
+import weakref
 from pathlib import Path
 
 import numpy as np
 
-from fp4kit.backends.cuda_module import kernel_directory, options
+from fp4kit.backends.cuda_module import THREADS, kernel_directory, options
 
 COMPILER = shutil.which("g++")
-#: What memory holds that nobody has written.
-PATTERN = 0xCD
+#: What memory holds that nobody has written (also in host_gpu.hpp), and bytes of it around arrays.
+PATTERN, GUARD = 0xCD, 64
+#: As an H200 has it: bytes that a thread block may ask for, and of a multiprocessor.
+SHARED_MEMORY = (227 * 1024, 228 * 1024)
+#: {first address: the one after the last} of arrays that live.
+_ranges = {}
 
 
 class HostMemory:
@@ -37,25 +42,38 @@ class HostMemory:
 class HostArray(np.ndarray):
     """A NumPy array with the attributes of a CuPy array that the backend uses."""
 
+    device = types.SimpleNamespace(id=0)
+
     @property
     def data(self):
         return HostMemory(self)
 
 
-def put(array):
-    """A copy whose memory begins on 16 bytes."""
-    result = empty(array.shape, array.dtype)
+def put(array, shift=0):
+    """A copy, `shift` bytes past a 16-byte boundary."""
+    result = empty(array.shape, array.dtype, shift)
     result[...] = array
     return result
 
 
-def empty(shape, dtype):
-    """An array that nobody has written; its memory begins on 16 bytes."""
+def empty(shape, dtype, shift=0):
+    """An array that nobody has written, `shift` bytes past a 16-byte boundary."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.full(size + 16, PATTERN, np.uint8)
-    start = -memory.ctypes.data % 16
+    memory = np.full(size + 2 * GUARD + 16 + shift, PATTERN, np.uint8)
+    start = GUARD - (memory.ctypes.data + GUARD) % -16 + shift
+    address = memory.ctypes.data + start
+    _ranges[address] = address + size
+    weakref.finalize(memory, _ranges.pop, address)
     return memory[start : start + size].view(dtype).reshape(shape).view(HostArray)
+
+
+def _check_guards(ranges):
+    """What lies around arrays is as it was."""
+    guard = bytes([PATTERN]) * GUARD
+    for begin, end in ranges:
+        around = ctypes.string_at(begin - GUARD, GUARD), ctypes.string_at(end, GUARD)
+        assert around == (guard, guard), "written outside of an array"
 
 
 class _Event:
@@ -95,6 +113,19 @@ def fake_cupy():
     )
 
 
+class _Launch(ctypes.Structure):
+    """host_gpu::Launch."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_longlong),
+        ("threads", ctypes.c_longlong),
+        ("shared", ctypes.c_longlong),
+        ("words", ctypes.POINTER(ctypes.c_longlong)),
+        ("ranges", ctypes.POINTER(ctypes.c_longlong)),
+        ("range_count", ctypes.c_longlong),
+    )
+
+
 class Kernels:
     """Instances built on demand, in a folder."""
 
@@ -103,53 +134,69 @@ class Kernels:
         self._built = {}
         self.launched = []
 
-    def launch(self, instance, grid, arguments, shared=0):
-        """As the backend's own launch; shared memory is there without being asked for."""
+    def launch(self, instance, grid, arguments, shared=0, threads=THREADS):
+        """As the backend's own launch; that the memory of wide tiles is asked for is not checked.
+
+        Written memory must be inside of arrays, and in the shared memory asked for.
+        """
         if instance not in self._built:
-            self._built[instance] = self._build(instance)
+            self.build([instance])
         self.launched.append(instance)
         words = [value.data.ptr if hasattr(value, "data") else value for value in arguments]
         words = [int(word) for word in words]
-        count, run = self._built[instance]
+        number, library = self._built[instance]
+        count = library.count(number)
         assert len(words) == count, f"{len(words)} arguments for {count} parameters"
         (blocks,) = grid
-        run(ctypes.c_longlong(blocks), (ctypes.c_longlong * count)(*words))
+        ranges = sorted(_ranges.items())
+        flat = [address for each in ranges for address in each]
+        given = _Launch(
+            *(blocks, threads, shared),
+            (ctypes.c_longlong * count)(*words),
+            (ctypes.c_longlong * len(flat))(*flat),
+            len(ranges),
+        )
+        assert library.run(number, ctypes.byref(given)), "wrote shared memory not asked for"
+        _check_guards(ranges)
 
     def ready(self, device, launch, addresses):
         """As the backend's Ready; its multiprocessors are the fixture's."""
 
         def run(*pointers):
             assert len(pointers) == addresses
-            self.launch(launch.instance, launch.grid, (*pointers, *launch.scalars))
+            arguments = (*pointers, *launch.scalars)
+            self.launch(launch.instance, launch.grid, arguments, launch.shared, launch.threads)
 
         return types.SimpleNamespace(launch=run)
 
-    def _build(self, instance):
-        name = hashlib.sha256(instance.expression.encode()).hexdigest()[:16]
+    def build(self, instances):
+        """Builds instances at once, which takes less time than one after the other."""
+        files = sorted({instance.file for instance in instances})
+        expressions = [instance.expression for instance in instances]
+        name = hashlib.sha256("\n".join(expressions).encode()).hexdigest()[:16]
         source, output = self._folder / f"{name}.cpp", self._folder / f"{name}.so"
         source.write_text(
             '#include "host_gpu.hpp"\n'
-            f'#include "{kernel_directory() / instance.file}"\n'
-            f"constexpr auto kKernel = &{instance.expression};\n"
-            'extern "C" int count() { return host_gpu::parameters(kKernel); }\n'
-            'extern "C" void run(long long blocks, const long long* words) {\n'
-            "  host_gpu::words = words;\n"
-            "  host_gpu::body = [] { host_gpu::call(kKernel); };\n"
-            "  gridDim.x = static_cast<unsigned>(blocks);\n"
-            "  for (unsigned block = 0; block < gridDim.x; ++block) {\n"
-            "    blockIdx.x = block;\n"
-            "    host_gpu::run_block();\n"
-            "  }\n"
+            + "".join(f'#include "{kernel_directory() / file}"\n' for file in files)
+            + "constexpr host_gpu::Kernel kKernels[] = {\n"
+            + "".join(f"  host_gpu::make_kernel<&{each}>(),\n" for each in expressions)
+            + "};\n"
+            'extern "C" int count(int number) { return kKernels[number].parameters; }\n'
+            'extern "C" int run(int number, const host_gpu::Launch* given) {\n'
+            "  return host_gpu::launch(kKernels[number], *given);\n"
             "}\n",
             encoding="utf-8",
         )
         defines = [option for option in options(9, 0) if option.startswith("-D")]
         command = [
-            *(COMPILER, "-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing"),
-            *("-shared", "-fPIC", f"-I{kernel_directory()}", f"-I{Path(__file__).parent}"),
+            *(COMPILER, "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off", "-fno-strict-aliasing"),
+            *("-fno-extern-tls-init", "-shared", "-fPIC"),
+            *(f"-I{kernel_directory()}", f"-I{Path(__file__).parent}"),
             *(*defines, str(source), "-o", str(output)),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         library = ctypes.CDLL(str(output))
-        return library.count(), library.run
+        self._built.update(
+            (instance, (number, library)) for number, instance in enumerate(instances)
+        )

@@ -52,7 +52,8 @@ def library(tmp_path_factory):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     loaded = ctypes.CDLL(str(output))
-    loaded.divide.restype = ctypes.c_longlong
+    for function in (loaded.divide, loaded.wrong_quotients):
+        function.restype = ctypes.c_longlong
     return loaded
 
 
@@ -375,3 +376,9 @@ def test_fast_division(library):
     magic, shift = cuda_launch.fast_division(7, 2**33)
     arguments = (ctypes.c_longlong(v) for v in (2**33, 7, magic, shift))
     assert library.divide(*arguments) == 2**33 // 7
+
+
+def test_quotients_by_six(library):
+    """Of all significands, below the smallest scale's amax and above it, and the last floats."""
+    for first, count in ((0x3C000000, 8 << 23), (0x7F000000, 0x7FFFFF)):
+        assert library.wrong_quotients(ctypes.c_uint(first), ctypes.c_uint(count)) == 0

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that make their own second level: which calls use one read, its launches, and a GPU's bytes.
 
-tests/test_measured_host.py runs the kernel itself without a GPU.
+tests/test_measured_kernels.py runs the kernel itself without a GPU.
 """
 
 import itertools

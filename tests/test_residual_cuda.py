@@ -3,7 +3,7 @@
 """Residual channels on a GPU: every kernel against the reference, pointers, graphs.
 
 Small shapes with drawn options are in test_residual.py, whole kernels on the host in
-test_device_residual.py.
+test_residual_kernels.py.
 """
 
 import itertools

@@ -1,14 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of residual channels, run on the host thread by thread, equal the reference."""
+"""The kernels of residual channels, run on the host, equal the reference."""
 
-import ctypes
 import itertools
-import re
-import shutil
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +11,11 @@ import pytest
 from fp4kit import codecs, residual
 from fp4kit.backends import cuda_residual_launch as launches
 from fp4kit.backends import get_backend
-from fp4kit.backends.cuda_module import kernel_directory, options
 from fp4kit.backends.operations import ResidualPlan
 from fp4kit.formats import DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS
 
-COMPILER = shutil.which("g++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to build the kernels with")
-#: As an H200 has them, but few multiprocessors: thread blocks take several turns.
+#: As an H200 has them and `on_host` too, but few multiprocessors: thread blocks take several turns.
 LIMITS = launches.Limits(1, 227 * 1024, 228 * 1024)
-POISON = 0xA5
 REFERENCE = get_backend("reference")
 STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 SCALES = (448.0, 37.3, 1e-3, np.inf)
@@ -33,59 +24,9 @@ PLAN = ResidualPlan(40, 192, 64, "activation", "interleaved", "linear", "low_fir
 KINDS = ("", "_ordered", "_any")
 
 
-def symbol(instance):
-    """The library's name of a kernel instance."""
-    return re.sub(r"\W+", "_", instance.expression.removeprefix("fp4kit::"))
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    tests, folder = Path(__file__).parent, tmp_path_factory.mktemp("host")
-    source, output = folder / "residual.cpp", folder / "residual.so"
-    lines = ['#include "device_residual_host.cpp"']
-    lines += [f"HOST_KERNEL({symbol(i)}, {i.expression})" for i in launches.all_instances()]
-    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    command = [
-        *(COMPILER, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
-        *("-ffp-contract=off", "-fno-extern-tls-init", "-shared", "-fPIC"),
-        *(f"-I{kernel_directory()}", f"-I{tests}"),
-        *(option for option in options(9, 0) if option.startswith("-D")),
-        *(str(source), "-o", str(output)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    loaded = ctypes.CDLL(str(output))
-    loaded.memory_changed_from.restype = ctypes.c_longlong
-    loaded.wrong_quotients.restype = ctypes.c_longlong
-    return loaded
-
-
-def run(library, launch, *arrays):
-    """Launches on the host; `arrays` may hold None."""
-    addresses = [0 if array is None else array.ctypes.data for array in arrays]
-    arguments = (ctypes.c_longlong * (len(addresses) + len(launch.scalars)))(
-        *addresses, *launch.scalars
-    )
-    library.fill_memory(ctypes.c_ubyte(POISON))
-    counts = (ctypes.c_uint(count) for count in (launch.grid[0], launch.threads))
-    getattr(library, symbol(launch.instance))(*counts, arguments)
-    shared = ctypes.c_longlong(launch.shared)
-    assert library.memory_changed_from(shared, ctypes.c_ubyte(POISON)) == 0
-
-
-class Guarded:
-    """An array between poisoned bytes, `shift` bytes past an aligned address."""
-
-    def __init__(self, shape, dtype, shift=0):
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        self.memory = np.full(size + 256, POISON, np.uint8)
-        self.start = 128 - self.memory.ctypes.data % 64 + shift
-        self.end = self.start + size
-        self.array = self.memory[self.start : self.end].view(dtype).reshape(shape)
-
-    def check(self):
-        outside = np.delete(self.memory, slice(self.start, self.end))
-        assert (outside == POISON).all(), "written outside of the array"
+@pytest.fixture(scope="module", autouse=True)
+def _built(kernels):
+    kernels.build(launches.all_instances())
 
 
 def values(rows, cols, dtype, seed):
@@ -108,47 +49,43 @@ def values(rows, cols, dtype, seed):
         return codecs.from_float32(x, dtype)
 
 
-def check_quantize(library, plan, x, dtype, scale, order, shift=0, given=None):
-    """Quantizes as the launch says, compares with the reference, and returns kernel and arrays.
+def check_quantize(on, plan, x, dtype, scale, order, shift=0, given=None):
+    """Quantizes, compares with the reference, and returns kernel and arrays.
 
-    The kernel gets the order `given`, if there is one, which must count as `order`.
+    The kernel gets the order `given`, if there is one, which must count as `order`. Arrays begin
+    `shift` elements past a 16-byte boundary.
     """
     wanted = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
     REFERENCE.quantize_residual(plan, x, dtype, scale, order, *wanted)
-    source = Guarded(x.shape, x.dtype, shift * x.itemsize)
-    source.array[...] = x
-    found = [Guarded(array.shape, np.uint8, shift) for array in wanted]
-    launch = launches.quantize_launch(plan, dtype, order is not None, shift == 0, LIMITS)
+    found = [on.empty(array.shape, np.uint8, shift) for array in wanted]
     passed = order if given is None else given
-    run(library, launch, source.array, scale, passed, *(each.array for each in found))
+    passed = None if passed is None else on.put(passed)
+    source = on.put(x, shift * x.itemsize)
+    on.engine.quantize_residual(plan, source, dtype, on.put(scale), passed, *found)
     for got, want in zip(found, wanted, strict=True):
-        got.check()
-        np.testing.assert_array_equal(got.array, want)
-    return launch.instance.expression, *wanted
+        np.testing.assert_array_equal(got, want)
+    return on.launched[-1].expression, *wanted
 
 
-def check_dequantize(library, plan, packed, byte, dtype, scale, order, shift=0):
+def check_dequantize(on, plan, packed, byte, dtype, scale, order, shift=0):
     """The same of decoding; NaN must be the canonical one. Returns the kernel."""
     expected = np.empty((plan.rows, plan.cols), STORED[dtype])
     REFERENCE.dequantize_residual(plan, packed, byte, scale, order, expected, dtype)
-    inputs = [Guarded(array.shape, np.uint8, shift) for array in (packed, byte)]
-    for guarded, array in zip(inputs, (packed, byte), strict=True):
-        guarded.array[...] = array
-    out = Guarded(expected.shape, expected.dtype, shift * expected.itemsize)
-    launch = launches.dequantize_launch(plan, dtype, order is not None, shift == 0, LIMITS)
-    run(library, launch, *(each.array for each in inputs), scale, order, out.array)
-    out.check()
+    inputs = [on.put(array, shift) for array in (packed, byte)]
+    passed = None if order is None else on.put(order)
+    out = on.empty(expected.shape, expected.dtype, shift * expected.itemsize)
+    on.engine.dequantize_residual(plan, *inputs, on.put(scale), passed, out, dtype)
     unsigned = f"u{expected.itemsize}"
-    np.testing.assert_array_equal(out.array.view(unsigned), expected.view(unsigned))
-    return launch.instance.expression
+    np.testing.assert_array_equal(out.view(unsigned), expected.view(unsigned))
+    return on.launched[-1].expression
 
 
-def check_plan(library, plan, dtype, out, order, shift=0, seed=0):
+def check_plan(on, plan, dtype, out, order, shift=0, seed=0):
     """Both ways, with a scale that depends on the seed; returns the names of the kernels."""
     x = values(plan.rows, plan.cols, dtype, seed)
     scale = np.array([SCALES[seed % len(SCALES)]], np.float32)
-    kernel, packed, byte = check_quantize(library, plan, x, dtype, scale, order, shift)
-    return kernel, check_dequantize(library, plan, packed, byte, out, scale, order, shift)
+    kernel, packed, byte = check_quantize(on, plan, x, dtype, scale, order, shift)
+    return kernel, check_dequantize(on, plan, packed, byte, out, scale, order, shift)
 
 
 def plans(rows, cols, channels):
@@ -172,12 +109,12 @@ def stages_few_rows(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("stages_few_rows")
-def test_every_choice(library, dtype, kind):
+def test_every_choice(on_host, dtype, kind):
     for number, plan in plans(20, 192, 64):
         has_order = kind == "_ordered" or (kind == "_any" and number % 2)
         order = permutation(192) if has_order else None
         out = DTYPES[number % 3]
-        for kernel in check_plan(library, plan, dtype, out, order, int(kind == "_any"), number):
+        for kernel in check_plan(on_host, plan, dtype, out, order, int(kind == "_any"), number):
             assert f"residual{kind}_kernel" in kernel
 
 
@@ -191,12 +128,12 @@ def test_every_choice(library, dtype, kind):
     (259, 48, 32),
 ])  # fmt: skip
 @pytest.mark.usefixtures("stages_few_rows")
-def test_odd_shapes(library, kind, rows, cols, channels):
+def test_odd_shapes(on_host, kind, rows, cols, channels):
     order = permutation(cols) if kind == "_ordered" else None
     for number, plan in plans(rows, cols, channels):
         if (number + number // 4) % 3 == 0:
             dtype, out = DTYPES[number % 2 + 1], DTYPES[number // 2 % 3]
-            check_plan(library, plan, dtype, out, order, int(kind == "_any"), number)
+            check_plan(on_host, plan, dtype, out, order, int(kind == "_any"), number)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,29 +141,29 @@ def test_odd_shapes(library, kind, rows, cols, channels):
 @pytest.mark.parametrize("scale_layout", SCALE_LAYOUTS)
 @pytest.mark.parametrize("cols", [4112, 12288])
 @pytest.mark.usefixtures("stages_few_rows")
-def test_long_rows(library, kind, dtype, scale_layout, cols):
+def test_long_rows(on_host, kind, dtype, scale_layout, cols):
     """More blocks in a row than threads, and rows of a group in several steps."""
     order = permutation(cols) if kind == "_ordered" else None
     plan = replace(PLAN, rows=9, cols=cols, residual=2048, scale_layout=scale_layout)
-    check_plan(library, plan, dtype, dtype, order, int(kind == "_any"))
+    check_plan(on_host, plan, dtype, dtype, order, int(kind == "_any"))
 
 
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_16_bit_pattern(library, dtype, rounds):
+def test_every_16_bit_pattern(on_host, dtype, rounds):
     """Sorted into blocks of like size, and shuffled."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     bits = np.concatenate([patterns, permutation(1 << 16).astype(np.uint16)]).reshape(-1, 64)
     x = bits.view(STORED[dtype])
     plan = replace(PLAN, rows=len(x), cols=64, residual=64, rounds=rounds)
     for scale in (1.0, 448.0, 1e-30, 1e30):
-        check_quantize(library, plan, x, dtype, np.array([scale], np.float32), None)
+        check_quantize(on_host, plan, x, dtype, np.array([scale], np.float32), None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("stages_few_rows")
-def test_any_bytes_decode(library, dtype, kind):
+def test_any_bytes_decode(on_host, dtype, kind):
     """Also scales that are negative or NaN, and encode scales without a finite inverse."""
     rng = np.random.default_rng(0)
     order = permutation(64) if kind == "_ordered" else None
@@ -236,13 +173,13 @@ def test_any_bytes_decode(library, dtype, kind):
     )
     for scale in (448.0, 1e-40, 1e30, np.nan):
         arrays = packed, byte, dtype, np.array([scale], np.float32), order, int(kind == "_any")
-        check_dequantize(library, plan, *arrays)
+        check_dequantize(on_host, plan, *arrays)
 
 
 @pytest.mark.parametrize("shift", [0, 1], ids=["staged", "single accesses"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("stages_few_rows")
-def test_an_order_that_is_no_permutation_stays_inside(library, dtype, shift):
+def test_an_order_that_is_no_permutation_stays_inside(on_host, dtype, shift):
     """Nobody has checked it if nothing may wait: what there is not is the last channel."""
     plan = replace(PLAN, rows=20)
     given = permutation(plan.cols)
@@ -250,11 +187,10 @@ def test_an_order_that_is_no_permutation_stays_inside(library, dtype, shift):
     inside = np.where((given < 0) | (given >= plan.cols), plan.cols - 1, given)
     x = values(plan.rows, plan.cols, dtype, 0)
     scale = np.array([448.0], np.float32)
-    _, packed, byte = check_quantize(library, plan, x, dtype, scale, inside, shift, given)
-    out = Guarded(x.shape, x.dtype, shift * x.itemsize)
-    launch = launches.dequantize_launch(plan, dtype, True, shift == 0, LIMITS)
-    run(library, launch, packed, byte, scale, given, out.array)
-    out.check()
+    _, packed, byte = check_quantize(on_host, plan, x, dtype, scale, inside, shift, given)
+    out = on_host.empty(x.shape, x.dtype, shift * x.itemsize)
+    arrays = (on_host.put(array) for array in (packed, byte, scale, given))
+    on_host.engine.dequantize_residual(plan, *arrays, out, dtype)
 
 
 def test_slots_that_do_not_hold_a_step():
@@ -265,12 +201,6 @@ def test_slots_that_do_not_hold_a_step():
     }
     assert [(each.slots, each.blocks) for each in slots.values()] == [(2, 2), (2, 2), (2, 1)]
     assert all(each.shared <= LIMITS.shared_block for each in slots.values())
-
-
-def test_quotients_by_six(library):
-    """Of all significands, below the smallest scale's amax and above it, and the last floats."""
-    for first, count in ((0x3C000000, 8 << 23), (0x7F000000, 0x7FFFFF)):
-        assert library.wrong_quotients(ctypes.c_uint(first), ctypes.c_uint(count)) == 0
 
 
 def test_rows_that_cannot_be_staged():

@@ -5,12 +5,7 @@
 Not its speed or its hardware conversions, but every index, barrier and rest of a row.
 """
 
-import ctypes
-import shutil
-import subprocess
 from dataclasses import dataclass, replace
-from math import prod
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -18,19 +13,11 @@ import pytest
 
 import fp4kit
 from fp4kit import codecs
-from fp4kit.backends.cuda_launch import seed_arguments
-from fp4kit.backends.cuda_measured import is_measured, measured_kernel, measured_launch, team_for
-from fp4kit.backends.cuda_module import kernel_directory, options
-from fp4kit.backends.cuda_variants import is_padded
+from fp4kit.backends import cuda_measured
+from fp4kit.backends.cuda_measured import is_measured, measured_kernel, team_for
 from fp4kit.backends.plan import NO_SEED, Plan
 from fp4kit.formats import ALL_RECIPES, NVFP4
 from fp4kit.variant import PLAIN
-
-COMPILER = shutil.which("g++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to build the kernel with")
-BARRIER = 'asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kSize) : "memory");'
-#: What surrounds every result, and must stay.
-GUARD, MARK = 64, 0xEE
 
 
 @dataclass(frozen=True)
@@ -97,25 +84,9 @@ CASES = [
 INSTANCES = list(dict.fromkeys(case.instance for case in CASES))
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    build = tmp_path_factory.mktemp("host")
-    text = (kernel_directory() / "quantize_measured.cu").read_text(encoding="utf-8")
-    assert text.count(BARRIER) == 1
-    text = text.replace(BARRIER, "named_barrier(1 + team, kSize);")
-    (build / "quantize_measured_host.cu").write_text(text, encoding="utf-8")
-    expressions = "".join(f"&enter<&{instance.expression}>,\n" for instance in INSTANCES)
-    (build / "instances.inc").write_text(expressions, encoding="utf-8")
-    defines = [option for option in options(9, 0) if option.startswith("-D")]
-    source = Path(__file__).parent / "measured_host.cpp"
-    command = [
-        *(COMPILER, "-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing"),
-        *("-shared", "-fPIC", f"-I{kernel_directory()}", f"-I{build}", *defines),
-        *(str(source), "-o", str(build / "measured.so")),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(build / "measured.so"))
+@pytest.fixture(scope="module", autouse=True)
+def _built(kernels):
+    kernels.build(INSTANCES)
 
 
 def values(case):
@@ -133,48 +104,26 @@ def values(case):
         return codecs.from_float32(x, case.dtype)
 
 
-def guarded(size):
-    """(all bytes, those in the middle, which start on 16 bytes), marked."""
-    data = np.full(size + 2 * GUARD, MARK, np.uint8)
-    start = GUARD - (data.ctypes.data % 16)
-    return data, data[start : start + size]
-
-
-def run(library, case, x):
+def run(on_host, monkeypatch, case, x):
     """(second level, codes, scales) by the kernel."""
     plan = case.plan
-    launch = measured_launch(plan, case.dtype, case.team, case.resident)
-    sizes = 4 * case.rows, prod(plan.packed_shape), prod(plan.scale_shape)
-    arrays = [guarded(size) for size in sizes]
-    _, source = guarded(x.nbytes)
-    source[:] = x.reshape(-1).view(np.uint8)
-    if is_padded(plan):
-        arrays[2][1][:] = 0
-    scalars = np.array([*seed_arguments(plan, case.seed or NO_SEED), *launch.scalars], np.int64)
-    pointers = [ctypes.c_void_p(part.ctypes.data) for _, part in arrays]
-    library.quantize_measured(
-        ctypes.c_int(INSTANCES.index(launch.instance)),
-        ctypes.c_uint(*launch.grid),
-        ctypes.c_void_p(source.ctypes.data),
-        ctypes.c_longlong(source.nbytes),
-        *pointers,
-        ctypes.c_void_p(scalars.ctypes.data),
+    monkeypatch.setattr(cuda_measured, "multiprocessors", lambda _: case.processors)
+    monkeypatch.setattr(cuda_measured, "resident_blocks", lambda *_: case.resident)
+    packed, scale = (
+        on_host.empty(shape, np.uint8) for shape in (plan.packed_shape, plan.scale_shape)
     )
-    for whole, part in arrays:
-        assert np.count_nonzero(whole == MARK) - np.count_nonzero(part == MARK) == 2 * GUARD
-    second, packed, scale = (part for _, part in arrays)
-    return (
-        second.view(np.float32),
-        packed.reshape(plan.packed_shape),
-        scale.reshape(plan.scale_shape),
+    second = on_host.engine.quantize_measured(
+        plan, on_host.put(x), case.dtype, packed, scale, case.seed or NO_SEED
     )
+    assert on_host.launched == [case.instance]
+    return second, packed, scale
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_bytes_of_the_reference(library, case):
+def test_bytes_of_the_reference(on_host, monkeypatch, case):
     assert is_measured(case.plan, case.dtype)
     x = values(case)
-    second, packed, scale = run(library, case, x)
+    second, packed, scale = run(on_host, monkeypatch, case, x)
     more = {}
     if case.seed is not None:
         more = {"rounding": "stochastic", "seed": case.seed[0], "stream": case.seed[1]}
