@@ -20,6 +20,7 @@ import numpy as np
 from fp4kit.backends.cuda_module import THREADS, kernel_directory, options
 
 COMPILER = shutil.which("g++")
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-sign-compare")
 #: What memory holds that nobody has written (also in host_gpu.hpp), and bytes of it around arrays.
 PATTERN, GUARD = 0xCD, 64
 #: As an H200 has it: bytes that a thread block may ask for, and of a multiprocessor.
@@ -169,8 +170,11 @@ class Kernels:
 
         return types.SimpleNamespace(launch=run)
 
-    def build(self, instances):
-        """Builds instances at once, which takes less time than one after the other."""
+    def build(self, instances, *flags):
+        """Builds instances at once, which takes less time than one after the other.
+
+        `flags` are more of the compiler's.
+        """
         files = sorted({instance.file for instance in instances})
         expressions = [instance.expression for instance in instances]
         name = hashlib.sha256("\n".join(expressions).encode()).hexdigest()[:16]
@@ -189,10 +193,11 @@ class Kernels:
         )
         defines = [option for option in options(9, 0) if option.startswith("-D")]
         command = [
-            *(COMPILER, "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off", "-fno-strict-aliasing"),
+            *(COMPILER, "-std=c++17", "-O0", *WARNINGS),
+            *("-ffp-contract=off", "-fno-strict-aliasing"),
             *("-fno-extern-tls-init", "-shared", "-fPIC"),
             *(f"-I{kernel_directory()}", f"-I{Path(__file__).parent}"),
-            *(*defines, str(source), "-o", str(output)),
+            *(*defines, *flags, str(source), "-o", str(output)),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ KINDS = ("", "_ordered", "_any")
 
 @pytest.fixture(scope="module", autouse=True)
 def _built(kernels):
-    kernels.build(launches.all_instances())
+    kernels.build(launches.all_instances(), "-Wsign-compare")
 
 
 def values(rows, cols, dtype, seed):

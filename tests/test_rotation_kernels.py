@@ -45,14 +45,6 @@ def typed(raw, dtype):
     return raw.view(ml_dtypes.bfloat16) if dtype == "bfloat16" else raw
 
 
-def shifted(on, array, elements):
-    """A copy that begins so many elements after a 16-byte boundary."""
-    memory = on.empty(array.size + elements, array.dtype)
-    result = memory[elements:].reshape(array.shape)
-    result[...] = array
-    return result
-
-
 @pytest.mark.parametrize("out_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axis", ["row", "column"])
@@ -71,10 +63,9 @@ def test_rotate(on_host, kernels, assert_bits, axis, dtype, out_dtype):
             number += 1
             want = np.empty(shape, item)
             reference.rotate(x, dtype, axis, mask, rounding, inverse, want, out_dtype)
-            out = shifted(on_host, np.full(shape, 7, item), shift)
-            on_host.engine.rotate(
-                shifted(on_host, x, shift), dtype, axis, mask, rounding, inverse, out, out_dtype
-            )
+            out = on_host.put(np.full(shape, 7, item), shift * item.itemsize)
+            given = on_host.put(x, shift * x.itemsize)
+            on_host.engine.rotate(given, dtype, axis, mask, rounding, inverse, out, out_dtype)
             what = f"{shape} {shift} {rounding} {inverse} {mask:#x}"
             assert_bits(typed(out, out_dtype), typed(want, out_dtype), what)
     used = {instance.expression.endswith("true>") for instance in kernels.launched}
@@ -109,7 +100,7 @@ def test_amax_of_vectors(on_host, monkeypatch, assert_bits, axis, dtype, mask):
                     shape, "nvfp4", recipe="te", pad=True, scales=scales, variant=variant
                 )
                 want = reference.plan_amax(plan, x, dtype)
-                got = on_host.engine.plan_amax(plan, shifted(on_host, x, shift), dtype)
+                got = on_host.engine.plan_amax(plan, on_host.put(x, shift * x.itemsize), dtype)
                 assert_bits(np.asarray(got), want, f"{shape} {scales} {rounding} {shift}")
                 number += 1
     assert number > 20
@@ -127,7 +118,7 @@ def test_one_read_for_both_amaxes(on_host, kernels, assert_bits, dtype, per_scal
         column = plan_quantize(shape, "nvfp4", recipe="te", pad=True, variant=turned)
         column = replace(column, rows_per_scale=per_scale or shape[1])
         kernels.launched.clear()
-        got = on_host.engine.plan_amax_both(row, column, shifted(on_host, x, shift), dtype)
+        got = on_host.engine.plan_amax_both(row, column, on_host.put(x, shift * x.itemsize), dtype)
         assert len(kernels.launched) == 1
         for plan, own in zip((row, column), got, strict=True):
             assert_bits(np.asarray(own), reference.plan_amax(plan, x, dtype), f"{shape} {shift}")
