@@ -118,12 +118,11 @@ inline void run_thread() {
   current().state = State::kDone;
 }
 
-inline bool finish_shuffles() {
+inline bool finish_shuffles(Thread* warp) {
   bool any = false;
-  for (unsigned i = 0; i < count; ++i) {
-    if (threads[i].state != State::kShuffle) continue;
-    Thread* const warp = &threads[i / kWarp * kWarp];
-    const unsigned mask = threads[i].mask;
+  for (unsigned i = 0; i < kWarp; ++i) {
+    if (warp[i].state != State::kShuffle) continue;
+    const unsigned mask = warp[i].mask;
     bool complete = true;
     unsigned result[kWarp];
     for (unsigned lane = 0; lane < kWarp; ++lane) {
@@ -167,6 +166,18 @@ inline bool finish_barriers() {
   return any;
 }
 
+// Runs the warp of thread `first` until all its threads wait at barriers or are done.
+inline void run_warp(unsigned first, bool backwards) {
+  do {
+    for (unsigned turn = 0; turn < kWarp; ++turn) {
+      threadIdx.x = first + (backwards ? kWarp - 1 - turn : turn);
+      Thread& thread = current();
+      if (thread.state == State::kReady) swapcontext(&scheduler, &thread.context);
+    }
+    backwards = !backwards;
+  } while (finish_shuffles(&threads[first]));
+}
+
 inline void run_block() {
   for (unsigned i = 0; i < count; ++i) {
     Thread& thread = threads[i];
@@ -177,19 +188,16 @@ inline void run_block() {
     makecontext(&thread.context, run_thread, 0);
     thread.state = State::kReady;
   }
-  // Threads run in turn, from the first or from the last on, so that what relies on their order
-  // shows.
+  // Each warp goes on for as long as it can, from the first or from the last on, as do its threads:
+  // what relies on an order shows, and so does what a warp does too early for the others.
   for (bool backwards = blockIdx.x % 2 != 0;; backwards = !backwards) {
-    unsigned done = 0;
-    for (unsigned turn = 0; turn < count; ++turn) {
-      threadIdx.x = backwards ? count - 1 - turn : turn;
-      Thread& thread = current();
-      if (thread.state == State::kReady) swapcontext(&scheduler, &thread.context);
-      done += thread.state == State::kDone;
+    for (unsigned turn = 0; turn < count; turn += kWarp) {
+      run_warp(backwards ? count - kWarp - turn : turn, backwards);
     }
+    unsigned done = 0;
+    for (unsigned i = 0; i < count; ++i) done += threads[i].state == State::kDone;
     if (done == count) return;
-    const bool shuffled = finish_shuffles();
-    if (!finish_barriers() && !shuffled) fail("waits for threads that are done or wait elsewhere");
+    if (!finish_barriers()) fail("waits for threads that are done or wait elsewhere");
   }
 }
 
