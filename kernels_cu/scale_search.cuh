@@ -156,8 +156,9 @@ FP4KIT_HD float block_error(const Values& x, const Table& table, float factor, c
       code[k] = magic_within<kReach>(mul_magnitude_rn(value, factor));
       const float wanted = is_scaled_error(kError) ? mul_rn(value, level.scale) : value;
       const float difference = sub_magnitude_rn(table.get(code[k]), wanted);
+      // Hidden, or NVRTC 12.9 makes it the absolute value of a float, which flushes subnormals.
       const float error = is_squared_error(kError) ? mul_rn(difference, difference)
-                                                   : as_float(magnitude_bits(difference));
+                                                   : as_float(opaque(magnitude_bits(difference)));
       // 0 + the first one is that one.
       if (i + k == 0) {
         total = error;
