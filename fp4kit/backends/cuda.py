@@ -18,14 +18,7 @@ import numpy as np
 from fp4kit.arrays import keep_if_captured
 from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
 
-from . import (
-    cuda_device,
-    cuda_launch,
-    cuda_module,
-    cuda_ready,
-    cuda_run,
-    cuda_variants,
-)
+from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_run, cuda_variants
 from .base import NO_SEED, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 from .cuda_grouped import CudaGrouped
 from .cuda_measured import MeasuredRows
@@ -158,7 +151,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
         aligned = is_aligned(source | codes)
         vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
         if plan.variant is not None and not cuda_launch.quantizes_flat(plan, scales, vector):
-            self.quantize_variant(plan, x, dtype, second, packed, block_scale, seed)
+            self.quantize_variant(plan, x, dtype, second, packed, block_scale, seed, vector)
             return
         random = cuda_launch.seed_arguments(plan, seed)
         ready = cuda_ready.quantize(current_device(), plan, dtype, scales, aligned)

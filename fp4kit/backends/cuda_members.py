@@ -10,6 +10,7 @@ from functools import lru_cache
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.scaling import second_level_range
 
+from . import cuda_variants
 from .base import Plan
 from .cuda_launch import dequantize_access, range_bits, rounds_stochastically, seed_arguments
 from .cuda_member_tables import (
@@ -41,14 +42,12 @@ from .cuda_variants import (
     TILE_COLUMNS,
     WIDE_COLUMNS,
     Directions,
-    can_be_wide,
     cxx_recipe,
     decoded_tile,
     rotated,
     sign_mask_of,
     tile_config,
     variant_of,
-    wide_bytes,
 )
 from .grouped import GroupedPlan, filled
 
@@ -174,10 +173,7 @@ def quantize_launch(
 
 def wide_shared(sides: Sides, dtype: str, vector: bool) -> int:
     """Shared memory that a block of wide tiles asks for, 0 if tiles cannot be wide."""
-    directions = _directions(sides)
-    if not can_be_wide(directions, dtype, vector):
-        return 0
-    return wide_bytes(directions, _share_levels(sides))
+    return cuda_variants.wide_shared(_directions(sides), dtype, vector, _share_levels(sides))
 
 
 def _share_levels(sides: Sides) -> bool:

@@ -57,8 +57,9 @@ def launch_tiles(
     Counting costs a launch more, which is not worth it if each block gets one tile.
     """
     resident = cuda_ready.resident_blocks(current_device(), instance, shared)
-    taken = scratch(1, np.uint32, clear=True) if max(tiles) > resident else None
-    launch(instance, (min(*tiles, resident),), (address_of(taken), *arguments), shared)
+    (count,) = tiles
+    taken = scratch(1, np.uint32, clear=True) if count > resident else None
+    launch(instance, (min(count, resident),), (address_of(taken), *arguments), shared)
 
 
 def address_of(array: RawArray | None) -> int:

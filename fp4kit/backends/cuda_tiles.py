@@ -10,6 +10,7 @@ import numpy as np
 
 from . import cuda_ready, cuda_rotations, cuda_run, cuda_search, cuda_variants
 from .base import NO_SEED, Backend, Plan, RawArray, Seed
+from .cuda_launch import rows_are_vectors
 from .cuda_run import address_of, current_device, is_aligned, scratch
 from .cuda_variants import Directions, variant_of
 
@@ -46,17 +47,17 @@ class CudaTiles(Backend):
         packed: RawArray,
         block_scale: RawArray,
         seed: Seed,
+        vector: bool,
     ) -> None:
-        """`quantize` of a plan with a variant."""
+        """`quantize` of a plan with a variant; `vector`: everything allows 16-byte accesses."""
         result = _Result(second, packed, block_scale)
-        vector = cuda_variants.can_vector(plan, dtype) and result.is_aligned_with(x)
         if cuda_search.searches_flat(plan, vector):
             result.clear_padding(plan)
             ready = cuda_ready.quantize_searched(current_device(), plan, dtype)
             ready.launch(x.data.ptr, *result.addresses())
             return
         both = (None, plan) if plan.is_columnwise else (plan, None)
-        self._quantize_tiles(Directions(*both), x, dtype, result, result, seed)
+        self._quantize_tiles(Directions(*both), x, dtype, result, result, seed, vector)
 
     def quantize_both(
         self,
@@ -74,7 +75,10 @@ class CudaTiles(Backend):
     ) -> None:
         row = _Result(row_second, row_packed, row_scale)
         column = _Result(column_second, column_packed, column_scale)
-        self._quantize_tiles(Directions(row_plan, column_plan), x, dtype, row, column, seed)
+        directions = Directions(row_plan, column_plan)
+        aligned = row.is_aligned_with(x) and column.is_aligned_with(x)
+        vector = aligned and rows_are_vectors(row_plan.cols, dtype)
+        self._quantize_tiles(directions, x, dtype, row, column, seed, vector)
 
     def _quantize_tiles(
         self,
@@ -84,14 +88,14 @@ class CudaTiles(Backend):
         row: _Result,
         column: _Result,
         seed: Seed,
+        vector: bool,
     ) -> None:
         """One launch for the directions that have a plan; the other's result is not looked at."""
-        vector = cuda_variants.can_vector(directions.any, dtype)
         for plan, result in ((directions.row, row), (directions.column, column)):
             if plan is not None:
-                vector = vector and result.is_aligned_with(x)
                 result.clear_padding(plan)
-        shared = cuda_variants.wide_shared(directions, dtype, vector)
+        one_level = cuda_variants.shares_levels(directions)
+        shared = cuda_variants.wide_shared(directions, dtype, vector, one_level)
         wide = cuda_ready.has_shared_memory(current_device(), shared)
         grid, arguments = cuda_variants.quantize_arguments(
             directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide

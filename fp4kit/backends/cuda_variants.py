@@ -24,7 +24,6 @@ from .cuda_launch import (
     fast_division,
     range_bits,
     rounds_stochastically,
-    rows_are_vectors,
     seed_arguments,
 )
 from .cuda_module import (
@@ -121,14 +120,19 @@ def can_be_wide(directions: Directions, dtype: str, vector: bool) -> bool:
     return vector and ITEM_SIZES[dtype] == 2 and not searches
 
 
-def one_level(directions: Directions) -> bool:
-    """Whether all vectors of a direction share their second level."""
+def shares_levels(directions: Directions) -> bool:
+    """Whether all vectors of a direction have the same second level."""
     return all(plan is None or plan.scales == 1 for plan in (directions.row, directions.column))
 
 
-def wide_bytes(directions: Directions, one_level: bool) -> int:
-    """Shared memory that a block asks for, if tiles are wide; `one_level` as of the instance."""
+def wide_shared(directions: Directions, dtype: str, vector: bool, one_level: bool) -> int:
+    """Shared memory that a block of wide tiles asks for, 0 if tiles cannot be wide.
+
+    The rest is as for the instance.
+    """
     plan = directions.any
+    if not can_be_wide(directions, dtype, vector):
+        return 0
     turns = variant_of(plan).block == "2d" and directions.column is not None
     turns = turns and plan.format.element.bits == 4
     has_levels = plan.has_second_level and plan.recipe is not None
@@ -136,19 +140,12 @@ def wide_bytes(directions: Directions, one_level: bool) -> int:
     return WIDE_BYTES_MOST if most else WIDE_BYTES
 
 
-def wide_shared(directions: Directions, dtype: str, vector: bool) -> int:
-    """Shared memory that a block of wide tiles asks for, 0 if tiles cannot be wide."""
-    if not can_be_wide(directions, dtype, vector):
-        return 0
-    return wide_bytes(directions, one_level(directions))
-
-
 @lru_cache(maxsize=1024)
 def quantize_tiles_kernel(
     directions: Directions, dtype: str, vector: bool, wide: bool = False
 ) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones."""
-    config = tile_config(directions, dtype, vector, one_level(directions), wide)
+    config = tile_config(directions, dtype, vector, shares_levels(directions), wide)
     seed = seed_types(rounds_stochastically(directions.any))
     return instance("quantize_tiles_kernel", "quantize_tiles.cu", config, *seed)
 
@@ -195,11 +192,6 @@ def _tiles(plan: Plan, columns: int = TILE_COLUMNS) -> tuple[tuple[int, ...], in
     return (-(-plan.rows // TILE_ROWS) * across,), across
 
 
-def can_vector(plan: Plan, dtype: str) -> bool:
-    """Whether rows of the input are whole 16-byte pieces."""
-    return rows_are_vectors(plan.cols, dtype)
-
-
 def quantize_arguments(
     directions: Directions,
     x: int,
@@ -239,11 +231,9 @@ def quantize_arguments(
     )
 
 
-def decoded_tile(plan: Plan, dtype: str, many_levels: bool | None = None) -> tuple[str | bool, ...]:
-    """Template arguments of dequantize_tile.cuh; `many_levels` as the plan has them, if None."""
+def decoded_tile(plan: Plan, dtype: str, many_levels: bool) -> tuple[str | bool, ...]:
+    """Template arguments of dequantize_tile.cuh; `many_levels`: a second level for each vector."""
     has_levels = plan.has_second_level and plan.recipe is not None
-    if many_levels is None:
-        many_levels = plan.scales > 1
     return (
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
@@ -257,8 +247,9 @@ def decoded_tile(plan: Plan, dtype: str, many_levels: bool | None = None) -> tup
 def dequantize_launch(plan: Plan, dtype: str) -> Launch:
     """For (packed, block_scale, second, out) of a columnwise plan."""
     grid, across = _tiles(plan)
+    arguments = decoded_tile(plan, dtype, plan.scales > 1)
     return Launch(
-        instance("dequantize_tiles_kernel", "dequantize_tiles.cu", *decoded_tile(plan, dtype)),
+        instance("dequantize_tiles_kernel", "dequantize_tiles.cu", *arguments),
         grid,
         (
             plan.rows,
