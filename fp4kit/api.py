@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from . import arrays
-from .activations import prepare
+from .activated import ahead_of, measures_amax
 from .backends import engine_for
 from .buffers import (
     decoding_arrays,
@@ -200,14 +200,20 @@ def quantize(
         ((2, 8), (2, 1), 6.0)
     """
     raw = arrays.ingest(x)
-    if activation is not None or activation_input is not None or dbias is not None:
-        refuses = nonfinite != "propagate"
-        raw = prepare(raw, activation, activation_input, dbias, refuses, backend)
     choices = (
         axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
         hadamard_axis, rht_rounding,
     )  # fmt: skip
-    if choices != PLAIN_CHOICES or isinstance(amax, str):
+    is_plain = choices == PLAIN_CHOICES and not isinstance(amax, str)
+    ahead = None
+    if activation is not None or activation_input is not None or dbias is not None:
+        ahead = ahead_of(raw, activation, activation_input, dbias)
+        refuses = nonfinite != "propagate"
+        measures = second_level and measures_amax(format, amax, decode_scale, encode_scale)
+        if refuses or measures or not is_plain:
+            # The result is looked at before it is quantized, or quantized in other ways.
+            raw, ahead = ahead.run(refuses, measures, backend), None
+    if not is_plain:
         plain = PlainChoices(
             format, recipe, scale_rule, second_level, scale_layout, nibble_order, pad, nonfinite
         )
@@ -228,7 +234,8 @@ def quantize(
         decode_scale is not None,
         encode_scale is not None,
     )
-    dtype, origin, shape = raw.dtype, raw.origin, raw.data.shape
+    dtype, origin = raw.dtype, raw.origin
+    shape = raw.data.shape if ahead is None else ahead.shape
     given = given_second_level(options, amax, decode_scale, encode_scale, origin)
     scales = 1 if given is None else given.size
     call = quantize_call(options, shape, dtype, origin.device, scales, backend)
@@ -240,18 +247,14 @@ def quantize(
             block_scale = xp.empty(call.scale_shape, np.uint8)
         else:
             assert isinstance(out, QuantizedTensor)
-            _, packed, block_scale, kept_second = output_buffers(out, call, raw)
-        rows = rows_of(raw, plan.rows, plan.cols)
-        second = second_level_for(call, rows, dtype, shape, given)
-        if not call.is_empty:
-            call.engine.quantize(
-                plan,
-                rows,
-                dtype,
-                second,
-                in_rows(packed, plan.packed_shape),
-                in_rows(block_scale, plan.scale_shape),
-            )
+            _, packed, block_scale, kept_second = output_buffers(out, call, shape, origin)
+        targets = in_rows(packed, plan.packed_shape), in_rows(block_scale, plan.scale_shape)
+        rows = None if ahead is not None else rows_of(raw, plan.rows, plan.cols)
+        second = second_level_for(call, rows, raw, given)
+        if ahead is not None and not ahead.fused(call, second, *targets):
+            rows = rows_of(ahead.run(False, False, backend), plan.rows, plan.cols)
+        if rows is not None and not call.is_empty:
+            call.engine.quantize(plan, rows, dtype, second, *targets)
         if out is not None:
             if second is not None:
                 arrays.overwrite_scale(kept_second, second)

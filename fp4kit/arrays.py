@@ -60,11 +60,14 @@ class Raw(NamedTuple):
     """A raw view of a caller's array: NumPy or CuPy data of any strides, and its element type.
 
     bfloat16 is uint16 on the host. On a device it may be any 16-bit type: kernels see a pointer.
+    `scan` is what is known already of the values: uint32 (2,), the amax (NaN ignored) as float32
+    bits, and whether some are NaN or infinite.
     """
 
     data: Any
     dtype: str
     origin: Origin
+    scan: Any = None
 
 
 def loaded(name: str) -> ModuleType | None:

@@ -80,15 +80,20 @@ def check_out(buffer: Raw, origin: Origin, what: str) -> None:
         raise ShapeError(f"{what} is read-only; pass a writable array")
 
 
-def output_buffers(out: QuantizedTensor, call: Call, raw: Raw) -> Target:
-    """The raw arrays of `out` to write into, after checks that are made once for equal calls."""
+def output_buffers(
+    out: QuantizedTensor, call: Call, shape: tuple[int, ...], origin: Origin
+) -> Target:
+    """The raw arrays of `out` to write into, after checks that are made once for equal calls.
+
+    `shape` and `origin` are those of what is quantized.
+    """
     kept: Target | None = getattr(out, "_target", None)
-    if kept is not None and kept.call is call and _still_writable(out, raw.origin):
+    if kept is not None and kept.call is call and _still_writable(out, origin):
         return kept
     plan = call.plan
     wanted = (
         plan.format.name,
-        tuple(raw.data.shape),
+        tuple(shape),
         plan.recipe and plan.recipe.name,
         plan.scale_rule,
         plan.scale_layout,
@@ -110,14 +115,14 @@ def output_buffers(out: QuantizedTensor, call: Call, raw: Raw) -> Target:
     if wanted != got:
         raise OptionError(f"out was made for {got}, this call needs {wanted}")
     packed = arrays.ingest_bytes(out.packed, "out.packed")
-    check_out(packed, raw.origin, "out.packed")
+    check_out(packed, origin, "out.packed")
     block_scale = arrays.ingest_bytes(out.block_scale, "out.block_scale")
-    check_out(block_scale, raw.origin, "out.block_scale")
+    check_out(block_scale, origin, "out.block_scale")
     target = Target(
         call,
         packed.data.reshape(plan.packed_shape),
         block_scale.data.reshape(plan.scale_shape),
-        None if second is None else arrays.open_scale(second[1], "out", raw.origin),
+        None if second is None else arrays.open_scale(second[1], "out", origin),
     )
     if _keeps_memory(out):
         object.__setattr__(out, "_target", target)

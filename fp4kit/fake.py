@@ -10,12 +10,12 @@ from typing import Any
 from . import arrays
 from .buffers import in_rows, result_buffer, rows_of
 from .formats import DTYPES, one_of
+from .measure import scanned_amax
 from .quantize_variants import (
     Choices,
     Direction,
     PlainChoices,
     plans_of,
-    scanned_amax,
     second_levels,
     seed_of,
     used_second,
@@ -114,7 +114,7 @@ def quantize_dequantize(
     with arrays.device_scope(origin):
         result = result_buffer(out, shape, out_dtype, origin)
         rows = rows_of(raw, plan.rows, plan.cols)
-        scanned = scanned_amax(call, rows, raw.dtype, tuple(shape))
+        scanned = scanned_amax(call, rows, raw)
         run_of = [Direction(call, None, None, given, None)]
         (second,) = second_levels(run_of, rows, raw.dtype, scanned)
         if not call.is_empty:

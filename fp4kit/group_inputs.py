@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from . import arrays
-from .activations import opened_input, refuse_lone_input
+from .activated import opened_input, refuse_lone_input
 from .arrays import Raw
 from .backends import engine_for
 from .backends.base import Backend

@@ -15,7 +15,7 @@ from .arrays import Origin, Raw
 from .buffers import given_second_level, in_rows, output_buffers, per_token_amax, rows_of
 from .errors import OptionError
 from .formats import one_of
-from .measure import check_finite
+from .measure import scanned_amax
 from .planning import Call, Options, quantize_call, quantize_options
 from .tensor import QuantizedTensor
 from .variant import AMAX_WORDS, PLAIN, Variant, sign_mask
@@ -226,7 +226,7 @@ def quantize_variants(
         ]
         plan = run[0].call.plan
         rows = rows_of(raw, plan.rows, plan.cols)
-        scanned = scanned_amax(run[0].call, rows, dtype, tuple(raw.data.shape))
+        scanned = scanned_amax(run[0].call, rows, raw)
         targets = [
             (
                 in_rows(one.packed, one.call.plan.packed_shape),
@@ -269,15 +269,8 @@ def _direction(call: Call, given: Any, out: QuantizedTensor | None, raw: Raw) ->
         xp = arrays.array_module(raw.origin)
         packed = xp.empty(call.packed_shape, np.uint8)
         return Direction(call, packed, xp.empty(call.scale_shape, np.uint8), given, None)
-    _, packed, block_scale, kept = output_buffers(out, call, raw)
+    _, packed, block_scale, kept = output_buffers(out, call, raw.data.shape, raw.origin)
     return Direction(call, packed, block_scale, given, kept)
-
-
-def scanned_amax(call: Call, x: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """The amax of the array if it had to be checked, None if not."""
-    if call.options.refuses_nonfinite and not call.is_empty:
-        return check_finite(call.engine, x, dtype, shape, "x")
-    return None
 
 
 def _measured_at_once(

@@ -8,8 +8,12 @@
 // piece is done one by one. Only swiglu has rows, whose two halves lie side by side: a piece of the
 // result at `place` comes from `place + row * width` of either half.
 //
+// The results can be measured on the way, for the second level of what is quantized then; the
+// launcher clears `scan` (amax.cuh).
+//
 // Launch: 256 threads, a block for each tile of 256 * kUnroll pieces (or elements, not kVector).
 #include "activations.cuh"
+#include "amax.cuh"
 #include "swizzle.cuh"
 
 namespace fp4kit {
@@ -32,24 +36,27 @@ template <class T, int kFunction>
 __device__ __forceinline__ void activate_one(const typename T::Bits* __restrict__ gate,
                                              const typename T::Bits* __restrict__ factor,
                                              typename T::Bits* __restrict__ out, i64 place,
-                                             i64 source) {
+                                             i64 source, Scan<T>& scan) {
   const float value = from_input_bits<T>(__ldg(gate + source));
   float other = 0.0f;
   if constexpr (has_factor(kFunction)) other = from_input_bits<T>(__ldg(factor + source));
   const u32 bits = to_output_bits<T>(activation<kFunction, true>(value, other));
   out[place] = static_cast<typename T::Bits>(bits);
+  scan.add(Words<T, 8 / T::kSize>{{bits, 0}});
 }
 
 // kVector: all addresses on 16 bytes and, for swiglu, rows of whole pieces. `width`, `magic` and
-// `shift` divide by the pieces (or elements) of a row of the result, for swiglu.
+// `shift` divide by the pieces (or elements) of a row of the result, for swiglu. A null pointer
+// `measured` asks for no amax.
 template <class T, int kFunction, bool kVector>
 __global__ void __launch_bounds__(kThreads, 4)
     activate_kernel(const typename T::Bits* __restrict__ gate,
                     const typename T::Bits* __restrict__ factor, typename T::Bits* __restrict__ out,
-                    i64 size, i64 width, i64 magic, i64 shift) {
+                    u32* __restrict__ measured, i64 size, i64 width, i64 magic, i64 shift) {
   constexpr int kUnroll = activate_unroll<kFunction, kVector>();
   const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
+  Scan<T> scan;
   if constexpr (kVector) {
     constexpr int kPiece = PieceOf<T>::kElements;
     const i64 pieces = size / kPiece;
@@ -69,20 +76,24 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int k = 0; k < kUnroll; ++k) {
       const i64 place = first + k * kThreads;
       if (place >= pieces) continue;
-      store_piece<T>(out + place * kPiece, activate_piece<T, kFunction>(gates[k], factors[k]));
+      const Piece<T> results = activate_all<T, kFunction>(gates[k], factors[k]);
+      store_piece<T>(out + place * kPiece, results);
+      if (measured != nullptr) scan.add(results);
     }
     const i64 tail = pieces * kPiece + threadIdx.x;
     if (blockIdx.x == gridDim.x - 1 && tail < size) {
-      activate_one<T, kFunction>(gate, factor, out, tail, tail);
+      activate_one<T, kFunction>(gate, factor, out, tail, tail, scan);
     }
   } else {
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       const i64 place = first + k * kThreads;
       if (place >= size) continue;
-      activate_one<T, kFunction>(gate, factor, out, place, source_of<kFunction>(place, divide));
+      activate_one<T, kFunction>(gate, factor, out, place, source_of<kFunction>(place, divide),
+                                 scan);
     }
   }
+  if (measured != nullptr) scan.store(measured);
 }
 
 }  // namespace fp4kit

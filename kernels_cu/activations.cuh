@@ -5,8 +5,8 @@
 //
 // Each function has two forms. The one for any value (kAny) is the reference's text. The other
 // gives the same bits for what nearly all values are, numbers of moderate size, and needs a third
-// fewer instructions there: nothing has to be cut off, scaled in two steps or looked at for NaN. A
-// piece of 16 bytes takes it if all of it allows that.
+// fewer instructions there: nothing has to be cut off, scaled in two steps or looked at for NaN.
+// The elements of a thread take it if all of them allow that.
 #pragma once
 
 #include "block_io.cuh"
@@ -166,9 +166,10 @@ FP4KIT_HD float activation(float gate, float factor) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A piece of 16 bytes
+// The elements of a thread
 // ---------------------------------------------------------------------------------------------
 
+// A piece of 16 bytes.
 template <class T>
 struct PieceOf {
   static constexpr int kElements = 16 / T::kSize;
@@ -200,23 +201,21 @@ constexpr u32 factor_limit() {
   return is_relu(kFunction) ? T::kInf : T::kInf - 1u;
 }
 
-template <class T>
-FP4KIT_HD bool is_within(const Piece<T>& piece, u32 limit) {
-  MaxBits<T> maximum;
-#pragma unroll
-  for (int i = 0; i < Piece<T>::kWords; ++i) maximum.add(piece.word[i]);
-  return maximum.result() <= limit;
+template <class T, int kElements>
+FP4KIT_HD bool is_within(const Words<T, kElements>& x, u32 limit) {
+  return maximum_of<T>(x.word).result() <= limit;
 }
 
-// Activations of a piece, rounded to T; NaN canonical. Without kAny no result is NaN.
-template <class T, int kFunction, bool kAny>
-FP4KIT_HD Piece<T> activate_words(const Piece<T>& gate, const Piece<T>& factor) {
+// Activations of some elements, rounded to T; NaN canonical. Without kAny no result is NaN.
+template <class T, int kFunction, bool kAny, int kElements>
+FP4KIT_HD Words<T, kElements> activate_words(const Words<T, kElements>& gate,
+                                             const Words<T, kElements>& factor) {
   const auto one = [&](int i) {
     return activation<kFunction, kAny>(gate.value(i), has_factor(kFunction) ? factor.value(i) : 0);
   };
-  Piece<T> result;
+  Words<T, kElements> result;
 #pragma unroll
-  for (int i = 0; i < Piece<T>::kWords; ++i) {
+  for (int i = 0; i < Words<T, kElements>::kWords; ++i) {
     if constexpr (T::kSize == 4) {
       const float value = one(i);
       result.word[i] = kAny ? to_output_bits<T>(value) : as_bits(value);
@@ -234,11 +233,12 @@ FP4KIT_HD Piece<T> activate_words(const Piece<T>& gate, const Piece<T>& factor) 
 }
 
 // The factor is not looked at where the function has none.
-template <class T, int kFunction>
-FP4KIT_HD Piece<T> activate_piece(const Piece<T>& gate, const Piece<T>& factor) {
-  bool moderate = is_within<T>(gate, gate_limit<T, kFunction>());
+template <class T, int kFunction, int kElements>
+FP4KIT_HD Words<T, kElements> activate_all(const Words<T, kElements>& gate,
+                                           const Words<T, kElements>& factor) {
+  bool moderate = is_within(gate, gate_limit<T, kFunction>());
   if constexpr (has_factor(kFunction)) {
-    moderate = moderate && is_within<T>(factor, factor_limit<T, kFunction>());
+    moderate = moderate && is_within(factor, factor_limit<T, kFunction>());
   }
   if (moderate) return activate_words<T, kFunction, false>(gate, factor);
   return activate_words<T, kFunction, true>(gate, factor);

@@ -77,4 +77,28 @@ __device__ __forceinline__ u32 stretch_max(const typename T::Bits* __restrict__ 
   return maximum > T::kInf ? block_max(chunk_max<T, true>(x, count)) : maximum;
 }
 
+// Measures elements that pass by, of which a thread sees some.
+template <class T>
+struct Scan {
+  u32 largest = 0;  // NaN ignored, as bits of T
+  u32 raw = 0;      // NaN as the largest
+
+  template <int kElements>
+  __device__ __forceinline__ void add(const Words<T, kElements>& x) {
+    u32 own;
+    largest = max_u32(largest, lane_amax_bits(x, own));
+    raw = max_u32(raw, own);
+  }
+
+  // Raises result[0], the amax as float32 bits, and sets result[1] if some element is NaN or
+  // infinite. Every thread of the block must call it.
+  __device__ __forceinline__ void store(u32* __restrict__ result) const {
+    const u32 top = block_max(raw);
+    const u32 maximum = top > T::kInf ? block_max(largest) : top;
+    if (threadIdx.x != 0) return;
+    if (maximum != 0) atomicMax(result, as_bits(from_input_bits<T>(maximum)));
+    if (top >= T::kInf) atomicMax(result + 1, 1u);
+  }
+};
+
 }  // namespace fp4kit

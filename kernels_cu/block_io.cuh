@@ -143,15 +143,15 @@ FP4KIT_HD MaxBits<T> maximum_of(const u32 (&word)[kCount]) {
   return even;
 }
 
-// Largest of a lane's magnitudes as bits of T. `raw` is that with NaN as the largest, and the
-// result ignores NaN.
-template <class T>
-FP4KIT_HD u32 lane_amax_bits(const Words<T>& x, u32& raw) {
+// Largest of some magnitudes as bits of T. `raw` is that with NaN as the largest, and the result
+// ignores NaN.
+template <class T, int kElements>
+FP4KIT_HD u32 lane_amax_bits(const Words<T, kElements>& x, u32& raw) {
   raw = maximum_of<T>(x.word).result();
   if (raw <= T::kInf) return raw;
   MaxBits<T> numbers;
 #pragma unroll
-  for (int i = 0; i < Words<T>::kWords; ++i) numbers.add_careful(x.word[i]);
+  for (int i = 0; i < Words<T, kElements>::kWords; ++i) numbers.add_careful(x.word[i]);
   return numbers.result();
 }
 

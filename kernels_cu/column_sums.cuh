@@ -10,6 +10,7 @@
 #pragma once
 
 #include "activations.cuh"
+#include "amax.cuh"
 
 namespace fp4kit {
 
@@ -46,15 +47,16 @@ struct PartialSums {
 };
 
 // The tile that begins at row 1024 * down and at column first_col. With a function, `out`
-// (rows, cols) gets its rounded results, and they are what is summed. Rows of the input begin
-// `pitch` elements apart; sums is (ceil(rows / 1024), cols).
+// (rows, cols) gets its rounded results, and they are what is summed. What is summed is measured as
+// well if `measured` is not null. Rows of the input begin `pitch` elements apart; sums is
+// (ceil(rows / 1024), cols).
 template <class T, int kFunction, bool kVector>
 __device__ __forceinline__ void sum_tile(PartialSums<T>& partial,
                                          const typename T::Bits* __restrict__ gate,
                                          const typename T::Bits* __restrict__ factor,
                                          typename T::Bits* __restrict__ out,
-                                         float* __restrict__ sums, i64 rows, i64 cols, i64 pitch,
-                                         i64 down, i64 first_col) {
+                                         float* __restrict__ sums, u32* __restrict__ measured,
+                                         i64 rows, i64 cols, i64 pitch, i64 down, i64 first_col) {
   constexpr int kPiece = PieceOf<T>::kElements;
   constexpr int kColumns = sum_columns<T>();
   constexpr int kBatch = sum_batch<kFunction, kVector>();
@@ -66,6 +68,7 @@ __device__ __forceinline__ void sum_tile(PartialSums<T>& partial,
   const i64 valid = cols - col;
   const int count = static_cast<int>(rows - row < kSumRows ? rows - row : kSumRows);
 
+  Scan<T> scan;
   float total[kPiece];
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) total[i] = -0.0f;
@@ -87,9 +90,10 @@ __device__ __forceinline__ void sum_tile(PartialSums<T>& partial,
       if (start + k >= count) continue;
       Piece<T> values = gates[k];
       if constexpr (kFunction != kNoFunction) {
-        values = activate_piece<T, kFunction>(gates[k], factors[k]);
+        values = activate_all<T, kFunction>(gates[k], factors[k]);
         if (valid > 0) store_piece<T>(out + (row + start + k) * cols + col, values);
       }
+      if (measured != nullptr) scan.add(values);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) total[i] = add_rn(total[i], values.value(i));
     }
@@ -97,6 +101,7 @@ __device__ __forceinline__ void sum_tile(PartialSums<T>& partial,
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) partial.put(group, lane, i, total[i]);
   __syncthreads();
+  if (measured != nullptr) scan.store(measured);
 
   const int column = threadIdx.x;
   if (column >= kColumns || first_col + column >= cols) return;

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   __syncthreads();
   const Member& member = found.member;
   sum_tile<T, kNoFunction, kVector>(partial, x + member.start, nullptr, nullptr,
-                                    sums + member.row.second, member.rows, member.cols, member.cols,
-                                    found.row0 / kRows, found.col0);
+                                    sums + member.row.second, nullptr, member.rows, member.cols,
+                                    member.cols, found.row0 / kRows, found.col0);
 }
 
 }  // namespace fp4kit

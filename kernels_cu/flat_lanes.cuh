@@ -32,38 +32,57 @@ struct FlatShape {
   u32 stored_cols;
 };
 
+__device__ __forceinline__ u32 flat_row(u32 scale, const FlatShape& shape) {
+  return static_cast<u32>((static_cast<u64>(scale) * shape.magic) >> shape.shift);
+}
+
 template <int kLayout>
 __device__ __forceinline__ i64 flat_scale_offset(u32 scale, const FlatShape& shape) {
   u32 row = 0, col = 0;
   if constexpr (kLayout != kLayoutLinear) {
-    row = static_cast<u32>((static_cast<u64>(scale) * shape.magic) >> shape.shift);
+    row = flat_row(scale, shape);
     col = scale - row * shape.blocks;
   }
   return flat_scale_offset<kLayout>(scale, row, col, shape.stored_cols / kTileCols);
 }
 
-// Quantizes every `stride`-th set of kThreads lanes from `first` to before `count`. The elements of
-// a thread's next lane are on their way while it works on one, and those of the first while the
-// table is filled. No sum of count and stride may
-// exceed 32 bits.
-template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class RoundingType>
-__device__ __forceinline__ void quantize_lanes(
-    const typename T::Bits* __restrict__ x, u8* __restrict__ packed, u8* __restrict__ block_scale,
-    const float* __restrict__ second, ScaleTable& table, const RoundingType& rounding, u32 first,
-    u32 count, u32 stride, const FlatShape& shape, int rule, bool high_first) {
+// Elements that are quantized as they lie in memory. A source says what it loads of a lane, and
+// what elements it makes of that.
+template <class ElementType>
+struct PlainSource {
+  using T = ElementType;
+  using Loaded = Words<T>;
+  const typename T::Bits* __restrict__ x;
+
+  __device__ __forceinline__ void load(u32 lane, bool inside, Loaded& loaded) const {
+    load_elements<true, T>(x + static_cast<u64>(lane) * kLaneElements, inside ? kLaneElements : 0,
+                           loaded);
+  }
+  __device__ __forceinline__ Words<T> elements(const Loaded& loaded) const { return loaded; }
+};
+
+// Quantizes every `stride`-th set of kThreads lanes from `first` to before `count`. What a thread's
+// next lane needs is on its way while it works on one, and what the first needs while the table is
+// filled. No sum of count and stride may exceed 32 bits.
+template <class Format, int kRecipe, bool kSecond, int kLayout, class Source, class RoundingType>
+__device__ __forceinline__ void quantize_lanes(const Source& source, u8* __restrict__ packed,
+                                               u8* __restrict__ block_scale,
+                                               const float* __restrict__ second, ScaleTable& table,
+                                               const RoundingType& rounding, u32 first, u32 count,
+                                               u32 stride, const FlatShape& shape, int rule,
+                                               bool high_first) {
+  using T = typename Source::T;
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
-  Words<T> ahead;
-  const auto load = [&](u32 lane) {
-    load_elements<true, T>(x + static_cast<u64>(lane) * kLaneElements,
-                           lane < count ? kLaneElements : 0, ahead);
-  };
+  typename Source::Loaded ahead;
+  const auto load = [&](u32 lane) { source.load(lane, lane < count, ahead); };
   load(first + threadIdx.x);
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 #pragma unroll 1
   for (u32 start = first; start < count; start += stride) {
     const u32 lane = start + threadIdx.x;
-    const Words<T> elements = ahead;
+    const typename Source::Loaded loaded = ahead;
     load(lane + stride);
+    const Words<T> elements = source.elements(loaded);
     u32 codes[Format::kLaneWords];
     const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rounding,
                                                                 lane, rule, high_first, codes);

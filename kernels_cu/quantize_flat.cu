@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   // Lanes are fewer than 2^31, so that no sum with a stride exceeds 32 bits.
   const FlatShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
                         static_cast<u32>(stored_cols)};
-  quantize_lanes<Format, T, kRecipe, kSecond, kLayout>(
-      x, packed, block_scale, second, table, Rounding<SeedWords...>{seed...}, blockIdx.x * kThreads,
-      static_cast<u32>(lanes), gridDim.x * kThreads, shape, static_cast<int>(rule),
-      high_first != 0);
+  quantize_lanes<Format, kRecipe, kSecond, kLayout>(
+      PlainSource<T>{x}, packed, block_scale, second, table, Rounding<SeedWords...>{seed...},
+      blockIdx.x * kThreads, static_cast<u32>(lanes), gridDim.x * kThreads, shape,
+      static_cast<int>(rule), high_first != 0);
   if (kLayout != kLayoutLinear && has_padding) {
     clear_padding(block_scale, kLayout, rows, blocks, stored_rows, stored_cols);
   }

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
   const Member& member = found.member;
   const i64 rest = member.rows * member.cols / kLaneElements - found.begin;
   // Lanes are counted from the chunk's first: their shape is not asked for.
-  quantize_lanes<Format, T, kRecipe, kSecond, kLayoutLinear>(
-      x + member.start + found.begin * kLaneElements,
+  quantize_lanes<Format, kRecipe, kSecond, kLayoutLinear>(
+      PlainSource<T>{x + member.start + found.begin * kLaneElements},
       packed + member.row.packed + found.begin * (4 * Format::kLaneWords),
       block_scale + member.row.block_scale + found.begin / Format::kLanes,
       second + member.row.second, table, Rounding<>(), 0,

@@ -474,7 +474,10 @@ def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
     for module in (cuda_ready, cuda_measured):
         monkeypatch.setattr(module, "Ready", kernels.ready)
     monkeypatch.setattr(cuda_measured, "_ready", cuda_measured._ready.__wrapped__)
-    for name in ("quantize", "quantize_residual", "dequantize_residual"):
+    for name in (
+        *("quantize", "quantize_residual", "dequantize_residual"),
+        *("activate", "column_sums", "quantize_activated"),
+    ):
         monkeypatch.setattr(cuda_ready, name, getattr(cuda_ready, name).__wrapped__)
     kernels.launched.clear()
     return SimpleNamespace(

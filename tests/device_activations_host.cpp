@@ -17,7 +17,7 @@ void activate(i64 pieces, int form, const u32* gate, const u32* factor, u32* out
       gates.word[k] = gate[4 * i + k];
       factors.word[k] = factor[4 * i + k];
     }
-    const Piece<T> result = form == 0 ? activate_piece<T, kFunction>(gates, factors)
+    const Piece<T> result = form == 0 ? activate_all<T, kFunction>(gates, factors)
                                       : activate_words<T, kFunction, true>(gates, factors);
     for (int k = 0; k < 4; ++k) out[4 * i + k] = result.word[k];
   }

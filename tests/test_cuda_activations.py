@@ -12,7 +12,7 @@ import pytest
 import fp4kit
 from fp4kit import codecs
 from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import cuda_device, cuda_module, cuda_operations, get_backend
+from fp4kit.backends import cuda_device, cuda_module, cuda_ready, get_backend
 from fp4kit.formats import DTYPES
 
 CUDA, REFERENCE = get_backend("cuda"), get_backend("reference")
@@ -249,14 +249,99 @@ def test_graph_capture_and_replay(cupy, name, rows):
 def test_one_pass_where_pieces_allow_it(cupy, monkeypatch):
     """Sums come with the activation: nothing is read a second time but partial sums."""
     launched = []
-    original = cuda_operations._column_sums
+    original = cuda_ready.column_sums
 
     def record(device, name, dtype, rows, cols, vector):
         launched.append((name, dtype, rows, cols))
         return original(device, name, dtype, rows, cols, vector)
 
-    monkeypatch.setattr(cuda_operations, "_column_sums", record)
+    monkeypatch.setattr(cuda_ready, "column_sums", record)
     x = cupy.asarray(raw_normal((1111, 56), "bfloat16"))
     out, sums = cupy.empty_like(x), cupy.empty(56, np.float32)
     CUDA.activate_with_sums("gelu", x, "bfloat16", None, out, sums)
     assert launched == [("gelu", "bfloat16", 1111, 56), (None, "float32", 2, 56)]
+
+
+# ------------------------------------------------------------------------------------------------
+# Together with quantization
+# ------------------------------------------------------------------------------------------------
+
+
+def quantized(x, z, place, name, **options):
+    """Of arrays moved by `place`; the tensor, and its codes and scales on the host."""
+    if name in DERIVATIVES:
+        options["activation_input"] = place(z)
+    q = fp4kit.quantize(place(x), activation=name, nonfinite="propagate", **options)
+    return q, [np.asarray(a.get() if hasattr(a, "get") else a) for a in (q.packed, q.block_scale)]
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("given", ["amax", "decode_scale", None])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_fused_or_measured(cupy, monkeypatch, name, format, given, layout):
+    """One kernel where no amax is wanted; else the activation measures it."""
+    if format != "nvfp4" and given is not None:
+        pytest.skip("MX formats have no second level")
+    launched = []
+    for what in ("amax", "activate", "quantize", "quantize_activated"):
+        original = getattr(cuda_ready, what)
+        monkeypatch.setattr(
+            cuda_ready, what, lambda *args, f=original, w=what: (launched.append(w), f(*args))[1]
+        )
+    x, z = (raw_normal((515, 512), "bfloat16", seed).view(ml_dtypes.bfloat16) for seed in (1, 2))
+    options = {"format": format, "scale_layout": layout}
+    if given is not None:
+        options |= {given: np.float32(3.5 if given == "amax" else 0.002)}
+
+    def device(host):
+        return cupy.asarray(host.view(np.uint16)).view(ml_dtypes.bfloat16)
+
+    fused = format != "nvfp4" or given is not None
+    got, arrays = quantized(x, z, device, name, **options)
+    assert launched == (["quantize_activated"] if fused else ["activate", "quantize"])
+    want, expected_arrays = quantized(x, z, np.asarray, name, backend="reference", **options)
+    for one, two in zip(arrays, expected_arrays, strict=True):
+        np.testing.assert_array_equal(one, two)
+    if format == "nvfp4":
+        assert_bits(got.amax, np.asarray(want.amax))
+
+
+def test_fused_under_capture(cupy):
+    """The graph reads its inputs anew."""
+    hosts = [raw_normal((96, 256), "bfloat16", seed) for seed in range(2)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    options = {"format": "mxfp8", "activation": "swiglu", "nonfinite": "propagate"}
+    with stream:
+        x = cupy.asarray(hosts[0])
+        view = x.view(ml_dtypes.bfloat16)
+        out = fp4kit.quantize(view, **options)
+        stream.begin_capture()
+        fp4kit.quantize(view, out=out, **options)
+        graph = stream.end_capture()
+        x.set(hosts[1], stream=stream)
+        graph.launch(stream)
+        stream.synchronize()
+    wanted = fp4kit.quantize(hosts[1].view(ml_dtypes.bfloat16), backend="reference", **options)
+    np.testing.assert_array_equal(out.packed.get(), wanted.packed)
+    np.testing.assert_array_equal(out.block_scale.get(), wanted.block_scale)
+
+
+@pytest.mark.parametrize("how", ["activation", "both", "sums"])
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf])
+def test_measured_results(cupy, how, bad):
+    """The amax that ignores NaN, and the refusal that it makes cheap."""
+    host = raw_normal((1100, 128), "float32")
+    host[700, 5] = 3e38 if bad is None else bad
+    sums = {} if how == "activation" else {"dbias": cupy.empty(128, np.float32)}
+    name = None if how == "sums" else "gelu"
+    x = cupy.asarray(host)
+    got = fp4kit.quantize(x, activation=name, nonfinite="propagate", **sums)
+    wanted = fp4kit.quantize(host, activation=name, nonfinite="propagate", backend="reference")
+    np.testing.assert_array_equal(got.packed.get(), wanted.packed)
+    assert_bits(got.amax, wanted.amax)
+    if bad is not None:
+        with pytest.raises(fp4kit.NonFiniteError, match=r"\(700, 5\)"):
+            fp4kit.quantize(x, activation=name, **sums)
+    else:
+        assert_bits(fp4kit.quantize(x, activation=name, **sums).amax, wanted.amax)

@@ -7,11 +7,23 @@ Nothing here knows CuPy; :mod:`fp4kit.backends.cuda_operations` launches what th
 
 from __future__ import annotations
 
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
-from fp4kit.formats import DTYPES
+from typing import Any
 
-from .cuda_launch import ITEM_SIZES, VECTOR, Launch, fast_division, grid_for, rows_are_vectors
-from .cuda_module import CXX_DTYPES, THREADS, Instance, instance
+from fp4kit.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
+from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
+
+from .base import Plan
+from .cuda_launch import (
+    ITEM_SIZES,
+    VECTOR,
+    Launch,
+    fast_division,
+    flat_scalars,
+    grid_for,
+    rows_are_vectors,
+)
+from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, THREADS, Instance, instance
+from .cuda_variants import cxx_recipe
 
 #: Functions that multiply with a second value (activations.cuh's has_factor).
 WITH_FACTOR = ("swiglu", *DERIVATIVES)
@@ -64,7 +76,7 @@ def _unroll(name: str, vector: bool) -> int:
 
 
 def activate_launch(name: str, dtype: str, rows: int, width: int, vector: bool) -> Launch:
-    """For (gate, factor, out), out being (rows, width)."""
+    """For (gate, factor, out, measured), out being (rows, width)."""
     size = rows * width
     unit = VECTOR // ITEM_SIZES[dtype] if vector else 1
     unroll = _unroll(name, vector)
@@ -75,13 +87,34 @@ def activate_launch(name: str, dtype: str, rows: int, width: int, vector: bool) 
     return Launch(activate_kernel(name, dtype, vector), grid, (size, row, magic, shift))
 
 
+def quantize_activated_kernel(plan: Plan, dtype: str, name: str) -> Instance:
+    """Quantized rows of an activation of an element type."""
+    return instance(
+        "quantize_activated_kernel",
+        "quantize_activated.cu",
+        CXX_FORMATS[plan.format.name],
+        CXX_DTYPES[dtype],
+        cxx_recipe(plan),
+        plan.has_second_level,
+        CXX_LAYOUTS[plan.scale_layout],
+        _function(name),
+    )
+
+
+def quantize_activated_launch(plan: Plan, dtype: str, name: str, resident: int) -> Launch:
+    """For (gate, factor, second, packed, block_scale); `resident` blocks run at once."""
+    scalars = flat_scalars(plan)
+    grid = (min(-(-scalars[0] // THREADS), resident),)
+    return Launch(quantize_activated_kernel(plan, dtype, name), grid, scalars)
+
+
 def partial_rows(rows: int) -> int:
     """Rows of sums that one launch of `column_sums_kernel` leaves."""
     return -(-rows // TILE_ROWS)
 
 
 def column_sums_launch(name: str | None, dtype: str, rows: int, cols: int, vector: bool) -> Launch:
-    """For (gate, factor, out, sums): without a name factor and out are not looked at."""
+    """For (gate, factor, out, sums, measured): factor and out serve named functions only."""
     across = -(-cols // (TILE_BYTES // ITEM_SIZES[dtype]))
     pitch = 2 * cols if name == "swiglu" else cols
     grid = grid_for(partial_rows(rows) * across * THREADS)
@@ -89,11 +122,30 @@ def column_sums_launch(name: str | None, dtype: str, rows: int, cols: int, vecto
 
 
 def all_instances() -> list[Instance]:
-    """Every kernel of these operations; tests compile each of them."""
-    result = []
+    """Every kernel of these operations, but of the fused ones samples; tests compile each."""
+    result = _fused_samples()
     for dtype in DTYPES:
         result += [column_sums_kernel(None, dtype, vector) for vector in (True, False)]
         for name in ACTIVATIONS:
             result.append(column_sums_kernel(name, dtype, True))
             result += [activate_kernel(name, dtype, vector) for vector in (True, False)]
     return result
+
+
+def _fused_samples() -> list[Instance]:
+    """Each function, type, format, layout and recipe at least once."""
+
+    def sample(name: str, dtype: str, format: str, recipe: str = "te", **options: Any) -> Instance:
+        spec = ALL_FORMATS[format]
+        chosen = ALL_RECIPES[recipe] if spec.has_second_level else None
+        own = spec.has_second_level
+        plan = Plan(spec, chosen, None, 64, 64, has_second_level=own, **options)
+        return quantize_activated_kernel(plan, dtype, name)
+
+    formats, layouts = list(ALL_FORMATS), list(CXX_LAYOUTS)
+    result = [sample(name, dtype, "nvfp4") for name in ACTIVATIONS for dtype in DTYPES]
+    for number, name in enumerate(ACTIVATIONS):
+        format, layout = formats[number % len(formats)], layouts[number % len(layouts)]
+        result.append(sample(name, "bfloat16", format, scale_layout=layout))
+    result += [sample("dgelu", "bfloat16", "nvfp4", recipe) for recipe in ALL_RECIPES]
+    return list(dict.fromkeys(result))

@@ -168,11 +168,24 @@ def _filling_grid(lanes: int, dtype: str, multiprocessors: int) -> tuple[int, ..
     return (min(-(-lanes // THREADS), multiprocessors * FLAT_BLOCKS[ITEM_SIZES[dtype]]),)
 
 
-def _quantize_flat_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launch:
-    lanes = _lanes(plan)
+def flat_scalars(plan: Plan) -> tuple[int, ...]:
+    """What the flat kernels take after their arrays and the seed."""
     stored_rows, stored_cols = plan.scale_shape
     blocks = plan.rows * plan.blocks
-    magic, shift = fast_division(plan.blocks, blocks)
+    return (
+        _lanes(plan),
+        plan.rows,
+        plan.blocks,
+        stored_rows,
+        stored_cols,
+        *fast_division(plan.blocks, blocks),
+        _high_first(plan),
+        _rule(plan),
+        int(stored_rows * stored_cols != blocks),
+    )
+
+
+def _quantize_flat_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launch:
     return Launch(
         quantize_flat_kernel(
             plan.format,
@@ -182,19 +195,8 @@ def _quantize_flat_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launc
             plan.scale_layout,
             rounds_stochastically(plan),
         ),
-        _filling_grid(lanes, dtype, multiprocessors),
-        (
-            lanes,
-            plan.rows,
-            plan.blocks,
-            stored_rows,
-            stored_cols,
-            magic,
-            shift,
-            _high_first(plan),
-            _rule(plan),
-            int(stored_rows * stored_cols != blocks),
-        ),
+        _filling_grid(_lanes(plan), dtype, multiprocessors),
+        flat_scalars(plan),
     )
 
 

@@ -4,39 +4,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
-from . import cuda_activations
-from .cuda_launch import rows_are_vectors
-from .cuda_ready import Ready
-from .cuda_run import is_aligned, scratch
+from . import cuda_activations, cuda_ready
+from .base import Plan
+from .cuda_launch import quantizes_flat, rows_are_vectors
+from .cuda_run import address_of, current_device, is_aligned, scratch
 from .operations import Operations, RawArray
 
 
-@lru_cache(maxsize=1024)
-def _activate(device: int, name: str, dtype: str, rows: int, width: int, aligned: bool) -> Ready:
-    """For (gate, factor, out)."""
-    vector = aligned and cuda_activations.can_vector(name, width, dtype)
-    launch = cuda_activations.activate_launch(name, dtype, rows, width, vector)
-    return Ready(device, launch, addresses=3)
-
-
-@lru_cache(maxsize=1024)
-def _column_sums(
-    device: int, name: str | None, dtype: str, rows: int, cols: int, vector: bool
-) -> Ready:
-    """For (gate, factor, out, sums)."""
-    launch = cuda_activations.column_sums_launch(name, dtype, rows, cols, vector)
-    return Ready(device, launch, addresses=4)
-
-
 def _sources(
-    name: str, x: RawArray, dtype: str, other: RawArray | None, out: RawArray
+    name: str, x: RawArray, dtype: str, other: RawArray | None, width: int
 ) -> tuple[int, int]:
-    second = 0 if other is None else other.data.ptr
-    return cuda_activations.sources(name, x.data.ptr, second, out.shape[1], dtype)
+    return cuda_activations.sources(name, x.data.ptr, address_of(other), width, dtype)
 
 
 def _partial_sums(
@@ -47,6 +27,7 @@ def _partial_sums(
     shape: tuple[int, int],
     vector: bool,
     sums: RawArray,
+    measured: int,
 ) -> RawArray:
     """One launch for (gate, factor, out); `sums` itself if it leaves one row, else float32 rows."""
     rows, cols = shape
@@ -54,32 +35,52 @@ def _partial_sums(
     target = sums
     if left > 1:
         target = scratch((left, cols), np.float32)
-    _column_sums(device, name, dtype, rows, cols, vector).launch(*addresses, target.data.ptr)
+    ready = cuda_ready.column_sums(device, name, dtype, rows, cols, vector)
+    ready.launch(*addresses, target.data.ptr, measured)
     return target
 
 
 class CudaOperations(Operations):
-    """The part of the CUDA backend that serves activations and column sums."""
+    """The part of the CUDA backend that serves activations and column sums.
+
+    Private methods take the address that the amax of their result goes to, 0 for none.
+    """
 
     def activate(
         self, name: str, x: RawArray, dtype: str, other: RawArray | None, out: RawArray
     ) -> None:
-        gate, factor = _sources(name, x, dtype, other, out)
+        self._activate(name, x, dtype, other, out, 0)
+
+    def _activate(
+        self,
+        name: str,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        measured: int,
+    ) -> None:
+        gate, factor = _sources(name, x, dtype, other, out.shape[1])
         target = out.data.ptr
         aligned = is_aligned(gate | factor | target)
-        ready = _activate(x.device.id, name, dtype, *out.shape, aligned)
-        ready.launch(gate, factor, target)
+        ready = cuda_ready.activate(current_device(), name, dtype, *out.shape, aligned)
+        ready.launch(gate, factor, target, measured)
 
     def column_sums(self, x: RawArray, dtype: str, out: RawArray) -> None:
+        self._column_sums(x, dtype, out, 0)
+
+    def _column_sums(self, x: RawArray, dtype: str, out: RawArray, measured: int) -> None:
         if not x.size:
             out.data.memset_async(0, out.nbytes)
             return
-        device, values = x.device.id, x
+        device, values = current_device(), x
         while values is not out:
-            source = values.data.ptr
-            vector = rows_are_vectors(values.shape[1], dtype) and is_aligned(source)
-            values = _partial_sums(device, None, dtype, (source, 0, 0), values.shape, vector, out)
-            dtype = "float32"
+            addresses = values.data.ptr, 0, 0
+            vector = rows_are_vectors(values.shape[1], dtype) and is_aligned(addresses[0])
+            shape = values.shape
+            values = _partial_sums(device, None, dtype, addresses, shape, vector, out, measured)
+            # What follows are sums.
+            dtype, measured = "float32", 0
 
     def activate_with_sums(
         self,
@@ -90,12 +91,66 @@ class CudaOperations(Operations):
         out: RawArray,
         sums: RawArray,
     ) -> None:
-        gate, factor = _sources(name, x, dtype, other, out)
-        target = out.data.ptr
-        if not (rows_are_vectors(out.shape[1], dtype) and is_aligned(gate | factor | target)):
-            super().activate_with_sums(name, x, dtype, other, out, sums)
+        self._activate_with_sums(name, x, dtype, other, out, sums, 0)
+
+    def _activate_with_sums(
+        self,
+        name: str,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        sums: RawArray,
+        measured: int,
+    ) -> None:
+        gate, factor = _sources(name, x, dtype, other, out.shape[1])
+        addresses = gate, factor, out.data.ptr
+        aligned = is_aligned(gate | factor | addresses[2])
+        if not (rows_are_vectors(out.shape[1], dtype) and aligned):
+            self._activate(name, x, dtype, other, out, measured)
+            self.column_sums(out, dtype, sums)
             return
-        addresses = gate, factor, target
-        partial = _partial_sums(x.device.id, name, dtype, addresses, out.shape, True, sums)
+        device = current_device()
+        partial = _partial_sums(device, name, dtype, addresses, out.shape, True, sums, measured)
         if partial is not sums:
             self.column_sums(partial, "float32", sums)
+
+    def activate_measured(
+        self,
+        name: str | None,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        sums: RawArray | None,
+        wants: bool,
+    ) -> RawArray | None:
+        scan = scratch(2, np.uint32, clear=True) if wants else None
+        measured = address_of(scan)
+        if name is None:
+            self._column_sums(x, dtype, sums, measured)
+        elif sums is None:
+            self._activate(name, x, dtype, other, out, measured)
+        else:
+            self._activate_with_sums(name, x, dtype, other, out, sums, measured)
+        return scan
+
+    def quantize_activated(
+        self,
+        name: str,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> bool:
+        gate, factor = _sources(name, x, dtype, other, plan.cols)
+        codes = packed.data.ptr
+        vector = is_aligned(gate | factor | codes) and rows_are_vectors(plan.cols, dtype)
+        if plan.variant is not None or not quantizes_flat(plan, plan.scales, vector):
+            return False
+        ready = cuda_ready.quantize_activated(current_device(), plan, dtype, name)
+        ready.launch(gate, factor, address_of(second), codes, block_scale.data.ptr)
+        return True

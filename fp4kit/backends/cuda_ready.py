@@ -12,7 +12,7 @@ import ctypes
 from functools import cache, lru_cache
 from typing import Any
 
-from . import cuda_launch, cuda_module, cuda_residual_launch, cuda_search
+from . import cuda_activations, cuda_launch, cuda_module, cuda_residual_launch, cuda_search
 from .base import NO_SEED, Plan
 from .operations import ResidualPlan
 
@@ -166,6 +166,32 @@ def fused(device: int, plan: Plan, dtype: str, scales: int) -> Ready:
     processors = multiprocessors(device)
     launch = cuda_launch.quantize_dequantize_launch(plan, dtype, scales, processors)
     return Ready(device, launch, addresses=3)
+
+
+@lru_cache(maxsize=1024)
+def activate(device: int, name: str, dtype: str, rows: int, width: int, aligned: bool) -> Ready:
+    """For (gate, factor, out, measured)."""
+    vector = aligned and cuda_activations.can_vector(name, width, dtype)
+    launch = cuda_activations.activate_launch(name, dtype, rows, width, vector)
+    return Ready(device, launch, addresses=4)
+
+
+@lru_cache(maxsize=1024)
+def column_sums(
+    device: int, name: str | None, dtype: str, rows: int, cols: int, vector: bool
+) -> Ready:
+    """For (gate, factor, out, sums, measured)."""
+    launch = cuda_activations.column_sums_launch(name, dtype, rows, cols, vector)
+    return Ready(device, launch, addresses=5)
+
+
+@lru_cache(maxsize=1024)
+def quantize_activated(device: int, plan: Plan, dtype: str, name: str) -> Ready:
+    """For (gate, factor, second, packed, block_scale)."""
+    kernel = cuda_activations.quantize_activated_kernel(plan, dtype, name)
+    resident = resident_blocks(device, kernel)
+    launch = cuda_activations.quantize_activated_launch(plan, dtype, name, resident)
+    return Ready(device, launch, addresses=5)
 
 
 def _residual_limits(device: int) -> cuda_residual_launch.Limits:

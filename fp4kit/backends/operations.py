@@ -11,6 +11,8 @@ from typing import Any
 from fp4kit.formats import NVFP4
 from fp4kit.layout import padded_scale_shape
 
+from .plan import Plan
+
 RawArray = Any
 """As in :mod:`fp4kit.backends.base`."""
 
@@ -122,6 +124,50 @@ class Operations:
         """:meth:`activate`, and :meth:`column_sums` of its result; neither array is empty."""
         self.activate(name, x, dtype, other, out)
         self.column_sums(out, dtype, sums)
+
+    def activate_measured(
+        self,
+        name: str | None,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        sums: RawArray | None,
+        wants: bool,
+    ) -> RawArray | None:
+        """:meth:`activate` (without a name `out` is x) and, if there are `sums`, column sums of it.
+
+        Returns:
+            uint32 (2,): the amax of the result (NaN ignored) as float32 bits, and whether some of
+            it is NaN or infinite. None unless the backend measures that in the same pass and the
+            caller `wants` it.
+        """
+        if name is None:
+            assert sums is not None
+            self.column_sums(x, dtype, sums)
+        elif sums is None:
+            self.activate(name, x, dtype, other, out)
+        else:
+            self.activate_with_sums(name, x, dtype, other, out, sums)
+        return None
+
+    def quantize_activated(
+        self,
+        name: str,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> bool:
+        """:meth:`activate` and `quantize` of its result in one pass; neither array is empty.
+
+        Returns:
+            False if the backend has no such pass for the plan: then nothing was done.
+        """
+        return False
 
     def quantize_residual(
         self,

@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of activations, run on the host: fused with quantization, or measuring results."""
+
+import numpy as np
+import pytest
+
+from fp4kit import codecs
+from fp4kit.activations import ACTIVATIONS, DERIVATIVES
+from fp4kit.backends import get_backend
+from fp4kit.backends.plan import Plan
+from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
+from fp4kit.variant import Variant
+
+F32 = np.float32
+REFERENCE = get_backend("reference")
+
+
+def raw(shape, dtype, seed):
+    """Moderate rows, rows of any size, and some that are not finite."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-2, 2, shape)
+    x[1::3] *= 2.0 ** rng.integers(-20, 14, (len(x[1::3]), 1))
+    x[::5, ::3] = -0.0
+    x[3::7, :40].flat[::11] = np.nan
+    x[4::9, 8::16] = -np.inf
+    return codecs.from_float32(x.astype(F32), dtype)
+
+
+def inputs(name, rows, width, dtype):
+    x = raw((rows, 2 * width if name == "swiglu" else width), dtype, 1)
+    return x, raw((rows, width), dtype, 2) if name in DERIVATIVES else None
+
+
+def activated(name, x, dtype, z, width):
+    """The result and its column sums."""
+    out, sums = np.empty((len(x), width), x.dtype), np.empty(width, F32)
+    REFERENCE.activate_with_sums(name, x, dtype, z, out, sums)
+    return out, sums
+
+
+def make_plan(rows, cols, format="nvfp4", recipe="te", **options):
+    spec = ALL_FORMATS[format]
+    chosen = ALL_RECIPES[recipe] if spec.has_second_level else None
+    options = {"rows_per_scale": rows, "has_second_level": spec.has_second_level, **options}
+    return Plan(spec, chosen, spec.default_scale_rule, rows, cols, **options)
+
+
+def quantize(on_host, kernels, assert_bits, name, plan, dtype, put=None):
+    """Whether one kernel did it, after a look at its bytes."""
+    put = put or on_host.put
+    x, z = inputs(name, plan.rows, plan.cols, dtype)
+    second = np.linspace(20, 30, plan.scales).astype(F32) if plan.has_second_level else None
+    packed = on_host.empty(plan.packed_shape, np.uint8)
+    scale = on_host.empty(plan.scale_shape, np.uint8)
+    # Taken before: what is launched counts from here.
+    before = len(kernels.launched)
+    done = on_host.engine.quantize_activated(
+        name,
+        plan,
+        put(x),
+        dtype,
+        None if z is None else put(z),
+        None if second is None else on_host.put(second),
+        packed,
+        scale,
+    )
+    launched = [instance.file for instance in kernels.launched[before:]]
+    assert launched == (["quantize_activated.cu"] if done else [])
+    if done:
+        wanted = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
+        y, _ = activated(name, x, dtype, z, plan.cols)
+        REFERENCE.quantize(plan, y, dtype, second, *wanted)
+        assert_bits(np.asarray(packed), wanted[0], "packed")
+        assert_bits(np.asarray(scale), wanted[1], "block_scale")
+    return done
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_functions_and_types(on_host, kernels, assert_bits, name, dtype):
+    assert quantize(on_host, kernels, assert_bits, name, make_plan(70, 96), dtype)
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4", "swizzled_8x4"])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"])
+def test_formats_and_layouts(on_host, kernels, assert_bits, format, layout):
+    """Many rows: the grid is filled, and a thread takes several lanes."""
+    plan = make_plan(150, 224, format, scale_layout=layout, nibble_order="high_first")
+    assert quantize(on_host, kernels, assert_bits, "swiglu", plan, "bfloat16")
+
+
+@pytest.mark.parametrize("recipe", ALL_RECIPES)
+def test_recipes(on_host, kernels, assert_bits, recipe):
+    plan = make_plan(30, 64, recipe=recipe)
+    assert quantize(on_host, kernels, assert_bits, "dgelu", plan, "bfloat16")
+
+
+@pytest.mark.parametrize("why", ["ragged", "second levels", "misaligned", "variant"])
+def test_what_is_not_fused(on_host, kernels, assert_bits, why):
+    options = {
+        "ragged": {"cols": 40},
+        "second levels": {"rows_per_scale": 1},
+        "variant": {"variant": Variant(rounding="stochastic")},
+    }.get(why, {})
+    plan = make_plan(**{"rows": 20, "cols": 64, **options})
+
+    def shifted(array):
+        return on_host.put(array, array.itemsize)
+
+    put = shifted if why == "misaligned" else None
+    assert not quantize(on_host, kernels, assert_bits, "silu", plan, "bfloat16", put)
+
+
+@pytest.mark.parametrize("how", ["activation", "both", "sums"])
+@pytest.mark.parametrize("width", [64, 40, 33])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("holes", [True, False])
+def test_results_are_measured(on_host, assert_bits, dtype, width, how, holes):
+    """The amax without NaN, and whether there is anything that is not finite."""
+    rows, name = 70, "gelu"
+    x, _ = inputs(name, rows, width, dtype)
+    if not holes:
+        wide = np.nan_to_num(codecs.to_float32(x, dtype), posinf=9, neginf=9)
+        x = codecs.from_float32(wide, dtype)
+    y, sums = activated(name, x, dtype, None, width)
+    if how == "sums":
+        y = x
+        REFERENCE.column_sums(x, dtype, sums)
+    wanted, finite = REFERENCE.scan(y, dtype)
+    got_sums = None if how == "activation" else on_host.empty(sums.shape, F32)
+    moved = on_host.put(x)
+    out = moved if how == "sums" else on_host.empty(y.shape, y.dtype)
+    chosen = None if how == "sums" else name
+    scan = on_host.engine.activate_measured(chosen, moved, dtype, None, out, got_sums, True)
+    assert np.asarray(scan)[0] == wanted.view(np.uint32)[0]
+    assert bool(np.asarray(scan)[1]) == (not finite) == holes
+    assert_bits(np.asarray(out), y)
+    if got_sums is not None:
+        assert_bits(np.asarray(got_sums), sums)
