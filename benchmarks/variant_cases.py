@@ -193,21 +193,35 @@ def grouped_decode_case(inputs: Inputs, name: str) -> bench.Case:
     return bench.Case(name, quantize_bytes(inputs.elements), call)
 
 
-def activation_case(inputs: Inputs, name: str, activation: str | None, *, sums: bool) -> bench.Case:
+def activation_case(
+    inputs: Inputs,
+    name: str,
+    activation: str | None,
+    options: Options,
+    *,
+    sums: bool,
+    measured: bool = False,
+) -> bench.Case:
     """Quantization of an activation or a gradient, with its column sums or without."""
-    options: Options = {}
+    options = dict(options)
     shrinks = 2 if activation == "swiglu" else 1
     derivative = activation is not None and activation.startswith("d")
     if activation is not None:
         options["activation"] = activation
     if derivative:
         options["activation_input"] = inputs.x
-    nbytes = quantize_bytes(inputs.elements, reads=1 + derivative, shrinks=shrinks)
+    nbytes = quantize_bytes(
+        inputs.elements,
+        options.get("format", "nvfp4"),
+        reads=1 + derivative + measured,
+        results=2 if options.get("axis") == "both" else 1,
+        shrinks=shrinks,
+    )
     if sums:
         columns = inputs.x.shape[1] // shrinks
         options["dbias"] = inputs.machine.xp.empty(columns, np.float32)
         nbytes += 4 * columns
-    return quantize_case(inputs, name, options, nbytes, measured=False)
+    return quantize_case(inputs, name, options, nbytes, measured=measured)
 
 
 #: Quantizations that differ by their options only: name, options, directions written, and whether
@@ -244,7 +258,17 @@ DEQUANTIZATIONS: tuple[tuple[str, Options], ...] = (
     ("rows, e4m3_max=256", {"scale_search": "four_over_six", "e4m3_max": 256}),
     ("mxfp8 columns", {"format": "mxfp8", "axis": "column"}),
 )
-ACTIVATIONS = (("silu", "silu", False), ("swiglu", "swiglu", False), ("dgelu", "dgelu", False))
+#: Title, function, options, and whether there are column sums.
+ACTIVATIONS: tuple[tuple[str, str | None, Options, bool], ...] = (
+    ("relu", "relu", {}, False),
+    ("silu", "silu", {}, False),
+    ("swiglu", "swiglu", {}, False),
+    ("dgelu", "dgelu", {}, False),
+    ("dsilu and sums", "dsilu", {}, True),
+    ("sums", None, {}, True),
+    ("mxfp8 dsilu and sums", "dsilu", {"format": "mxfp8"}, True),
+    ("silu, both directions", "silu", {"axis": "both"}, False),
+)
 
 
 def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
@@ -286,9 +310,8 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
         yield named(whole, grouped_case, options, WHOLE_TILES, measured=False)
     yield named(f"quantize {MEMBERS} members, rows, amax measured", grouped_case, {}, measured=True)
     yield named(f"dequantize {MEMBERS} members, rows", grouped_decode_case)
-    for title, activation, sums in (
-        *ACTIVATIONS,
-        ("dsilu and sums", "dsilu", True),
-        ("sums", None, True),
-    ):
-        yield named(f"quantize {title}", activation_case, activation, sums=sums)
+    for title, activation, options, sums in ACTIVATIONS:
+        yield named(f"quantize {title}", activation_case, activation, options, sums=sums)
+    for title, activation, sums in (("silu", "silu", False), ("sums", None, True)):
+        name = f"quantize {title}, amax measured"
+        yield named(name, activation_case, activation, {}, sums=sums, measured=True)

@@ -54,16 +54,25 @@ class Ahead:
         return x, None if self.other is None else rows_of(self.other, rows, cols)
 
     def fused(self, call: Call, second: Any, packed: Any, block_scale: Any) -> bool:
-        """Activates and quantizes at once. False: nothing was done, the backend cannot.
+        """All at once, and the sums written. False: nothing was done, the backend cannot.
 
-        The caller has made sure that nothing else is wanted: no sums, no check for NaN.
+        The caller has made sure that no amax is to be measured and NaN is not refused.
+
+        Raises:
+            ShapeError: if `dbias` does not fit.
         """
-        if self.name is None or self.dbias is not None or call.is_empty:
+        if call.is_empty:
             return False
+        sums = self._sums()
         x, z = self._inputs()
         return call.engine.quantize_activated(
-            self.name, call.plan, x, self.raw.dtype, z, second, packed, block_scale
+            self.name, call.plan, x, self.raw.dtype, z, second, packed, block_scale, sums
         )
+
+    def _sums(self) -> Any:
+        if self.dbias is None:
+            return None
+        return result_buffer(self.dbias, self.shape[-1:], "float32", self.raw.origin)
 
     def run(self, refuses_nonfinite: bool, measures: bool, backend: str | None) -> Raw:
         """The array to quantize, the sums written.
@@ -82,9 +91,7 @@ class Ahead:
         engine = engine_for(operation, origin.device, dtype, None, None, backend)
         width = self.shape[-1]
         with arrays.device_scope(origin):
-            sums = None
-            if self.dbias is not None:
-                sums = result_buffer(self.dbias, (width,), "float32", origin)
+            sums = self._sums()
             x, z = self._inputs()
             out = x
             if self.name is not None:

@@ -21,6 +21,7 @@ constexpr int kSwiglu = 3;
 constexpr int kDgelu = 4;
 constexpr int kDsilu = 5;
 constexpr int kDrelu = 6;
+constexpr int kNoFunction = -1;
 
 // What is activated is the gate. These multiply the result with a second value, the factor:
 // swiglu's other half, or the incoming gradient.
@@ -251,6 +252,32 @@ template <class T>
 __device__ __forceinline__ void store_piece(typename T::Bits* __restrict__ out, const Piece<T>& x) {
   *reinterpret_cast<uint4*>(out) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
+
+// What a lane's elements are made of, as it lies in memory, 16-byte pieces of it.
+template <class T, int kFunction>
+struct ActivatedLane {
+  Words<T> gate;
+  Words<T> factor;
+
+  // `source`: where the lane begins, in lanes.
+  __device__ __forceinline__ void load(const typename T::Bits* __restrict__ gates,
+                                       const typename T::Bits* __restrict__ factors, u64 source,
+                                       bool inside) {
+    const i64 valid = inside ? kLaneElements : 0;
+    load_elements<true, T>(gates + source * kLaneElements, valid, gate);
+    if constexpr (has_factor(kFunction)) {
+      load_elements<true, T>(factors + source * kLaneElements, valid, factor);
+    }
+  }
+
+  __device__ __forceinline__ Words<T> elements() const {
+    if constexpr (kFunction == kNoFunction) {
+      return gate;
+    } else {
+      return activate_all<T, kFunction>(gate, factor);
+    }
+  }
+};
 
 #endif  // __CUDACC__
 

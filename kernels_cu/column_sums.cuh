@@ -14,7 +14,6 @@
 
 namespace fp4kit {
 
-constexpr int kNoFunction = -1;
 constexpr int kSumRows = 32;  // activations.SUM_ROWS
 constexpr int kSumLanes = kThreads / kSumRows;
 static_assert(kSumLanes == 8, "a tile is 32 groups of rows, 128 bytes wide");
@@ -30,19 +29,26 @@ constexpr int sum_batch() {
   return kVector && kFunction == kNoFunction ? 8 : 2;
 }
 
-// What step 1 leaves. A column's place in a row is such that neither side meets bank conflicts
-// worth mentioning: neighbouring threads write neighbouring words.
-template <class T>
+// What step 1 leaves, of kEach columns a thread. A column's place in a row is such that neither
+// side meets bank conflicts worth mentioning: neighbouring threads write neighbouring words.
+template <int kEach>
 struct PartialSums {
-  static constexpr int kColumns = sum_columns<T>();
+  static constexpr int kColumns = kSumLanes * kEach;
   float row[kSumRows][kColumns + kSumLanes];
 
   __device__ __forceinline__ void put(int group, int lane, int i, float value) {
     row[group][i * kSumLanes + lane] = value;
   }
   __device__ __forceinline__ float get(int group, int column) const {
-    constexpr int kPiece = PieceOf<T>::kElements;
-    return row[group][column % kPiece * kSumLanes + column / kPiece];
+    return row[group][column % kEach * kSumLanes + column / kEach];
+  }
+
+  // Step 2, of one column.
+  __device__ __forceinline__ float sum(int column) const {
+    float total = -0.0f;
+#pragma unroll
+    for (int g = 0; g < kSumRows; ++g) total = add_rn(total, get(g, column));
+    return as_float(to_output_bits<F32>(total));
   }
 };
 
@@ -51,7 +57,7 @@ struct PartialSums {
 // well if `measured` is not null. Rows of the input begin `pitch` elements apart; sums is
 // (ceil(rows / 1024), cols).
 template <class T, int kFunction, bool kVector>
-__device__ __forceinline__ void sum_tile(PartialSums<T>& partial,
+__device__ __forceinline__ void sum_tile(PartialSums<PieceOf<T>::kElements>& partial,
                                          const typename T::Bits* __restrict__ gate,
                                          const typename T::Bits* __restrict__ factor,
                                          typename T::Bits* __restrict__ out,
@@ -105,10 +111,7 @@ __device__ __forceinline__ void sum_tile(PartialSums<T>& partial,
 
   const int column = threadIdx.x;
   if (column >= kColumns || first_col + column >= cols) return;
-  float sum = -0.0f;
-#pragma unroll
-  for (int g = 0; g < kSumRows; ++g) sum = add_rn(sum, partial.get(g, column));
-  sums[down * cols + first_col + column] = as_float(to_output_bits<F32>(sum));
+  sums[down * cols + first_col + column] = partial.sum(column);
 }
 
 }  // namespace fp4kit

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads, 3)
                                const i64* __restrict__ first, const Member* __restrict__ members,
                                i64 count, float* __restrict__ sums) {
   constexpr int kRows = kSumRows * kSumRows;
-  __shared__ PartialSums<T> partial;
+  __shared__ PartialSums<PieceOf<T>::kElements> partial;
   __shared__ MemberTile found;
   find_tile<kRows, sum_columns<T>()>(first, members, count, found);
   __syncthreads();

@@ -26,10 +26,7 @@ FP4KIT_HD constexpr int activated_blocks() {
 template <class Format, class ElementType, int kFunction>
 struct ActivatedSource {
   using T = ElementType;
-  struct Loaded {
-    Words<T> gate;
-    Words<T> factor;
-  };
+  using Loaded = ActivatedLane<T, kFunction>;
   const typename T::Bits* __restrict__ gate;
   const typename T::Bits* __restrict__ factor;
   FlatShape shape;
@@ -41,14 +38,10 @@ struct ActivatedSource {
       const u32 row = flat_row(lane / Format::kLanes, shape);
       source += static_cast<u64>(row) * (shape.blocks * Format::kLanes);
     }
-    const i64 valid = inside ? kLaneElements : 0;
-    load_elements<true, T>(gate + source * kLaneElements, valid, loaded.gate);
-    if constexpr (has_factor(kFunction)) {
-      load_elements<true, T>(factor + source * kLaneElements, valid, loaded.factor);
-    }
+    loaded.load(gate, factor, source, inside);
   }
   __device__ __forceinline__ Words<T> elements(const Loaded& loaded) const {
-    return activate_all<T, kFunction>(loaded.gate, loaded.factor);
+    return loaded.elements();
   }
 };
 

@@ -7,7 +7,7 @@ import pytest
 
 from fp4kit import codecs
 from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import get_backend
+from fp4kit.backends import cuda_ready, get_backend
 from fp4kit.backends.plan import Plan
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
 from fp4kit.variant import Variant
@@ -35,6 +35,9 @@ def inputs(name, rows, width, dtype):
 def activated(name, x, dtype, z, width):
     """The result and its column sums."""
     out, sums = np.empty((len(x), width), x.dtype), np.empty(width, F32)
+    if name is None:
+        REFERENCE.column_sums(x, dtype, sums)
+        return x, sums
     REFERENCE.activate_with_sums(name, x, dtype, z, out, sums)
     return out, sums
 
@@ -46,14 +49,14 @@ def make_plan(rows, cols, format="nvfp4", recipe="te", **options):
     return Plan(spec, chosen, spec.default_scale_rule, rows, cols, **options)
 
 
-def quantize(on_host, kernels, assert_bits, name, plan, dtype, put=None):
+def quantize(on_host, kernels, assert_bits, name, plan, dtype, put=None, sums=False):
     """Whether one kernel did it, after a look at its bytes."""
     put = put or on_host.put
     x, z = inputs(name, plan.rows, plan.cols, dtype)
     second = np.linspace(20, 30, plan.scales).astype(F32) if plan.has_second_level else None
     packed = on_host.empty(plan.packed_shape, np.uint8)
     scale = on_host.empty(plan.scale_shape, np.uint8)
-    # Taken before: what is launched counts from here.
+    got_sums = on_host.empty((plan.cols,), F32) if sums else None
     before = len(kernels.launched)
     done = on_host.engine.quantize_activated(
         name,
@@ -64,15 +67,20 @@ def quantize(on_host, kernels, assert_bits, name, plan, dtype, put=None):
         None if second is None else on_host.put(second),
         packed,
         scale,
+        got_sums,
     )
     launched = [instance.file for instance in kernels.launched[before:]]
-    assert launched == (["quantize_activated.cu"] if done else [])
+    one = "quantize_sums.cu" if sums else "quantize_activated.cu"
+    assert launched[:1] == ([one] if done else [])
+    assert set(launched[1:]) <= {"column_sums.cu"}
     if done:
         wanted = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
-        y, _ = activated(name, x, dtype, z, plan.cols)
+        y, wanted_sums = activated(name, x, dtype, z, plan.cols)
         REFERENCE.quantize(plan, y, dtype, second, *wanted)
         assert_bits(np.asarray(packed), wanted[0], "packed")
         assert_bits(np.asarray(scale), wanted[1], "block_scale")
+        if sums:
+            assert_bits(np.asarray(got_sums), wanted_sums, "sums")
     return done
 
 
@@ -94,6 +102,30 @@ def test_formats_and_layouts(on_host, kernels, assert_bits, format, layout):
 def test_recipes(on_host, kernels, assert_bits, recipe):
     plan = make_plan(30, 64, recipe=recipe)
     assert quantize(on_host, kernels, assert_bits, "dgelu", plan, "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [None, "silu", "swiglu", "dsilu"])
+def test_sums(on_host, kernels, assert_bits, name, dtype):
+    """Groups and tiles that are not whole, in either direction."""
+    for rows, cols in ((70, 96), (1, 16), (33, 272)):
+        plan = make_plan(rows, cols)
+        assert quantize(on_host, kernels, assert_bits, name, plan, dtype, sums=True)
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4", "swizzled_8x4"])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"])
+def test_sums_in_formats_and_layouts(on_host, kernels, assert_bits, format, layout):
+    """More rows than one launch adds up."""
+    plan = make_plan(1030, 160, format, scale_layout=layout, nibble_order="high_first")
+    assert quantize(on_host, kernels, assert_bits, None, plan, "bfloat16", sums=True)
+
+
+def test_sums_that_would_leave_much_idle(on_host, kernels, assert_bits, monkeypatch):
+    monkeypatch.setattr(cuda_ready, "multiprocessors", lambda _: 3)
+    for rows, cols, done in ((1024, 256, False), (1025, 256, True), (1, 272, True)):
+        plan = make_plan(rows, cols)
+        assert done == quantize(on_host, kernels, assert_bits, None, plan, "bfloat16", sums=True)
 
 
 @pytest.mark.parametrize("why", ["ragged", "second levels", "misaligned", "variant"])

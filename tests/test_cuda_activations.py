@@ -277,30 +277,48 @@ def quantized(x, z, place, name, **options):
 
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
 @pytest.mark.parametrize("given", ["amax", "decode_scale", None])
+@pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_fused_or_measured(cupy, monkeypatch, name, format, given, layout):
+@pytest.mark.parametrize("name", [None, *ACTIVATIONS])
+def test_fused_or_measured(cupy, monkeypatch, name, format, given, layout, sums):
     """One kernel where no amax is wanted; else the activation measures it."""
+    if name is None and not sums:
+        pytest.skip("nothing to do before")
     if format != "nvfp4" and given is not None:
         pytest.skip("MX formats have no second level")
     launched = []
-    for what in ("amax", "activate", "quantize", "quantize_activated"):
+    for what in (
+        *("amax", "activate", "quantize", "column_sums"),
+        *("quantize_activated", "quantize_sums"),
+    ):
         original = getattr(cuda_ready, what)
         monkeypatch.setattr(
             cuda_ready, what, lambda *args, f=original, w=what: (launched.append(w), f(*args))[1]
         )
-    x, z = (raw_normal((515, 512), "bfloat16", seed).view(ml_dtypes.bfloat16) for seed in (1, 2))
+    # As many tiles of sums as fill any device.
+    x, z = (raw_normal((35 << 10, 1024), "bfloat16", seed) for seed in (1, 2))
+    x, z = (array.view(ml_dtypes.bfloat16) for array in (x, z))
     options = {"format": format, "scale_layout": layout}
-    if given is not None:
-        options |= {given: np.float32(3.5 if given == "amax" else 0.002)}
+    if given == "amax":
+        options["amax"] = np.float32(3.5)
+    elif given is not None:
+        options |= {"recipe": "modelopt", given: np.float32(0.002)}
 
     def device(host):
         return cupy.asarray(host.view(np.uint16)).view(ml_dtypes.bfloat16)
 
     fused = format != "nvfp4" or given is not None
-    got, arrays = quantized(x, z, device, name, **options)
-    assert launched == (["quantize_activated"] if fused else ["activate", "quantize"])
-    want, expected_arrays = quantized(x, z, np.asarray, name, backend="reference", **options)
+    width = 512 if name == "swiglu" else 1024
+    dbias = cupy.empty(width, np.float32) if sums else None
+    got, arrays = quantized(x, z, device, name, dbias=dbias, **options)
+    before = ["column_sums", "column_sums"] if sums else ["activate"]
+    together = ["quantize_sums", "column_sums"] if sums else ["quantize_activated"]
+    assert launched == (together if fused else [*before, "quantize"])
+    expected_sums = np.empty(width, np.float32) if sums else None
+    options |= {"backend": "cpu", "dbias": expected_sums}
+    want, expected_arrays = quantized(x, z, np.asarray, name, **options)
+    if sums:
+        assert_bits(dbias, expected_sums)
     for one, two in zip(arrays, expected_arrays, strict=True):
         np.testing.assert_array_equal(one, two)
     if format == "nvfp4":

@@ -7,8 +7,6 @@ Nothing here knows CuPy; :mod:`fp4kit.backends.cuda_operations` launches what th
 
 from __future__ import annotations
 
-from typing import Any
-
 from fp4kit.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
 
@@ -22,7 +20,7 @@ from .cuda_launch import (
     grid_for,
     rows_are_vectors,
 )
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, THREADS, Instance, instance
+from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, LANE, THREADS, Instance, instance
 from .cuda_variants import cxx_recipe
 
 #: Functions that multiply with a second value (activations.cuh's has_factor).
@@ -48,11 +46,11 @@ def column_sums_kernel(name: str | None, dtype: str, vector: bool) -> Instance:
     return instance("column_sums_kernel", "column_sums.cu", *names, vector)
 
 
-def sources(name: str, x: int, other: int, width: int, dtype: str) -> tuple[int, int]:
+def sources(name: str | None, x: int, other: int, width: int, dtype: str) -> tuple[int, int]:
     """Addresses of what is activated and of what multiplies it (0 where nothing does).
 
     Args:
-        name: one of ACTIVATIONS.
+        name: one of ACTIVATIONS, or None.
         x: address of the input.
         other: address of a derivative's second input.
         width: columns of the result.
@@ -89,9 +87,17 @@ def activate_launch(name: str, dtype: str, rows: int, width: int, vector: bool) 
 
 def quantize_activated_kernel(plan: Plan, dtype: str, name: str) -> Instance:
     """Quantized rows of an activation of an element type."""
-    return instance(
-        "quantize_activated_kernel",
-        "quantize_activated.cu",
+    names = _quantized(plan, dtype, name)
+    return instance("quantize_activated_kernel", "quantize_activated.cu", *names)
+
+
+def quantize_sums_kernel(plan: Plan, dtype: str, name: str | None) -> Instance:
+    """Quantized rows and column sums of an element type, or of its activation."""
+    return instance("quantize_sums_kernel", "quantize_sums.cu", *_quantized(plan, dtype, name))
+
+
+def _quantized(plan: Plan, dtype: str, name: str | None) -> tuple[str | bool, ...]:
+    return (
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
         cxx_recipe(plan),
@@ -99,6 +105,17 @@ def quantize_activated_kernel(plan: Plan, dtype: str, name: str) -> Instance:
         CXX_LAYOUTS[plan.scale_layout],
         _function(name),
     )
+
+
+def quantize_sums_launch(plan: Plan, dtype: str, name: str | None) -> Launch:
+    """For (gate, factor, second, packed, block_scale, sums)."""
+    _, rows, blocks, stored_rows, stored_cols, _, _, high_first, rule, padded = flat_scalars(plan)
+    lanes = plan.cols // LANE
+    across = -(-lanes // (THREADS // SUM_ROWS))
+    pitch = 2 * lanes if name == "swiglu" else lanes
+    shape = rows, blocks, stored_rows, stored_cols, pitch, across
+    grid = grid_for(partial_rows(rows) * across * THREADS)
+    return Launch(quantize_sums_kernel(plan, dtype, name), grid, (*shape, high_first, rule, padded))
 
 
 def quantize_activated_launch(plan: Plan, dtype: str, name: str, resident: int) -> Launch:
@@ -133,19 +150,23 @@ def all_instances() -> list[Instance]:
 
 
 def _fused_samples() -> list[Instance]:
-    """Each function, type, format, layout and recipe at least once."""
+    """Each function, type, format, layout and recipe at least once, with sums and without."""
 
-    def sample(name: str, dtype: str, format: str, recipe: str = "te", **options: Any) -> Instance:
+    def plan(format: str, recipe: str = "te", layout: str = "linear") -> Plan:
         spec = ALL_FORMATS[format]
-        chosen = ALL_RECIPES[recipe] if spec.has_second_level else None
         own = spec.has_second_level
-        plan = Plan(spec, chosen, None, 64, 64, has_second_level=own, **options)
-        return quantize_activated_kernel(plan, dtype, name)
+        chosen = ALL_RECIPES[recipe] if own else None
+        return Plan(spec, chosen, None, 64, 64, has_second_level=own, scale_layout=layout)
 
     formats, layouts = list(ALL_FORMATS), list(CXX_LAYOUTS)
-    result = [sample(name, dtype, "nvfp4") for name in ACTIVATIONS for dtype in DTYPES]
-    for number, name in enumerate(ACTIVATIONS):
+    cases: list[tuple[Plan, str, str | None]] = []
+    for number, name in enumerate((*ACTIVATIONS, None)):
         format, layout = formats[number % len(formats)], layouts[number % len(layouts)]
-        result.append(sample(name, "bfloat16", format, scale_layout=layout))
-    result += [sample("dgelu", "bfloat16", "nvfp4", recipe) for recipe in ALL_RECIPES]
+        cases += [(plan("nvfp4"), dtype, name) for dtype in DTYPES]
+        cases.append((plan(format, layout=layout), "bfloat16", name))
+    cases += [(plan("nvfp4", recipe), "bfloat16", "dgelu") for recipe in ALL_RECIPES]
+    result = [quantize_sums_kernel(*case) for case in cases]
+    for one, dtype, name in cases:
+        if name is not None:
+            result.append(quantize_activated_kernel(one, dtype, name))
     return list(dict.fromkeys(result))

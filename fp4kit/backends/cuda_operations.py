@@ -14,9 +14,15 @@ from .operations import Operations, RawArray
 
 
 def _sources(
-    name: str, x: RawArray, dtype: str, other: RawArray | None, width: int
+    name: str | None, x: RawArray, dtype: str, other: RawArray | None, width: int
 ) -> tuple[int, int]:
     return cuda_activations.sources(name, x.data.ptr, address_of(other), width, dtype)
+
+
+def _sums_of(rows: int, sums: RawArray) -> RawArray:
+    """Where one launch puts the sums of so many rows: `sums` itself, or float32 rows of them."""
+    left = cuda_activations.partial_rows(rows)
+    return sums if left == 1 else scratch((left, sums.size), np.float32)
 
 
 def _partial_sums(
@@ -31,10 +37,7 @@ def _partial_sums(
 ) -> RawArray:
     """One launch for (gate, factor, out); `sums` itself if it leaves one row, else float32 rows."""
     rows, cols = shape
-    left = cuda_activations.partial_rows(rows)
-    target = sums
-    if left > 1:
-        target = scratch((left, cols), np.float32)
+    target = _sums_of(rows, sums)
     ready = cuda_ready.column_sums(device, name, dtype, rows, cols, vector)
     ready.launch(*addresses, target.data.ptr, measured)
     return target
@@ -137,7 +140,7 @@ class CudaOperations(Operations):
 
     def quantize_activated(
         self,
-        name: str,
+        name: str | None,
         plan: Plan,
         x: RawArray,
         dtype: str,
@@ -145,12 +148,23 @@ class CudaOperations(Operations):
         second: RawArray | None,
         packed: RawArray,
         block_scale: RawArray,
+        sums: RawArray | None,
     ) -> bool:
         gate, factor = _sources(name, x, dtype, other, plan.cols)
-        codes = packed.data.ptr
-        vector = is_aligned(gate | factor | codes) and rows_are_vectors(plan.cols, dtype)
+        addresses = gate, factor, address_of(second), packed.data.ptr, block_scale.data.ptr
+        vector = is_aligned(gate | factor | packed.data.ptr) and rows_are_vectors(plan.cols, dtype)
         if plan.variant is not None or not quantizes_flat(plan, plan.scales, vector):
             return False
-        ready = cuda_ready.quantize_activated(current_device(), plan, dtype, name)
-        ready.launch(gate, factor, address_of(second), codes, block_scale.data.ptr)
+        device = current_device()
+        if sums is None:
+            assert name is not None
+            cuda_ready.quantize_activated(device, plan, dtype, name).launch(*addresses)
+            return True
+        ready = cuda_ready.quantize_sums(device, plan, dtype, name)
+        if ready is None:
+            return False
+        partial = _sums_of(plan.rows, sums)
+        ready.launch(*addresses, partial.data.ptr)
+        if partial is not sums:
+            self.column_sums(partial, "float32", sums)
         return True

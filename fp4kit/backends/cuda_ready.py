@@ -194,6 +194,15 @@ def quantize_activated(device: int, plan: Plan, dtype: str, name: str) -> Ready:
     return Ready(device, launch, addresses=5)
 
 
+@lru_cache(maxsize=1024)
+def quantize_sums(device: int, plan: Plan, dtype: str, name: str | None) -> Ready | None:
+    """For (gate, factor, second, packed, block_scale, sums); None if it would leave much idle."""
+    launch = cuda_activations.quantize_sums_launch(plan, dtype, name)
+    if launch.grid[0] < multiprocessors(device):
+        return None
+    return Ready(device, launch, addresses=6)
+
+
 def _residual_limits(device: int) -> cuda_residual_launch.Limits:
     return cuda_residual_launch.Limits(multiprocessors(device), *_shared_memory(device))
 

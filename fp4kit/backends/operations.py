@@ -153,7 +153,7 @@ class Operations:
 
     def quantize_activated(
         self,
-        name: str,
+        name: str | None,
         plan: Plan,
         x: RawArray,
         dtype: str,
@@ -161,8 +161,9 @@ class Operations:
         second: RawArray | None,
         packed: RawArray,
         block_scale: RawArray,
+        sums: RawArray | None,
     ) -> bool:
-        """:meth:`activate` and `quantize` of its result in one pass; neither array is empty.
+        """`quantize` of what :meth:`activate_measured` would give, in one pass; nothing is empty.
 
         Returns:
             False if the backend has no such pass for the plan: then nothing was done.
