@@ -192,9 +192,10 @@ def _given_direction(recipe: Recipe, passed: list[str]) -> str:
         raise OptionError(f"pass one of {names}, not all")
     direction = passed[0]
     if direction not in ("amax", recipe.direction):
+        allowed = " or ".join(dict.fromkeys(("amax", SCALE_ARGUMENTS[recipe.direction])))
         raise OptionError(
-            f"recipe {recipe.name} takes amax or {SCALE_ARGUMENTS[recipe.direction]}, not "
-            f"{SCALE_ARGUMENTS[direction]}; the two are not exact inverses, so convert on purpose"
+            f"recipe {recipe.name} takes {allowed}, not {SCALE_ARGUMENTS[direction]}; directions "
+            "are not exact inverses, so convert on purpose: fp4kit.convert_second_level"
         )
     return direction
 
