@@ -27,7 +27,8 @@ KINDS = ("", "_ordered", "_any")
 @pytest.fixture(scope="module", autouse=True)
 def _built(kernels):
     # -O1: built once, and run on long rows.
-    kernels.build(launches.all_instances(), "-O1", "-Wsign-compare")
+    flags = ("-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+    kernels.build(launches.all_instances(), flags)
 
 
 def values(rows, cols, dtype, seed):
