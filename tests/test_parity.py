@@ -7,7 +7,7 @@ minutes. Covered are: every format with every recipe or rule, with every dtype, 
 each of these in two of the six (layout, nibble order) pairs, which pair depending on the shape,
 so that every recipe and rule meets every pair. Functions of two dtypes are compiled for nine pairs
 by the CPU backend, seconds each: three pairs that hold every dtype on either side always run here,
-the others are marked slow (test_api.py and test_arrays.py run equal dtypes). The values of each
+the others are marked slow (test_api_*.py and test_arrays.py run equal dtypes). The values of each
 array mix ordinary blocks, zeros, ties, wide ranges and denormals; raw bit patterns (NaN and
 infinity too) have tests of their own.
 """
