@@ -17,6 +17,9 @@ import fp4kit
 from fp4kit.backends import BACKEND_NAMES, get_backend
 from sample_arrays import NUMPY
 
+# Their assertions, too, say what they compared.
+pytest.register_assert_rewrite("golden_elements", "golden_engines", "golden_quantizers")
+
 pytest_plugins = ("compare_bits", "golden_vectors", "kernels_on_host")
 
 # The same examples in every run, so that a change is judged by what it changed; others are looked
