@@ -15,6 +15,7 @@ import pytest
 
 import fp4kit
 from fp4kit.backends import BACKEND_NAMES, get_backend
+from fp4kit.io import slabs
 from sample_arrays import NUMPY
 
 # Their assertions, too, say what they compared.
@@ -153,6 +154,13 @@ def _without_waiting_for_the_disk(
     """Hundreds of small model directories need not survive a power cut."""
     if "checkpoints" in request.fixturenames:
         monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@pytest.fixture
+def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts everything above a few kilobytes into slabs."""
+    monkeypatch.setattr(slabs, "WHOLE_BYTES", 8 << 10)
+    monkeypatch.setattr(slabs, "SLAB_BYTES", 4 << 10)
 
 
 @pytest.fixture
