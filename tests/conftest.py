@@ -19,7 +19,14 @@ from fp4kit.io import slabs
 from sample_arrays import NUMPY
 
 # Their assertions, too, say what they compared.
-pytest.register_assert_rewrite("golden_elements", "golden_engines", "golden_quantizers")
+pytest.register_assert_rewrite(
+    "command_line",
+    "cuda_arrays",
+    "golden_elements",
+    "golden_engines",
+    "golden_quantizers",
+    "parity_cases",
+)
 
 pytest_plugins = ("compare_bits", "golden_vectors", "kernels_on_host")
 
