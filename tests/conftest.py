@@ -20,7 +20,6 @@ from sample_arrays import NUMPY
 
 # Their assertions, too, say what they compared.
 pytest.register_assert_rewrite(
-    "command_line",
     "cuda_arrays",
     "golden_elements",
     "golden_engines",
@@ -28,7 +27,7 @@ pytest.register_assert_rewrite(
     "parity_cases",
 )
 
-pytest_plugins = ("compare_bits", "golden_vectors", "kernels_on_host")
+pytest_plugins = ("command_line", "compare_bits", "golden_vectors", "kernels_on_host")
 
 # The same examples in every run, so that a change is judged by what it changed; others are looked
 # for with --hypothesis-profile=search.
