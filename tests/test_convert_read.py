@@ -18,8 +18,8 @@ from fp4kit.io.convert import (
     inspect_file,
     quantize_file,
 )
-from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec
-from tensor_files import metadata_of, random_array, read_all, save
+from fp4kit.io.safetensors import TensorSpec
+from tensor_files import metadata_of, random_array, read_all, save, write_file
 
 # ------------------------------------------------------------------------------------------------
 # Reading quantized files
@@ -68,11 +68,10 @@ def rewrite(path, target, *, drop=(), facts=None, metadata=None, change=None):
         entries["fp4kit"] = json.dumps(content)
     if metadata is not None:
         entries = metadata
-    specs = [TensorSpec(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()]
-    with SafetensorsWriter(target, specs, entries) as writer:
-        for name, (_, _, data) in tensors.items():
-            writer.write(name, 0, data)
-        writer.finish()
+    pairs = [
+        (TensorSpec(name, dtype, shape), data) for name, (dtype, shape, data) in tensors.items()
+    ]
+    write_file(target, pairs, entries)
 
 
 @pytest.mark.parametrize(
