@@ -20,7 +20,6 @@ from sample_arrays import NUMPY
 
 # Their assertions, too, say what they compared.
 pytest.register_assert_rewrite(
-    "cuda_arrays",
     "golden_elements",
     "golden_engines",
     "golden_quantizers",
@@ -175,7 +174,13 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("fake_gpu").install(monkeypatch)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_gpu() -> None:
     """A GPU, or a skip with the reason."""
     require_backend("cuda")
+
+
+@pytest.fixture(scope="session")
+def cupy(real_gpu: None) -> Any:
+    """CuPy and a GPU for it."""
+    return importlib.import_module("cupy")
