@@ -36,7 +36,7 @@ kernels: $(VENV)/.dev $(NVRTC12)/.installed
 
 # Live comparison with torch, torchao, compressed-tensors, transformers, ModelOpt, comfy-kitchen.
 peers: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest -q tests/test_peers*.py tests/test_arrays.py
+	$(PEERS)/bin/python -m pytest -q tests/test_peers*.py tests/test_arrays*.py
 
 # The wheel, installed elsewhere, quantizes a file from /.
 wheel-smoke: $(VENV)/.dev

@@ -64,6 +64,7 @@ struct Range {
   std::uintptr_t begin, end;
 };
 inline const Range *ranges, *ranges_end;
+inline const Range* last_range;  // most accesses are where the one before was
 
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "thread %u of block %u: %s\n", threadIdx.x, blockIdx.x, what);
@@ -79,13 +80,12 @@ template <class A>
 void check_access(const A* address) {
   check_alignment(address);
   const auto begin = reinterpret_cast<std::uintptr_t>(address);
-  static const Range* last;  // most accesses are where the one before was
-  if (last >= ranges && last < ranges_end && begin >= last->begin && begin + sizeof(A) <= last->end)
-    return;
-  for (last = ranges; last < ranges_end && begin >= last->end;) ++last;
-  if (last == ranges_end || begin < last->begin || begin + sizeof(A) > last->end) {
-    fail("access outside of all arrays");
-  }
+  const auto is_inside = [&] {
+    return begin >= last_range->begin && begin + sizeof(A) <= last_range->end;
+  };
+  if (last_range < ranges_end && is_inside()) return;
+  for (last_range = ranges; last_range < ranges_end && begin >= last_range->end;) ++last_range;
+  if (last_range == ranges_end || !is_inside()) fail("access outside of all arrays");
 }
 
 enum class State { kReady, kBarrier, kShuffle, kDone };
@@ -248,7 +248,7 @@ struct Launch {
 // False if a block wrote to shared memory that was not asked for.
 inline bool launch(const Kernel& kernel, const Launch& given) {
   words = given.words;
-  ranges = given.ranges;
+  ranges = last_range = given.ranges;
   ranges_end = ranges + given.range_count;
   body = kernel.body;
   count = static_cast<unsigned>(given.threads);

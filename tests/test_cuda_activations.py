@@ -21,11 +21,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str
 RAW = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
-@pytest.fixture(scope="module")
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def raw_normal(shape, dtype, seed=0, scale=3):
     values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return codecs.from_float32(np.float32(scale) * values, dtype)

@@ -30,11 +30,6 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def normal(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(F32)
 

@@ -28,11 +28,6 @@ STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 ROWS = launches.STAGED_ROWS
 
 
-@pytest.fixture(scope="module")
-def cupy():
-    return pytest.importorskip("cupy")
-
-
 def values(rows, cols, dtype, seed=0):
     """Raw rows of many magnitudes, with zeros, ties and what is not finite."""
     rng = np.random.default_rng(seed)

@@ -26,7 +26,9 @@ KINDS = ("", "_ordered", "_any")
 
 @pytest.fixture(scope="module", autouse=True)
 def _built(kernels):
-    kernels.build(launches.all_instances(), "-Wsign-compare")
+    # -O1: built once, and run on long rows.
+    flags = ("-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+    kernels.build(launches.all_instances(), flags)
 
 
 def values(rows, cols, dtype, seed):

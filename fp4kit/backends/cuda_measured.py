@@ -35,7 +35,7 @@ from .cuda_module import (
     instance,
     seed_types,
 )
-from .cuda_ready import Ready, multiprocessors, resident_blocks
+from .cuda_ready import Ready, multiprocessors, resident_blocks, seed_count
 from .cuda_run import current_device, is_aligned, scratch
 from .cuda_variants import is_padded
 
@@ -134,8 +134,8 @@ def _ready(device: int, plan: Plan, dtype: str) -> Ready | None:
     if team is None or not is_measured(plan, dtype):
         return None
     resident = resident_blocks(device, measured_kernel(plan, dtype, team))
-    words = seed_arguments(plan, NO_SEED)
-    return Ready(device, measured_launch(plan, dtype, team, resident), addresses=4 + len(words))
+    launch = measured_launch(plan, dtype, team, resident)
+    return Ready(device, launch, addresses=4 + seed_count(plan))
 
 
 class MeasuredRows(Backend):

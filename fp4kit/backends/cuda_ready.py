@@ -135,14 +135,18 @@ def amax(device: int, dtype: str, size: int, groups: int, item_size: int) -> Rea
     return Ready(device, launch, addresses=3)
 
 
+def seed_count(plan: Plan) -> int:
+    """How many arguments a quantizing kernel takes of a seed: of any seed as many."""
+    return len(cuda_launch.seed_arguments(plan, NO_SEED))
+
+
 @lru_cache(maxsize=1024)
 def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) -> Ready:
     """For (x, second, packed, block_scale), and what follows from the seed."""
     vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
     processors = multiprocessors(device)
     launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
-    words = cuda_launch.seed_arguments(plan, NO_SEED)
-    return Ready(device, launch, addresses=4 + len(words))
+    return Ready(device, launch, addresses=4 + seed_count(plan))
 
 
 @lru_cache(maxsize=1024)
