@@ -24,7 +24,13 @@ from .buffers import (
 from .formats import DTYPES, one_of
 from .measure import second_level_for
 from .planning import quantize_call, quantize_options
-from .quantize_variants import Choices, Directions, PlainChoices, quantize_variants
+from .quantize_variants import (
+    PLAIN_CHOICES,
+    Choices,
+    Directions,
+    PlainChoices,
+    quantize_variants,
+)
 from .residual import ResidualTensor, dequantize_residual
 from .rotation import undo_rotation
 from .tensor import QuantizedTensor
@@ -33,8 +39,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from .option_types import QuantizeOptions
-
-PLAIN_CHOICES = Choices()
 
 
 def amax(x: Any, *, backend: str | None = None, out: Any = None) -> Any:

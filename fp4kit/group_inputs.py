@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from . import arrays
-from .activated import opened_input, refuse_lone_input
+from .activated import opened_input
 from .arrays import Raw
 from .backends import engine_for
 from .backends.base import Backend
+from .backends.grouped import GroupedPlan
 from .buffers import result_buffer, rows_of
 from .errors import NonFiniteError, ShapeError
 from .group_shapes import GroupShapes
@@ -37,69 +39,86 @@ def check_members(engine: Backend, group: GroupShapes, flat: Any, dtype: str, wh
         raise NonFiniteError(f"{what} holds NaN or infinity")  # pragma: no cover
 
 
-def prepare_group(
-    raw: Raw,
-    group: GroupShapes,
-    activation: str | None,
-    activation_input: Any,
-    dbias: Any,
-    refuses_nonfinite: bool,
-    backend: str | None,
-) -> tuple[Raw, GroupShapes]:
-    """The buffer to quantize, activated, and its members; their column sums go to `dbias`.
+@dataclass(frozen=True)
+class GroupAhead:
+    """An activation of a buffer whose members will be quantized.
+
+    Attributes:
+        raw: the buffer.
+        source: its members.
+        name: one of ACTIVATIONS.
+        other: what the forward pass activated, for derivatives.
+        group: the members of the result.
+        shape: shape of the result's buffer.
+    """
+
+    raw: Raw
+    source: GroupShapes
+    name: str
+    other: Raw | None
+    group: GroupShapes
+    shape: tuple[int, ...]
+
+    def _inputs(self) -> tuple[Any, Any]:
+        """The buffer and `other`, flat."""
+        size = prod(self.raw.data.shape)
+        x = rows_of(self.raw, 1, size).reshape(-1)
+        return x, None if self.other is None else rows_of(self.other, 1, size).reshape(-1)
+
+    def fused(
+        self, engine: Backend, plan: GroupedPlan, second: Any, packed: Any, block_scale: Any
+    ) -> bool:
+        """Activates and quantizes at once. False: nothing was done, the backend cannot."""
+        x, z = self._inputs()
+        return engine.quantize_grouped_activated(
+            self.name, plan, self.source.starts, x, self.raw.dtype, z, second, packed, block_scale
+        )
+
+    def run(self, refuses_nonfinite: bool, backend: str | None) -> Raw:
+        """The activated buffer.
+
+        Raises:
+            NonFiniteError: if NaN and infinity are refused and a member holds some.
+        """
+        dtype, origin, halves = self.raw.dtype, self.raw.origin, self.name == "swiglu"
+        engine = engine_for("activate", origin.device, dtype, None, None, backend)
+        with arrays.device_scope(origin):
+            x, z = self._inputs()
+            if refuses_nonfinite:
+                check_members(engine, self.source, x, dtype, "the group")
+                if z is not None:
+                    check_members(engine, self.source, z, dtype, "activation_input")
+            out = arrays.scratch(prod(self.shape), arrays.RAW_DTYPES[dtype], origin)
+            for begin, end, cols in _blocks(self.source, halves):
+                target = (
+                    out[begin // 2 : begin // 2 + (end - begin) // 2] if halves else out[begin:end]
+                )
+                width = cols // 2 if halves else cols
+                engine.activate(
+                    self.name,
+                    x[begin:end].reshape(-1, cols),
+                    dtype,
+                    None if z is None else z[begin:end].reshape(-1, cols),
+                    target.reshape(-1, width),
+                )
+            return Raw(out.reshape(self.shape), dtype, origin)
+
+
+def group_ahead(raw: Raw, group: GroupShapes, name: str, activation_input: Any) -> GroupAhead:
+    """An activation of a group, checked.
 
     Raises:
         OptionError: for unknown or contradictory arguments.
-        ShapeError: if the input of the activation, or `dbias`, does not fit.
-        NonFiniteError: if NaN and infinity are refused and a member holds some.
+        ShapeError: if the input of the activation does not fit, or a member cannot be halved.
     """
-    if activation is None:
-        refuse_lone_input(activation_input)
-    else:
-        raw, group = _activated(
-            raw, group, activation, activation_input, refuses_nonfinite, backend
-        )
-    if dbias is not None:
-        _write_sums(raw, group, dbias, backend)
-    return raw, group
-
-
-def _activated(
-    raw: Raw,
-    group: GroupShapes,
-    name: str,
-    activation_input: Any,
-    refuses_nonfinite: bool,
-    backend: str | None,
-) -> tuple[Raw, GroupShapes]:
     other = opened_input(raw, name, activation_input)
-    dtype, origin, shape = raw.dtype, raw.origin, tuple(raw.data.shape)
-    halves = name == "swiglu"
-    result = _halved(group) if halves else group
-    if halves:
-        whole = shape[-1:] and shape[-1] % 2 == 0
-        shape = (*shape[:-1], shape[-1] // 2) if whole else (prod(shape) // 2,)
-    engine = engine_for("activate", origin.device, dtype, None, None, backend)
-    size = prod(raw.data.shape)
-    with arrays.device_scope(origin):
-        x = rows_of(raw, 1, size).reshape(-1)
-        z = None if other is None else rows_of(other, 1, size).reshape(-1)
-        if refuses_nonfinite:
-            check_members(engine, group, x, dtype, "the group")
-            if z is not None:
-                check_members(engine, group, z, dtype, "activation_input")
-        out = arrays.scratch(prod(shape), arrays.RAW_DTYPES[dtype], origin)
-        for begin, end, cols in _blocks(group, halves):
-            target = out[begin // 2 : begin // 2 + (end - begin) // 2] if halves else out[begin:end]
-            width = cols // 2 if halves else cols
-            engine.activate(
-                name,
-                x[begin:end].reshape(-1, cols),
-                dtype,
-                None if z is None else z[begin:end].reshape(-1, cols),
-                target.reshape(-1, width),
-            )
-        return Raw(out.reshape(shape), dtype, origin), result
+    shape = tuple(raw.data.shape)
+    if name != "swiglu":
+        return GroupAhead(raw, group, name, other, group, shape)
+    result = _halved(group)
+    whole = shape[-1:] and shape[-1] % 2 == 0
+    shape = (*shape[:-1], shape[-1] // 2) if whole else (prod(shape) // 2,)
+    return GroupAhead(raw, group, name, other, result, shape)
 
 
 def _halved(group: GroupShapes) -> GroupShapes:
@@ -147,8 +166,12 @@ def _blocks(group: GroupShapes, by_rows: bool) -> list[tuple[int, int, int]]:
     return [block for block in ranges if block[0] < block[1]]
 
 
-def _write_sums(raw: Raw, group: GroupShapes, dbias: Any, backend: str | None) -> None:
-    """The sums of each member's columns, one after the other or in a row each."""
+def write_group_sums(raw: Raw, group: GroupShapes, dbias: Any, backend: str | None) -> None:
+    """Fills `dbias` with the sums of each member's columns, one after the other or in a row each.
+
+    Raises:
+        ShapeError: if it does not fit.
+    """
     engine = engine_for("column_sums", raw.origin.device, raw.dtype, None, None, backend)
     widths = [shape[1] for shape in group.dims]
     shape: tuple[int, ...] = (sum(widths),)

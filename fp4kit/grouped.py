@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from . import arrays
-from .arrays import Raw
+from .activated import measures_amax, refuse_lone_input
+from .arrays import Origin, Raw
 from .backends import engine_for
 from .backends.grouped import GroupedPlan
 from .buffers import given_second_level, per_token_amax, result_buffer, rows_of
 from .errors import OptionError, ShapeError
 from .formats import DTYPES, one_of
-from .group_inputs import check_members, prepare_group
+from .group_inputs import check_members, group_ahead, write_group_sums
 from .group_shapes import GroupShapes, group_shapes
 from .grouped_tensor import (
     GROUPED_LAYOUT,
@@ -30,7 +31,7 @@ from .grouped_tensor import (
     one_matrix_shape,
 )
 from .planning import Options, quantize_options
-from .quantize_variants import Choices, PlainChoices, seed_of, variants_of
+from .quantize_variants import PLAIN_CHOICES, Choices, PlainChoices, seed_of, variants_of
 from .variant import AMAX_WORDS
 
 
@@ -139,16 +140,25 @@ def quantize_grouped(
     group = group_shapes(
         tuple(raw.data.shape), members, first_dims, last_dims, offsets, row_offsets
     )
-    if activation is not None or activation_input is not None or dbias is not None:
-        refuses = nonfinite != "propagate"
-        raw, group = prepare_group(
-            raw, group, activation, activation_input, dbias, refuses, backend
-        )
-    origin, dtype, buffer_shape = raw.origin, raw.dtype, tuple(raw.data.shape)
     choices = Choices(
         axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
         hadamard_axis, rht_rounding,
     )  # fmt: skip
+    ahead = None
+    if activation is None:
+        refuse_lone_input(activation_input)
+    else:
+        ahead = group_ahead(raw, group, activation, activation_input)
+        group = ahead.group
+        measures = second_level and measures_amax(format, amax, decode_scale, encode_scale)
+        is_plain = choices == PLAIN_CHOICES and not isinstance(amax, str)
+        if nonfinite != "propagate" or measures or dbias is not None or not is_plain:
+            # The result is looked at before it is quantized, or quantized in other ways.
+            raw, ahead = ahead.run(nonfinite != "propagate", backend), None
+    if dbias is not None:
+        write_group_sums(raw, group, dbias, backend)
+    origin, dtype = raw.origin, raw.dtype
+    buffer_shape = tuple(raw.data.shape) if ahead is None else ahead.shape
     one_of("scale_layout", scale_layout, GROUPED_LAYOUTS)
     if scale_layout == GROUPED_LAYOUT:
         check_one_matrix(group.dims, axis)
@@ -178,7 +188,7 @@ def quantize_grouped(
     ]
     with arrays.device_scope(origin):
         xp = arrays.array_module(origin)
-        flat = rows_of(raw, 1, prod(buffer_shape)).reshape(-1)
+        flat = None if ahead is not None else _flat(raw)
         if options[0].refuses_nonfinite:
             check_members(engine, group, flat, dtype, "the group")
         seconds: list[Any] = []
@@ -188,7 +198,7 @@ def quantize_grouped(
             if seconds and given is None and word is None and not _any_rotated(options):
                 second = seconds[0]  # the amaxes of whole members have no direction
             else:
-                second = _second_levels(engine, plan, own, flat, dtype, given, raw)
+                second = _second_levels(engine, plan, own, flat, dtype, given, origin)
             seconds.append(second)
             floor = second is not None and own.variant is not None and own.variant.per_token
             used.append(per_token_amax(second, origin) if floor else second)
@@ -200,12 +210,19 @@ def quantize_grouped(
             ),
             strict=True,
         )
-        engine.quantize_grouped(plans, flat, dtype, tuple(used), packed, filled, own_seed)
+        if ahead is not None and not ahead.fused(engine, plans[0], used[0], packed[0], filled[0]):
+            flat = _flat(ahead.run(False, backend))
+        if flat is not None:
+            engine.quantize_grouped(plans, flat, dtype, tuple(used), packed, filled, own_seed)
         results = [
-            _tensor(own, group, raw, *parts, per_vector=word is not None)
+            _tensor(own, group, buffer_shape, raw, *parts, per_vector=word is not None)
             for own, parts in zip(options, zip(packed, scales, seconds, strict=True), strict=True)
         ]
     return results[0] if len(results) == 1 else GroupedDirections(*results)
+
+
+def _flat(raw: Raw) -> Any:
+    return rows_of(raw, 1, prod(raw.data.shape)).reshape(-1)
 
 
 def _plan(group: GroupShapes, options: Options, per_vector: bool) -> GroupedPlan:
@@ -251,17 +268,17 @@ def _second_levels(
     flat: Any,
     dtype: str,
     given: Any,
-    raw: Raw,
+    origin: Origin,
 ) -> Any:
     """The second-level values of all members in the recipe's direction, or None."""
     recipe, count = options.recipe, plan.second_offsets[-1]
     if recipe is None or not options.second_level:
         return None
     if given is None:
-        given = arrays.scratch(count, np.float32, raw.origin)
+        given = arrays.scratch(count, np.float32, origin)
         engine.grouped_amax(plan, flat, dtype, given)
     elif given.size == 1:
-        one, given = given, arrays.scratch(count, np.float32, raw.origin)
+        one, given = given, arrays.scratch(count, np.float32, origin)
         given[...] = one
     elif given.size != count:
         raise ShapeError(f"{given.size} second-level scales were passed for {count} members")
@@ -273,6 +290,7 @@ def _second_levels(
 def _tensor(
     options: Options,
     group: GroupShapes,
+    shape: tuple[int, ...],
     raw: Raw,
     packed: Any,
     block_scale: Any,
@@ -289,7 +307,7 @@ def _tensor(
         format=options.format.name,
         dims=group.dims,
         starts=group.starts,
-        shape=tuple(raw.data.shape),
+        shape=shape,
         recipe=recipe.name if recipe is not None else None,
         scale_rule=options.scale_rule,
         amax=scale if direction == "amax" else None,

@@ -52,6 +52,9 @@ class Choices(NamedTuple):
     rht_rounding: str | None = None
 
 
+PLAIN_CHOICES = Choices()
+
+
 class PlainChoices(NamedTuple):
     """The arguments that plain calls have too, in the order of `planning.quantize_options`."""
 

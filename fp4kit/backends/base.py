@@ -278,6 +278,27 @@ class Backend(Operations, ABC):
         """Fills float32 (plan.second_offsets[-1],) with the amaxes of all members of flat `x`."""
         grouped.group_amax(self, plan, x, dtype, out)
 
+    def quantize_grouped_activated(
+        self,
+        name: str,
+        plan: GroupedPlan,
+        starts: tuple[int, ...],
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> bool:
+        """:meth:`activate` of flat `x` and :meth:`quantize_grouped` of its result in one pass.
+
+        Members begin at `starts` in x, and in `other`.
+
+        Returns:
+            False if the backend has no such pass for the plan: then nothing was done.
+        """
+        return False
+
     def quantize_grouped(
         self,
         plans: tuple[GroupedPlan, ...],
