@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -493,6 +494,24 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     if request.param == "narrow":
         monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: False)
     return str(request.param)
+
+
+@pytest.fixture(params=["FewMembers", "ManyMembers"])
+def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How kernels get the tables of members of groups: as a parameter if they fit, or none so."""
+    from fp4kit.backends import cuda_member_tables, cuda_members
+
+    def forget() -> None:
+        for module in (cuda_member_tables, cuda_members):
+            for function in vars(module).values():
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
+
+    if request.param == "ManyMembers":
+        monkeypatch.setattr(cuda_member_tables, "FEW_WORDS", 0)
+    forget()
+    yield str(request.param)
+    forget()
 
 
 @pytest.fixture

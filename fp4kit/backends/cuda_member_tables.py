@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4kit.layout import TILE
+
 from .base import Plan
 from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
 from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
@@ -31,17 +33,17 @@ from .cuda_launch import (
     row_pieces,
     rows_are_vectors,
 )
-from .cuda_module import LANE, THREADS
+from .cuda_module import FEW_WORDS, LANE, THREADS
 from .cuda_variants import TILE_COLUMNS, TILE_ROWS, is_padded
 from .grouped import GroupedPlan, filled
 
 #: 64-bit words of a Member (members.cuh).
 MEMBER_WORDS = 10
-#: Rounds of a thread block that takes a chunk of lanes: enough to make its table worth while.
-CHUNK_ROUNDS = 8
-CHUNK_LANES = THREADS * CHUNK_ROUNDS
-#: The same of strips, one a warp and round.
-CHUNK_STRIPS = THREADS // WARP * CHUNK_ROUNDS
+#: Strips of a round, one a warp.
+ROUND_STRIPS = THREADS // WARP
+#: Rows of a tile of the swizzled_128x4 layout; those that a strip has where not all of them exist,
+#: and how many such strips there are at least: those that write padding.
+SWIZZLED_ROWS, SHORT_ROWS, SHORT_STRIPS = 128, 8, 4
 
 
 class Sides(NamedTuple):
@@ -67,11 +69,18 @@ class MemberTable:
             `MEMBER_WORDS` for each.
         count: number of members in it.
         pieces: pieces of work of all of them.
+        few: what a kernel takes as FewMembers (members.cuh), one element; None if they do not fit.
     """
 
     words: NDArray[np.int64]
     count: int
     pieces: int
+    few: NDArray[np.void] | None
+
+    @property
+    def kind(self) -> str:
+        """What kernels take (members.cuh)."""
+        return "ManyMembers" if self.few is None else "FewMembers"
 
     @property
     def records(self) -> int:
@@ -81,9 +90,18 @@ class MemberTable:
     @property
     def grid(self) -> tuple[int]:
         """A thread block for each piece."""
-        if self.pieces > MAX_GRID:  # 2^44 elements at least: no memory holds them
-            raise OverflowError(f"{self.pieces} pieces of work do not fit a CUDA grid")
+        self._check_pieces()
         return (self.pieces,)
+
+    def stretches(self, blocks: int) -> tuple[int, tuple[int]]:
+        """So many pieces for each of about as many thread blocks, and how many these are."""
+        self._check_pieces()
+        stretch = -(-self.pieces // blocks)
+        return stretch, (-(-self.pieces // stretch),)
+
+    def _check_pieces(self) -> None:
+        if self.pieces > MAX_GRID:  # 2^43 elements at least: no memory holds them
+            raise OverflowError(f"{self.pieces} pieces of work do not fit a CUDA grid")
 
     @cached_property
     def pinned(self) -> Any:
@@ -150,12 +168,17 @@ def _tiles(plan: Plan, columns: int) -> int:
     return -(-plan.rows // TILE_ROWS) * -(-plan.cols // columns)
 
 
-def _lane_chunks(plan: Plan) -> int:
-    return -(-plan.rows * plan.cols // (LANE * CHUNK_LANES))
+def _lane_rounds(plan: Plan) -> int:
+    return -(-plan.rows * plan.cols // (LANE * THREADS))
 
 
-def _strip_chunks(plan: Plan) -> int:
-    return -(-strips(plan) // CHUNK_STRIPS)
+def _strip_rounds(plan: Plan) -> int:
+    """Of the whole tiles, and of the last row of tiles if its rows do not all exist."""
+    across = plan.scale_shape[1] // TILE["swizzled_128x4"][1]
+    down, rest = divmod(plan.rows, SWIZZLED_ROWS)
+    whole = down * across * SWIZZLED_ROWS * TILE["swizzled_128x4"][1] // (WARP * ROUND_STRIPS)
+    short = max(-(-rest // SHORT_ROWS), SHORT_STRIPS) if rest else 0
+    return whole + -(-short * across // ROUND_STRIPS)
 
 
 def strips(plan: Plan) -> int:
@@ -175,7 +198,18 @@ def _make_table(pieces: Sequence[int], members: NDArray[np.int64]) -> MemberTabl
     first = np.zeros(count + 1 + (count + 1) % 2, np.int64)
     np.cumsum(pieces, out=first[1 : count + 1])
     words = np.concatenate([first, members.reshape(-1)])
-    return MemberTable(words, count, int(first[count]))
+    return MemberTable(words, count, int(first[count]), _few(first[: count + 1], members))
+
+
+def _few(first: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.void] | None:
+    """FewMembers: the count, the members, where their pieces begin and end."""
+    words = np.concatenate([members.reshape(-1), first])
+    if words.size > FEW_WORDS or words.max() >= 1 << 32:
+        return None
+    image = np.zeros(1 + FEW_WORDS, np.uint32)
+    image[0] = len(members)
+    image[1 : 1 + words.size] = words
+    return image.view(np.dtype((np.void, image.nbytes)))
 
 
 def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
@@ -209,8 +243,8 @@ def amax_table(sides: Sides, dtype: str) -> MemberTable:
 
 @lru_cache(maxsize=256)
 def lane_table(sides: Sides) -> MemberTable:
-    """Pieces are CHUNK_LANES lanes."""
-    return _table(sides, _lane_chunks)
+    """Pieces are rounds of a lane for each thread."""
+    return _table(sides, _lane_rounds)
 
 
 @lru_cache(maxsize=256)
@@ -222,8 +256,8 @@ def piece_table(sides: Sides, dtype: str, access: str) -> MemberTable:
 
 @lru_cache(maxsize=256)
 def strip_table(sides: Sides) -> MemberTable:
-    """Pieces are CHUNK_STRIPS strips."""
-    return _table(sides, _strip_chunks)
+    """Pieces are rounds of ROUND_STRIPS strips."""
+    return _table(sides, _strip_rounds)
 
 
 @dataclass(frozen=True)
