@@ -67,9 +67,10 @@ struct ManyMembers {
 // A table that is a parameter of the kernel: nothing has to be copied ahead of it. For as many
 // members as parameters have room for, and numbers of 32 bits. Kernels must declare it
 // __grid_constant__, or the compiler may copy all of it for each thread.
+template <u32 kWords>
 struct FewMembers {
   u32 number;
-  u32 words[FP4KIT_FEW_WORDS];  // of the members, then the beginnings
+  u32 words[kWords];  // of the members, then the beginnings
 
   __device__ __forceinline__ u32 count() const { return number; }
 

@@ -104,8 +104,6 @@ __device__ __forceinline__ void quantize_strips(
   const u32 row_offset = Strips::lane_row(place);
   const u32 lane_byte = Strips::lane_byte(place);
   const u32 block_offset = row_offset * row_blocks + place % kTileCols;
-  const u32 stride_down = stride / across;
-  const u32 stride_across = stride % across;
 
   strip += threadIdx.x / 32;
   u32 down = strip / across;
@@ -125,6 +123,9 @@ __device__ __forceinline__ void quantize_strips(
                            ahead);
   };
   load();
+  // Divisions that the first load need not wait for.
+  const u32 stride_down = stride / across;
+  const u32 stride_across = stride % across;
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
 #pragma unroll 1
   while (strip < count) {

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -496,9 +497,9 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-@pytest.fixture(params=["FewMembers", "ManyMembers"])
+@pytest.fixture(params=["FewMembers<951>", "ManyMembers"])
 def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How kernels get the tables of members of groups: as a parameter if they fit, or none so."""
+    """How kernels get the tables of few members: as a parameter, or as those of many."""
     from fp4kit.backends import cuda_member_tables, cuda_members
 
     def forget() -> None:
@@ -507,8 +508,8 @@ def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
                 if hasattr(function, "cache_clear"):
                     function.cache_clear()
 
-    if request.param == "ManyMembers":
-        monkeypatch.setattr(cuda_member_tables, "FEW_WORDS", 0)
+    words = re.findall(r"\d+", request.param)
+    monkeypatch.setattr(cuda_member_tables, "FEW_WORDS", tuple(map(int, words)))
     forget()
     yield str(request.param)
     forget()

@@ -103,7 +103,9 @@ def fake_cupy():
             Event=_Event,
             alloc_pinned_memory=bytearray,
             get_current_stream=lambda: stream,
+            nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
             runtime=types.SimpleNamespace(
+                driverGetVersion=lambda: 13000,
                 getDevice=lambda: 0,
                 memcpyHostToDevice=1,
                 memcpyAsync=lambda target, source, size, kind, of: ctypes.memmove(

@@ -99,10 +99,12 @@ def test_stretches_of_rows(cupy, tables, cols, layout):
     assert_groups(fp4kit.quantize_grouped(cupy.asarray(host), pad=True, **options), want)
 
 
+@pytest.mark.parametrize("members", [150, 600, 3000])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_thousands_of_members(cupy, options):
+def test_many_members(cupy, options, members):
+    """Tables that are larger parameters, where these are possible, and one that is none."""
     rng = np.random.default_rng(1)
-    first = [int(rows) for rows in rng.integers(0, 4, 3000) * 16]
+    first = [int(rows) for rows in rng.integers(0, 4, members) * 16]
     host = normal((sum(first) + 1, 48))
     host[-1] = np.inf
     want = fp4kit.quantize_grouped(host, first_dims=first, pad=True, **options)

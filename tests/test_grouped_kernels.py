@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_member_tables, get_backend
+from fp4kit.backends import cuda_device, cuda_member_tables, get_backend
 from fp4kit.backends.cuda_member_tables import MEMBER_WORDS, sides_of
 from fp4kit.grouped_tensor import grouped_plan
 from fp4kit.variant import Variant
@@ -169,7 +169,7 @@ def test_alignment_is_looked_at(on_host, kernels, assert_bits, start):
         assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
         (kernel,) = {own for own in kernels.launched if own.file == "quantize_grouped.cu"}
         ending = "true, fp4kit::kWide>" if whole else "false, fp4kit::kNarrow>"
-        assert kernel.expression.endswith(f"{ending}, fp4kit::FewMembers>")
+        assert kernel.expression.endswith(f"{ending}, fp4kit::FewMembers<951>>")
 
 
 @pytest.mark.parametrize("per_vector", [False, True])
@@ -180,15 +180,19 @@ def test_tables_of_both_kinds(on_host, kernels, tables, assert_bits, per_vector)
     assert all(instance.expression.endswith(f"{tables}>") for instance in kernels.launched)
 
 
-def test_many_members(on_host, kernels, assert_bits):
+@pytest.mark.parametrize(("members", "table"), [
+    (150, "FewMembers<2999>"), (600, "FewMembers<8047>"), (1200, "ManyMembers"),
+])  # fmt: skip
+def test_many_members(on_host, kernels, assert_bits, members, table):
     """More than one round of the search takes in; still one launch for each step."""
     rng = np.random.default_rng(3)
-    dims = [(int(rows), 16) for rows in rng.integers(0, 3, 700)]
+    dims = [(int(rows), 16) for rows in rng.integers(0, 3, members)]
     starts, size = layout_of(dims)
     plans = plans_of(dims, starts, "row", per_vector=True)
     assert_as_cpu(on_host, plans, values(size, "float16"), "float16", assert_bits)
     files = [instance.file for instance in kernels.launched]
     assert files == ["amax_grouped.cu", "quantize_grouped.cu", "dequantize_grouped.cu"]
+    assert all(f", fp4kit::{table}" in instance.expression for instance in kernels.launched)
 
 
 def test_no_elements(on_host, kernels):
@@ -239,18 +243,23 @@ def test_few_members_are_the_same_in_32_bits():
     assert image[0] == table.count
     assert image[1:ends].tolist() == table.words[table.records :].tolist()
     assert image[ends : ends + table.count + 1].tolist() == table.words[: table.count + 1].tolist()
-    assert table.kind == "FewMembers"
+    assert table.kind == "FewMembers<951>"
 
 
-@pytest.mark.parametrize(("members", "first", "few"), [
-    (86, 0, True), (87, 0, False), (1, 2**32 - 1, True), (1, 2**32, False),
+@pytest.mark.parametrize(("members", "first", "large", "kind"), [
+    (86, 0, False, "FewMembers<951>"), (87, 0, False, "ManyMembers"),
+    (87, 0, True, "FewMembers<2999>"), (272, 0, True, "FewMembers<2999>"),
+    (731, 0, True, "FewMembers<8047>"), (732, 0, True, "ManyMembers"),
+    (1, 2**32 - 1, False, "FewMembers<951>"), (1, 2**32, True, "ManyMembers"),
 ])  # fmt: skip
-def test_what_does_not_fit_parameters(members, first, few):
+def test_what_does_not_fit_parameters(monkeypatch, members, first, large, kind):
+    monkeypatch.setattr(cuda_device, "has_large_parameters", lambda: large)
     dims = [(1, 16)] * members
     starts = tuple(first + 16 * number for number in range(members))
-    table = cuda_member_tables.lane_table(sides_of(plans_of(dims, starts, "row")))
-    assert (table.few is not None) == few
-    assert table.kind == ("FewMembers" if few else "ManyMembers")
+    sides = sides_of(plans_of(dims, starts, "row"))
+    table = cuda_member_tables.lane_table.__wrapped__(sides)
+    assert table.kind == kind
+    assert (table.few is None) == (kind == "ManyMembers")
 
 
 def test_stretches_hold_all_pieces():
@@ -258,7 +267,7 @@ def test_stretches_hold_all_pieces():
     starts, _ = layout_of(dims)
     table = cuda_member_tables.lane_table(sides_of(plans_of(dims, starts, "row")))
     assert table.pieces == 118
-    for blocks, want in ((1, (118, 1)), (7, (17, 7)), (50, (3, 40)), (200, (1, 118))):
+    for blocks, want in ((1, (10, 12)), (7, (4, 30)), (50, (3, 40)), (200, (1, 118))):
         stretch, (grid,) = table.stretches(blocks)
         assert (stretch, grid) == want
 

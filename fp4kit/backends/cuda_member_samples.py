@@ -11,7 +11,7 @@ from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, FormatSpec, 
 from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
 
 from .base import Plan
-from .cuda_member_tables import Sides
+from .cuda_member_tables import FEW_WORDS, Sides
 from .cuda_members import (
     amax_kernel,
     column_sums_kernel,
@@ -21,12 +21,12 @@ from .cuda_members import (
     quantize_grouped_kernel,
     vector_amax_kernel,
 )
-from .cuda_module import DEQUANTIZE_ACCESSES, FEW_WORDS, Instance
+from .cuda_module import DEQUANTIZE_ACCESSES, Instance
 from .cuda_variants import Directions, can_be_wide
 from .grouped import GroupedPlan
 
 #: What kernels take as a table (members.cuh).
-KINDS = ("FewMembers", "ManyMembers")
+KINDS = ("ManyMembers", *(f"FewMembers<{words}>" for words in FEW_WORDS))
 
 
 def sample_instances() -> list[Instance]:
@@ -58,7 +58,7 @@ def _quantize_samples() -> Iterator[Instance]:
     for number, dtype in enumerate(DTYPES):
         for spec in ALL_FORMATS.values():
             for recipe in _recipes(spec):
-                for layout, members in product(("linear", "swizzled_128x4"), (1, FEW_WORDS)):
+                for layout, members in product(("linear", "swizzled_128x4"), (1, FEW_WORDS[-1])):
                     group = _group(spec, recipe, layout, members)
                     flat = quantize_flat_launch(group, dtype, multiprocessors=1)
                     if flat is not None:

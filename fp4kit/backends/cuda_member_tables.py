@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fp4kit.layout import TILE
 
+from . import cuda_device
 from .base import Plan
 from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
 from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
@@ -33,12 +34,20 @@ from .cuda_launch import (
     row_pieces,
     rows_are_vectors,
 )
-from .cuda_module import FEW_WORDS, LANE, THREADS
+from .cuda_module import LANE, THREADS
 from .cuda_variants import TILE_COLUMNS, TILE_ROWS, is_padded
 from .grouped import GroupedPlan, filled
 
 #: 64-bit words of a Member (members.cuh).
 MEMBER_WORDS = 10
+#: 32-bit words of tables that are parameters of kernels: with the other parameters no more than
+#: 4096 bytes (86 members), or 32764 where these are possible (272, 731).
+FEW_WORDS = (951, 2999, 8047)
+#: Stretches of pieces for each thread block that a device holds at once: more of them keep what is
+#: read side by side, and all multiprocessors busy to the end.
+STRETCHES = 12
+#: Pieces of a stretch that are worth what a thread block does ahead of it.
+LEAST_STRETCH = 4
 #: Strips of a round, one a warp.
 ROUND_STRIPS = THREADS // WARP
 #: Rows of a tile of the swizzled_128x4 layout; those that a strip has where not all of them exist,
@@ -69,7 +78,8 @@ class MemberTable:
             `MEMBER_WORDS` for each.
         count: number of members in it.
         pieces: pieces of work of all of them.
-        few: what a kernel takes as FewMembers (members.cuh), one element; None if they do not fit.
+        few: the same in 32 bits, as a kernel takes it as FewMembers (members.cuh); one element.
+            None if it does not fit.
     """
 
     words: NDArray[np.int64]
@@ -80,7 +90,9 @@ class MemberTable:
     @property
     def kind(self) -> str:
         """What kernels take (members.cuh)."""
-        return "ManyMembers" if self.few is None else "FewMembers"
+        if self.few is None:
+            return "ManyMembers"
+        return f"FewMembers<{self.few.nbytes // 4 - 1}>"
 
     @property
     def records(self) -> int:
@@ -94,9 +106,14 @@ class MemberTable:
         return (self.pieces,)
 
     def stretches(self, blocks: int) -> tuple[int, tuple[int]]:
-        """So many pieces for each of about as many thread blocks, and how many these are."""
+        """Pieces that a thread block takes one after the other, and thread blocks.
+
+        Args:
+            blocks: thread blocks that the device holds at once.
+        """
         self._check_pieces()
-        stretch = -(-self.pieces // blocks)
+        evenly = -(-self.pieces // blocks)
+        stretch = max(min(evenly, LEAST_STRETCH), -(-evenly // STRETCHES))
         return stretch, (-(-self.pieces // stretch),)
 
     def _check_pieces(self) -> None:
@@ -204,9 +221,12 @@ def _make_table(pieces: Sequence[int], members: NDArray[np.int64]) -> MemberTabl
 def _few(first: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.void] | None:
     """FewMembers: the count, the members, where their pieces begin and end."""
     words = np.concatenate([members.reshape(-1), first])
-    if words.size > FEW_WORDS or words.max() >= 1 << 32:
+    rooms = [room for room in FEW_WORDS if room >= words.size]
+    if not rooms or words.max() >= 1 << 32:
         return None
-    image = np.zeros(1 + FEW_WORDS, np.uint32)
+    if rooms[0] > FEW_WORDS[0] and not cuda_device.has_large_parameters():
+        return None
+    image = np.zeros(1 + rooms[0], np.uint32)
     image[0] = len(members)
     image[1 : 1 + words.size] = words
     return image.view(np.dtype((np.void, image.nbytes)))

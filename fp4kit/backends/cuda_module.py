@@ -67,9 +67,6 @@ RESIDUAL_STAGED_THREADS = 512
 DEQUANTIZE_UNROLL = 4
 #: The same where all is flat and a piece is FP8 codes or float32 results.
 DEQUANTIZE_UNROLL_HEAVY = 2
-#: Words of 32 bits of a table of members that is a kernel's parameter: all its parameters together
-#: must not exceed 4096 bytes.
-FEW_WORDS = 951
 #: How `dequantize_kernel` finds and moves its pieces, the fastest first.
 DEQUANTIZE_ACCESSES = {
     "flat": "kAccessFlat",
@@ -333,7 +330,6 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         f"-DFP4KIT_RESIDUAL_QUANTIZE_STAGED={RESIDUAL_QUANTIZE_STAGED}",
         f"-DFP4KIT_RESIDUAL_DEQUANTIZE_STAGED={RESIDUAL_DEQUANTIZE_STAGED}",
         f"-DFP4KIT_RESIDUAL_STAGED_THREADS={RESIDUAL_STAGED_THREADS}",
-        f"-DFP4KIT_FEW_WORDS={FEW_WORDS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL_HEAVY={DEQUANTIZE_UNROLL_HEAVY}",
         *cuda_defines(),
