@@ -3,8 +3,8 @@
 """Groups on CUDA: where the members lie, and how the work on them is cut, as integer arithmetic.
 
 All members are one launch: a thread block looks up in a table (`kernels_cu/members.cuh`) which
-member its piece of work belongs to, a tile or a chunk. Nothing here knows CuPy, but for the pinned
-copy of a table.
+member its piece of work belongs to: a tile, a chunk or a round. Nothing here knows CuPy, but for
+the pinned copy of a table.
 """
 
 from __future__ import annotations
