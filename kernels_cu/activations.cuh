@@ -253,6 +253,13 @@ __device__ __forceinline__ void store_piece(typename T::Bits* __restrict__ out, 
   *reinterpret_cast<uint4*>(out) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
+// Thread blocks per multiprocessor of kernels whose threads hold what two lanes are made of.
+template <class T, int kFunction>
+FP4KIT_HD constexpr int activated_blocks() {
+  constexpr int kWords = Words<T>::kWords * (has_factor(kFunction) ? 2 : 1);
+  return kWords > 16 ? 2 : (kWords > 8 ? 3 : 4);
+}
+
 // What a lane's elements are made of, as it lies in memory, 16-byte pieces of it.
 template <class T, int kFunction>
 struct ActivatedLane {

@@ -8,26 +8,25 @@
 // (tiles.cuh) and each thread groups of 16 elements of it.
 //
 // Launch: 256 threads, one block per chunk of chunk_size elements (grouped_amax_kernel) or per tile
-// (grouped_vector_amax_kernel) of any member; `first` counts these. Results are raised from zero by
-// integer maxima of the bits of positive floats: their order does not matter.
+// (grouped_vector_amax_kernel) of any member, which the table counts. Results are raised from zero
+// by integer maxima of the bits of positive floats: their order does not matter.
 #include "amax.cuh"
 #include "members.cuh"
 #include "tile_columns.cuh"
 
 namespace fp4kit {
 
-template <class T>
+template <class T, class Table>
 __global__ void __launch_bounds__(kThreads)
-    grouped_amax_kernel(const typename T::Bits* __restrict__ x, const i64* __restrict__ first,
-                        const Member* __restrict__ members, i64 count, u32* __restrict__ result,
-                        i64 columns, i64 chunk_size) {
+    grouped_amax_kernel(const typename T::Bits* __restrict__ x, const __grid_constant__ Table table,
+                        u32* __restrict__ result, i64 columns, i64 chunk_size) {
   __shared__ i64 start;
   __shared__ i64 size;
   __shared__ i64 place;
-  const i64 at = find_member(first, count, blockIdx.x);
+  const i64 at = find_member(table, blockIdx.x);
   if (at >= 0) {
-    const Member member = load_member(members + at);
-    const i64 skipped = (blockIdx.x - __ldg(first + at)) * chunk_size;
+    const Member member = table.member(static_cast<u32>(at));
+    const i64 skipped = (blockIdx.x - table.first(static_cast<u32>(at))) * chunk_size;
     const i64 rest = member.rows * member.cols - skipped;
     start = member.start + skipped;
     size = rest < chunk_size ? rest : chunk_size;
@@ -54,15 +53,15 @@ __device__ __forceinline__ u32 group_amax_bits(const Words<T>& x, u32 mask) {
 
 // R is what the rotated elements are; without kRotate it is T. What a tile holds outside of the
 // member is zeros, also rotated: it raises nothing.
-template <class T, class R, bool kColumns, bool kRotate, bool kVector>
+template <class T, class R, bool kColumns, bool kRotate, bool kVector, class Table>
 __global__ void __launch_bounds__(kThreads)
     grouped_vector_amax_kernel(const typename T::Bits* __restrict__ x,
-                               const i64* __restrict__ first, const Member* __restrict__ members,
-                               i64 count, u32* __restrict__ result, i64 per_vector, i64 mask) {
+                               const __grid_constant__ Table table, u32* __restrict__ result,
+                               i64 per_vector, i64 mask) {
   __shared__ Tile<T> tile;
   __shared__ MemberTile found;
   __shared__ u32 column[kTileColumns];
-  find_tile(first, members, count, found);
+  find_tile(table, found);
   if (threadIdx.x < kTileColumns) column[threadIdx.x] = 0;
   __syncthreads();
   const Member& member = found.member;

@@ -4,8 +4,8 @@
 // dequantize of all members of a group at once, in one direction. Must equal
 // ReferenceBackend.dequantize of each member.
 //
-// Launch: 256 threads, one block per tile of any member; `first` counts their tiles: of pieces for
-// rows (dequantize_pieces.cuh), of 128 x 64 elements for columns.
+// Launch: 256 threads, one block per tile of any member, which the table counts: of pieces for rows
+// (dequantize_pieces.cuh), of 128 x 64 elements for columns.
 #include "dequantize_tile.cuh"
 #include "member_side.cuh"
 
@@ -17,18 +17,19 @@ struct MemberPieces {
   i64 base;
 };
 
-template <class Format, class Out, int kRecipe, bool kSecond, int kAccess>
+template <class Format, class Out, int kRecipe, bool kSecond, int kAccess, class Table>
 __global__ void __launch_bounds__(kThreads)
     dequantize_grouped_kernel(u8* packed, u8* block_scale, const float* second,
-                              typename Out::Bits* __restrict__ out, const i64* __restrict__ first,
-                              const Member* __restrict__ members, i64 count, i64 per_vector,
-                              i64 layout, i64 high_first, i64 range, i64 reciprocal) {
+                              typename Out::Bits* __restrict__ out,
+                              const __grid_constant__ Table table, i64 per_vector, i64 layout,
+                              i64 high_first, i64 range, i64 reciprocal) {
   constexpr int kCount = 16 / Out::kSize;
   __shared__ MemberPieces found;
-  const i64 at = find_member(first, count, blockIdx.x);
+  const i64 at = find_member(table, blockIdx.x);
   if (at >= 0) {
-    found = {load_member(members + at),
-             (blockIdx.x - __ldg(first + at)) * dequantize_tile_pieces<Format, Out, kAccess>()};
+    const u32 number = static_cast<u32>(at);
+    found = {table.member(number),
+             (blockIdx.x - table.first(number)) * dequantize_tile_pieces<Format, Out, kAccess>()};
   }
   __syncthreads();
   const Member& member = found.member;
@@ -51,15 +52,14 @@ __global__ void __launch_bounds__(kThreads)
                                                             Range(range, reciprocal));
 }
 
-template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel>
+template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel, class Table>
 __global__ void __launch_bounds__(kThreads)
     dequantize_grouped_columns_kernel(u8* packed, u8* block_scale, const float* second,
                                       typename Out::Bits* __restrict__ out,
-                                      const i64* __restrict__ first,
-                                      const Member* __restrict__ members, i64 count, i64 per_vector,
+                                      const __grid_constant__ Table table, i64 per_vector,
                                       i64 layout, i64 high_first, i64 range, i64 reciprocal) {
   __shared__ MemberTile found;
-  find_tile(first, members, count, found);
+  find_tile(table, found);
   __syncthreads();
   const Member& member = found.member;
   const Side side = side_of<Format>(member.col, second, packed, block_scale, member.cols,

@@ -16,13 +16,6 @@
 
 namespace fp4kit {
 
-// Thread blocks per multiprocessor: a thread holds what two lanes are made of.
-template <class T, int kFunction>
-FP4KIT_HD constexpr int activated_blocks() {
-  constexpr int kWords = Words<T>::kWords * (has_factor(kFunction) ? 2 : 1);
-  return kWords > 16 ? 2 : (kWords > 8 ? 3 : 4);
-}
-
 template <class Format, class ElementType, int kFunction>
 struct ActivatedSource {
   using T = ElementType;

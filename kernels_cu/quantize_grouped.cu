@@ -9,7 +9,7 @@
 // tables are still good, or to one not far behind.
 //
 // Launch: 256 threads; at most as many blocks as the device holds at once, and no more than tiles,
-// which are fewer than 2^31. `first` counts the tiles of members; the launcher clears `taken`. It
+// which are fewer than 2^31 and which the table counts; the launcher clears `taken`. It
 // clears the scales if some member's are padded.
 #include "member_side.cuh"
 #include "quantize_tile.cuh"
@@ -25,13 +25,11 @@ struct GroupSide {
 };
 
 // The tiles of all members, one after the other.
-template <class C>
+template <class C, class Table>
 struct GroupTiles {
   using T = typename C::T;
   const typename T::Bits* x;
-  const i64* first;
-  const Member* members;
-  u32 count;
+  const Table& table;
   u32 total;
   GroupSide row;
   GroupSide col;
@@ -46,14 +44,11 @@ struct GroupTiles {
   u32 tile_col = 0;
   bool same_member = false;
 
-  __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const i64* first_,
-                                        const Member* members_, i64 count_, i64 total_,
+  __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const Table& table_, i64 total_,
                                         const GroupSide& row_, const GroupSide& col_, u32 stream_,
                                         u32* taken_)
       : x(x_),
-        first(first_),
-        members(members_),
-        count(static_cast<u32>(count_)),
+        table(table_),
         total(static_cast<u32>(total_)),
         row(row_),
         col(col_),
@@ -63,12 +58,13 @@ struct GroupTiles {
   }
 
   __device__ __forceinline__ u32 first_tile(u32 member) const {
-    return static_cast<u32>(__ldg(first + member));
+    return static_cast<u32>(table.first(member));
   }
 
   // To the member of the tile, which is `at` or a later one: most likely the next, so that steps
   // grow until they are too long.
   __device__ __forceinline__ void find_member_from(u32 low) {
+    const u32 count = table.count();
     u32 step = 1;
     while (low + step < count && first_tile(low + step) <= tile) {
       low += step;
@@ -86,7 +82,7 @@ struct GroupTiles {
     at = low;
     begin = first_tile(at);
     next = first_tile(at + 1);
-    const i64 cols = load_member(members + at).cols;
+    const i64 cols = table.member(at).cols;
     across = static_cast<u32>((cols + C::kColumns - 1) / C::kColumns);
   }
 
@@ -105,7 +101,7 @@ struct GroupTiles {
 
   __device__ __forceinline__ Task<T> task() const {
     using Format = typename C::Format;
-    const Member member = load_member(members + at);
+    const Member member = table.member(at);
     const i64 row0 = static_cast<i64>(tile_row) * kTileRows;
     const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
     return {x + member.start,
@@ -124,22 +120,22 @@ struct GroupTiles {
 };
 
 // SeedWords: empty, or all that Seed holds.
-template <class C, class... SeedWords>
+template <class C, class Table, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     quantize_grouped_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
-                            const i64* __restrict__ first, const Member* __restrict__ members,
-                            i64 count, i64 total, const float* row_second, u8* row_packed,
-                            u8* row_scale, i64 row_per_vector, const float* col_second,
-                            u8* col_packed, u8* col_scale, i64 col_per_vector, i64 high_first,
-                            i64 rule, i64 range, i64 row_mask, i64 col_mask, SeedWords... seed) {
+                            const __grid_constant__ Table table, i64 total, const float* row_second,
+                            u8* row_packed, u8* row_scale, i64 row_per_vector,
+                            const float* col_second, u8* col_packed, u8* col_scale,
+                            i64 col_per_vector, i64 high_first, i64 rule, i64 range, i64 row_mask,
+                            i64 col_mask, SeedWords... seed) {
   TileShared<C>& shared = tile_shared<C>();
   const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), {seed...}};
-  const GroupTiles<C> tiles(x, first, members, count, total,
-                            {row_second, row_packed, row_scale, row_per_vector},
-                            {col_second, col_packed, col_scale, col_per_vector},
-                            static_cast<u32>(options.seed.stream), taken);
+  const GroupTiles<C, Table> tiles(x, table, total,
+                                   {row_second, row_packed, row_scale, row_per_vector},
+                                   {col_second, col_packed, col_scale, col_per_vector},
+                                   static_cast<u32>(options.seed.stream), taken);
   quantize_all_tiles<C>(shared, tiles, options);
 }
 

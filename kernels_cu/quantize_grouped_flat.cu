@@ -5,85 +5,148 @@
 // variant, whole, aligned blocks and one second-level value a member. The bytes are those of
 // quantize_grouped.cu, which serves everything else.
 //
-// A thread block takes a chunk of a member, so that it still fills its table of factors once for
-// many lanes.
+// The work on all members is one sequence, of which each thread block takes one stretch: rounds of
+// a lane for each thread, or of a strip for each warp. A stretch mostly lies in one member, so that
+// a block looks for a member, waits for its second level and fills its table of factors once.
 //
-// Launch: 256 threads, one block per chunk of any member; `first` counts their chunks.
+// Launch: 256 threads, one block for every `stretch` rounds; the table counts the rounds of
+// members.
+#include "activations.cuh"
 #include "flat_lanes.cuh"
 #include "members.cuh"
 #include "tiled_strips.cuh"
 
 namespace fp4kit {
 
-// A chunk of a member, as the threads of a block share it.
-struct MemberChunk {
-  Member member;
-  i64 begin;
+// Thread blocks per multiprocessor.
+template <class T, int kFunction>
+FP4KIT_HD constexpr int grouped_blocks() {
+  return kFunction == kNoFunction ? flat_blocks<T>() : activated_blocks<T, kFunction>();
+}
+
+// Calls a function for every member that a thread block has rounds of, with the first of them and
+// the end. All threads must call this.
+template <class Table, class Function>
+__device__ __forceinline__ void for_members(const Table& table, i64 stretch,
+                                            const Function& function) {
+  __shared__ u32 found;
+  const i64 total = table.first(table.count());
+  i64 round = blockIdx.x * stretch;
+  const i64 end = round + stretch < total ? round + stretch : total;
+  const i64 mine = find_member(table, round);
+  if (mine >= 0) found = static_cast<u32>(mine);
+  __syncthreads();
+  for (u32 at = found;; ++at) {
+    const i64 start = table.first(at);
+    const i64 next = table.first(at + 1);
+    const i64 stop = next < end ? next : end;
+    function(table.member(at), round - start, stop - start);
+    if (stop == end) return;
+    round = stop;
+    __syncthreads();  // everyone is done with the factors
+  }
+}
+
+// The lanes of a member, from one of them on.
+template <class ElementType, int kFunction>
+struct MemberSource {
+  using T = ElementType;
+  using Loaded = ActivatedLane<T, kFunction>;
+  const typename T::Bits* __restrict__ gate;
+  const typename T::Bits* __restrict__ factor;
+  u32 row_lanes;  // of the result; for swiglu, whose other half of each row lies between
+  u32 offset;     // of the first lane in its row
+
+  __device__ __forceinline__ MemberSource(const typename T::Bits* gates,
+                                          const typename T::Bits* factors, const Member& member,
+                                          i64 first)
+      : row_lanes(static_cast<u32>(member.cols / kLaneElements)), offset(0) {
+    i64 start = member.start + first * kLaneElements;
+    if constexpr (kFunction == kSwiglu) {
+      const i64 row = first / row_lanes;
+      offset = static_cast<u32>(first - row * row_lanes);
+      start = 2 * (member.start + row * member.cols);
+    }
+    gate = gates + start;
+    factor = kFunction == kSwiglu ? gate + member.cols : factors + start;
+  }
+
+  __device__ __forceinline__ void load(u32 lane, bool inside, Loaded& loaded) const {
+    u64 source = lane;
+    if constexpr (kFunction == kSwiglu) {
+      const u32 place = offset + lane;
+      source = place + static_cast<u64>(place / row_lanes) * row_lanes;
+    }
+    loaded.load(gate, factor, source, inside);
+  }
+  __device__ __forceinline__ Words<T> elements(const Loaded& loaded) const {
+    return loaded.elements();
+  }
 };
 
-constexpr i64 kFewMembers = 64;
-
-__device__ __forceinline__ void find_chunk(const i64* __restrict__ first,
-                                           const Member* __restrict__ members, i64 count,
-                                           i64 chunk_size, MemberChunk& found) {
-  // Where members are few each has a thread, which loads it before it knows that it is the one.
-  const bool few = count <= kFewMembers;
-  Member mine{};
-  if (few && threadIdx.x < count) mine = load_member(members + threadIdx.x);
-  const i64 at = find_member(first, count, blockIdx.x);
-  if (at >= 0) {
-    found.member = few ? mine : load_member(members + at);
-    found.begin = (blockIdx.x - __ldg(first + at)) * chunk_size;
-  }
-  __syncthreads();
-}
-
-// Linear scales; a chunk is so many lanes, a multiple of those of a block.
-template <class Format, class T, int kRecipe, bool kSecond>
-__global__ void __launch_bounds__(kThreads, flat_blocks<T>())
-    quantize_grouped_flat_kernel(const typename T::Bits* __restrict__ x,
+// Linear scales, of the members or of their activations; gate and factor as for activate.cu, but
+// that for swiglu there is no factor, and the input of a member begins at twice its place in the
+// table.
+template <class Format, class T, int kRecipe, bool kSecond, int kFunction, class Table>
+__global__ void __launch_bounds__(kThreads, grouped_blocks<T, kFunction>())
+    quantize_grouped_flat_kernel(const typename T::Bits* __restrict__ gate,
+                                 const typename T::Bits* __restrict__ factor,
                                  const float* __restrict__ second, u8* __restrict__ packed,
-                                 u8* __restrict__ block_scale, const i64* __restrict__ first,
-                                 const Member* __restrict__ members, i64 count, i64 chunk_size,
-                                 i64 high_first, i64 rule) {
-  __shared__ ScaleTable table;
-  __shared__ MemberChunk found;
-  find_chunk(first, members, count, chunk_size, found);
-  const Member& member = found.member;
-  const i64 rest = member.rows * member.cols / kLaneElements - found.begin;
-  // Lanes are counted from the chunk's first: their shape is not asked for.
-  quantize_lanes<Format, kRecipe, kSecond, kLayoutLinear>(
-      PlainSource<T>{x + member.start + found.begin * kLaneElements},
-      packed + member.row.packed + found.begin * (4 * Format::kLaneWords),
-      block_scale + member.row.block_scale + found.begin / Format::kLanes,
-      second + member.row.second, table, Rounding<>(), 0,
-      static_cast<u32>(rest < chunk_size ? rest : chunk_size), kThreads, FlatShape{0, 0, 0, 0},
-      static_cast<int>(rule), high_first != 0);
+                                 u8* __restrict__ block_scale, const __grid_constant__ Table table,
+                                 i64 stretch, i64 high_first, i64 rule) {
+  __shared__ ScaleTable factors;
+  for_members(table, stretch, [&](const Member& member, i64 first_round, i64 end_round) {
+    const i64 first = first_round * kThreads;
+    const i64 lanes = member.rows * member.cols / kLaneElements;
+    const i64 end = end_round * kThreads < lanes ? end_round * kThreads : lanes;
+    // Lanes are counted from the first: their shape is not asked for.
+    quantize_lanes<Format, kRecipe, kSecond, kLayoutLinear>(
+        MemberSource<T, kFunction>(gate, factor, member, first),
+        packed + member.row.packed + first * (4 * Format::kLaneWords),
+        block_scale + member.row.block_scale + first / Format::kLanes, second + member.row.second,
+        factors, Rounding<>(), 0, static_cast<u32>(end - first), kThreads, FlatShape{0, 0, 0, 0},
+        static_cast<int>(rule), high_first != 0);
+  });
 }
 
-// swizzled_128x4 scales of 16-element blocks, whole tiles across; a chunk is so many strips.
-template <class Format, class T, int kRecipe, bool kSecond>
+// swizzled_128x4 scales of 16-element blocks, whole tiles across. Rounds are first those of whole
+// tiles, then those of the last tile row if it is not.
+template <class Format, class T, int kRecipe, bool kSecond, class Table>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_grouped_tiled_kernel(const typename T::Bits* __restrict__ x,
                                   const float* __restrict__ second, u8* __restrict__ packed,
-                                  u8* __restrict__ block_scale, const i64* __restrict__ first,
-                                  const Member* __restrict__ members, i64 count, i64 chunk_size,
-                                  i64 high_first, i64 rule) {
-  __shared__ ScaleTable table;
-  __shared__ MemberChunk found;
-  find_chunk(first, members, count, chunk_size, found);
-  const Member& member = found.member;
-  const u32 rows = static_cast<u32>(member.rows);
-  const u32 blocks = static_cast<u32>(member.cols / kLaneElements);
-  const u32 strips = (rows + kTileRows128 - 1) / kTileRows128 * kStripsDown * (blocks / kTileCols);
-  const u32 begin = static_cast<u32>(found.begin);
-  const u32 left = strips - begin;
-  const u32 wanted = static_cast<u32>(chunk_size);
-  quantize_strips<Format, T, kRecipe, kSecond>(
-      x + member.start, packed + member.row.packed, block_scale + member.row.block_scale,
-      second + member.row.second, table, Rounding<>(), begin,
-      begin + (left < wanted ? left : wanted), kWarps, rows, blocks, static_cast<int>(rule),
-      high_first != 0);
+                                  u8* __restrict__ block_scale, const __grid_constant__ Table table,
+                                  i64 stretch, i64 high_first, i64 rule) {
+  __shared__ ScaleTable factors;
+  for_members(table, stretch, [&](const Member& member, i64 first_round, i64 end_round) {
+    const u32 blocks = static_cast<u32>(member.cols / kLaneElements);
+    const u32 across = blocks / kTileCols;
+    const u32 whole = static_cast<u32>(member.rows / kTileRows128);
+    const u32 rest = static_cast<u32>(member.rows % kTileRows128);
+    const u32 rounds = whole * across * (kStripsDown / kWarps);
+    const u32 first = static_cast<u32>(first_round);
+    const u32 end = static_cast<u32>(end_round);
+    const auto quantize = [&](auto strips, i64 row, u32 strip, u32 count, u32 rows) {
+      quantize_strips<Format, T, kRecipe, kSecond, decltype(strips)>(
+          x + member.start + row * member.cols,
+          packed + member.row.packed + row * blocks * (4 * Format::kLaneWords),
+          block_scale + member.row.block_scale + row * blocks, second + member.row.second, factors,
+          Rounding<>(), strip, count, kWarps, rows, blocks, static_cast<int>(rule),
+          high_first != 0);
+    };
+    if (first < rounds) {
+      const u32 stop = end < rounds ? end : rounds;
+      quantize(WholeTiles(), 0, first * kWarps, stop * kWarps, whole * kTileRows128);
+    }
+    if (end > rounds) {
+      if (first < rounds) __syncthreads();
+      const u32 begin = first < rounds ? 0 : (first - rounds) * kWarps;
+      const u32 strips = short_tile_strips(rest) * across;
+      const u32 stop = (end - rounds) * kWarps;
+      quantize(ShortTiles(), static_cast<i64>(whole) * kTileRows128, begin,
+               stop < strips ? stop : strips, rest);
+    }
+  });
 }
 
 }  // namespace fp4kit

@@ -26,6 +26,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 // Of a block scope: lives on between calls, and may be extern.
 #define __shared__ thread_local
 
@@ -205,6 +206,8 @@ template <class A>
 A argument(long long word) {
   if constexpr (std::is_pointer_v<A>) {
     return reinterpret_cast<A>(word);
+  } else if constexpr (std::is_class_v<A>) {
+    return *reinterpret_cast<const A*>(word);
   } else {
     return static_cast<A>(word);
   }

@@ -102,7 +102,9 @@ def fake_cupy():
             Event=_Event,
             alloc_pinned_memory=bytearray,
             get_current_stream=lambda: stream,
+            nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
             runtime=types.SimpleNamespace(
+                driverGetVersion=lambda: 13000,
                 getDevice=lambda: 0,
                 memcpyHostToDevice=1,
                 memcpyAsync=lambda target, source, size, kind, of: ctypes.memmove(
@@ -126,6 +128,13 @@ class _Launch(ctypes.Structure):
     )
 
 
+def _word_of(argument):
+    """What host_gpu.hpp takes: a number, or where an array is, or what is passed by value."""
+    if isinstance(argument, np.ndarray):
+        return argument.ctypes.data
+    return int(argument)
+
+
 class Kernels:
     """Instances built on demand, in a folder."""
 
@@ -142,8 +151,7 @@ class Kernels:
         if instance not in self._built:
             self.build([instance])
         self.launched.append(instance)
-        words = [value.data.ptr if hasattr(value, "data") else value for value in arguments]
-        words = [int(word) for word in words]
+        words = [_word_of(value) for value in arguments]
         number, library = self._built[instance]
         count = library.count(number)
         assert len(words) == count, f"{len(words)} arguments for {count} parameters"

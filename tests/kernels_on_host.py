@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,3 +65,21 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     if request.param == "narrow":
         monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: False)
     return str(request.param)
+
+
+@pytest.fixture(params=["FewMembers<951>", "ManyMembers"])
+def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How kernels get the tables of few members: as a parameter, or as those of many."""
+    from fp4kit.backends import cuda_member_tables, cuda_members
+
+    def forget() -> None:
+        for module in (cuda_member_tables, cuda_members):
+            for function in vars(module).values():
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
+
+    words = re.findall(r"\d+", request.param)
+    monkeypatch.setattr(cuda_member_tables, "FEW_WORDS", tuple(map(int, words)))
+    forget()
+    yield str(request.param)
+    forget()

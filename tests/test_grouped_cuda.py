@@ -51,7 +51,7 @@ def assert_groups(got, want):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_graph_capture_and_replay(cupy, options):
+def test_graph_capture_and_replay(cupy, tables, options):
     """Nothing waits for the device; on replay the graph reads the table that was captured."""
     options = options | {"first_dims": FIRST, "pad": True, "nonfinite": "propagate"}
     if "hadamard" in options:
@@ -82,10 +82,24 @@ def test_graph_capture_and_replay(cupy, options):
                 np.testing.assert_array_equal(out.get(), fp4kit.dequantize_grouped(part))
 
 
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("cols", [64, 576, 4096])
+def test_stretches_of_rows(cupy, tables, cols, layout):
+    """Thread blocks of the flat kernels begin within members, and tiles have all kinds of rows."""
+    rng = np.random.default_rng(cols)
+    first = [1, 0, 7, 16, 33, 127, 128, 129, 500, *(int(rows) for rows in rng.integers(0, 300, 40))]
+    host = normal((sum(first), cols))
+    options = {"first_dims": first, "scale_layout": layout, "nonfinite": "propagate"}
+    want = fp4kit.quantize_grouped(host, pad=True, **options)
+    assert_groups(fp4kit.quantize_grouped(cupy.asarray(host), pad=True, **options), want)
+
+
+@pytest.mark.parametrize("members", [150, 600, 3000])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_thousands_of_members(cupy, options):
+def test_many_members(cupy, options, members):
+    """Tables that are larger parameters, where these are possible, and one that is none."""
     rng = np.random.default_rng(1)
-    first = [int(rows) for rows in rng.integers(0, 4, 3000) * 16]
+    first = [int(rows) for rows in rng.integers(0, 4, members) * 16]
     host = normal((sum(first) + 1, 48))
     host[-1] = np.inf
     want = fp4kit.quantize_grouped(host, first_dims=first, pad=True, **options)
@@ -116,7 +130,7 @@ def test_the_number_of_launches_does_not_depend_on_members(cupy, monkeypatch):
     assert counts == [5, 5, 5]  # two amaxes, one quantization, two decodings
 
 
-def test_tables_outlive_their_calls(cupy):
+def test_tables_outlive_their_calls(cupy, tables):
     """Many groups queued up behind a slow kernel: each reads its own table when its turn comes."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_member_tables, get_backend
+from fp4kit.backends import cuda_device, cuda_member_tables, get_backend
 from fp4kit.backends.cuda_member_tables import MEMBER_WORDS, sides_of
 from fp4kit.grouped_tensor import grouped_plan
 from fp4kit.variant import Variant
@@ -110,9 +110,9 @@ def test_formats(on_host, assert_bits, format, axis, dims):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
-def test_plain_rows_take_the_flat_loops(on_host, kernels, assert_bits, layout, dtype):
-    # Longer than a chunk, so that one begins within a member.
-    dims = [(5, 64), (600, 128), (1, 64), (0, 64), (129, 192)]
+def test_plain_rows_take_the_flat_loops(on_host, kernels, tables, assert_bits, layout, dtype):
+    # Thread blocks begin within members and go on to the next; tiles have all kinds of rows.
+    dims = [(5, 64), (600, 128), (1, 64), (0, 64), (129, 192), (48, 64), (127, 64), (256, 64)]
     starts, size = layout_of(dims)
     for nibble_order in ("low_first", "high_first"):
         plans = plans_of(dims, starts, "row", scale_layout=layout, nibble_order=nibble_order)
@@ -120,6 +120,15 @@ def test_plain_rows_take_the_flat_loops(on_host, kernels, assert_bits, layout, d
     assert {"quantize_grouped_flat.cu"} == {
         instance.file for instance in kernels.launched if instance.file.startswith("quantize")
     }
+    assert all(instance.expression.endswith(f"{tables}>") for instance in kernels.launched)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 16, 31, 32, 33, 40, 64, 72, 96, 112, 127, 128, 130, 250])
+def test_tiles_without_all_rows(on_host, assert_bits, rows):
+    dims = [(rows, 64), (rows, 576)]
+    starts, size = layout_of(dims)
+    plans = plans_of(dims, starts, "row", scale_layout="swizzled_128x4")
+    assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
 
 
 @pytest.mark.parametrize("options", [
@@ -159,19 +168,31 @@ def test_alignment_is_looked_at(on_host, kernels, assert_bits, start):
         kernels.launched.clear()
         assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
         (kernel,) = {own for own in kernels.launched if own.file == "quantize_grouped.cu"}
-        ending = "true, fp4kit::kWide>>" if whole else "false, fp4kit::kNarrow>>"
-        assert kernel.expression.endswith(ending)
+        ending = "true, fp4kit::kWide>" if whole else "false, fp4kit::kNarrow>"
+        assert kernel.expression.endswith(f"{ending}, fp4kit::FewMembers<951>>")
 
 
-def test_many_members(on_host, kernels, assert_bits):
+@pytest.mark.parametrize("per_vector", [False, True])
+def test_tables_of_both_kinds(on_host, kernels, tables, assert_bits, per_vector):
+    starts, size = layout_of(ODD, gap=1)
+    plans = plans_of(ODD, starts, "both", per_vector=per_vector)
+    assert_as_cpu(on_host, plans, values(size, "float16"), "float16", assert_bits)
+    assert all(instance.expression.endswith(f"{tables}>") for instance in kernels.launched)
+
+
+@pytest.mark.parametrize(("members", "table"), [
+    (150, "FewMembers<2999>"), (600, "FewMembers<8047>"), (1200, "ManyMembers"),
+])  # fmt: skip
+def test_many_members(on_host, kernels, assert_bits, members, table):
     """More than one round of the search takes in; still one launch for each step."""
     rng = np.random.default_rng(3)
-    dims = [(int(rows), 16) for rows in rng.integers(0, 3, 700)]
+    dims = [(int(rows), 16) for rows in rng.integers(0, 3, members)]
     starts, size = layout_of(dims)
     plans = plans_of(dims, starts, "row", per_vector=True)
     assert_as_cpu(on_host, plans, values(size, "float16"), "float16", assert_bits)
     files = [instance.file for instance in kernels.launched]
     assert files == ["amax_grouped.cu", "quantize_grouped.cu", "dequantize_grouped.cu"]
+    assert all(f", fp4kit::{table}" in instance.expression for instance in kernels.launched)
 
 
 def test_no_elements(on_host, kernels):
@@ -214,11 +235,51 @@ def test_a_table_holds_the_members_with_elements():
         assert own.tolist() == [starts[number], *ODD[number], number, *places]
 
 
+def test_few_members_are_the_same_in_32_bits():
+    starts, _ = layout_of(ODD, gap=1)
+    table = cuda_member_tables.tile_table(sides_of(plans_of(ODD, starts, "both")))
+    image = table.few.view(np.uint32)
+    ends = 1 + table.count * MEMBER_WORDS
+    assert image[0] == table.count
+    assert image[1:ends].tolist() == table.words[table.records :].tolist()
+    assert image[ends : ends + table.count + 1].tolist() == table.words[: table.count + 1].tolist()
+    assert table.kind == "FewMembers<951>"
+
+
+@pytest.mark.parametrize(("members", "first", "large", "kind"), [
+    (86, 0, False, "FewMembers<951>"), (87, 0, False, "ManyMembers"),
+    (87, 0, True, "FewMembers<2999>"), (272, 0, True, "FewMembers<2999>"),
+    (731, 0, True, "FewMembers<8047>"), (732, 0, True, "ManyMembers"),
+    (1, 2**32 - 1, False, "FewMembers<951>"), (1, 2**32, True, "ManyMembers"),
+])  # fmt: skip
+def test_what_does_not_fit_parameters(monkeypatch, members, first, large, kind):
+    monkeypatch.setattr(cuda_device, "has_large_parameters", lambda: large)
+    dims = [(1, 16)] * members
+    starts = tuple(first + 16 * number for number in range(members))
+    sides = sides_of(plans_of(dims, starts, "row"))
+    table = cuda_member_tables.lane_table.__wrapped__(sides)
+    assert table.kind == kind
+    assert (table.few is None) == (kind == "ManyMembers")
+
+
+def test_stretches_hold_all_pieces():
+    dims = [(rows, 4096) for rows in (1, 100, 17)]
+    starts, _ = layout_of(dims)
+    table = cuda_member_tables.lane_table(sides_of(plans_of(dims, starts, "row")))
+    assert table.pieces == 118
+    for blocks, want in ((1, (10, 12)), (7, (4, 30)), (50, (3, 40)), (200, (1, 118))):
+        stretch, (grid,) = table.stretches(blocks)
+        assert (stretch, grid) == want
+
+
 def test_grids_have_an_end():
     huge = [(1 << 30, 1 << 21)]
     (plan,) = plans_of(huge, (0,), "row")
+    table = cuda_member_tables.tile_table(sides_of((plan,)))
     with pytest.raises(OverflowError, match="do not fit a CUDA grid"):
-        _ = cuda_member_tables.tile_table(sides_of((plan,))).grid
+        _ = table.grid
+    with pytest.raises(OverflowError, match="do not fit a CUDA grid"):
+        table.stretches(5)
 
 
 def test_equal_groups_share_a_plan():
@@ -234,7 +295,7 @@ def test_equal_groups_share_a_plan():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["aligned", "any"])
-def test_column_sums(on_host, kernels, assert_bits, kind, dtype):
+def test_column_sums(on_host, kernels, tables, assert_bits, kind, dtype):
     dims = [(33, 64), (1024, 16), (0, 16), (1, 64)]
     if kind == "any":
         dims = [(2100, 7), (0, 5), (5, 0), (1024, 70), (1, 3), (1025, 1)]
@@ -247,4 +308,5 @@ def test_column_sums(on_host, kernels, assert_bits, kind, dtype):
     on_host.engine.grouped_column_sums(tuple(dims), starts, on_host.put(raw), dtype, got)
     assert_bits(np.asarray(got), want)
     assert len(kernels.launched) == (1 if kind == "aligned" else 2)
-    assert kernels.launched[0].expression.endswith("true>" if kind == "aligned" else "false>")
+    ending = f"{'true' if kind == 'aligned' else 'false'}, fp4kit::{tables}>"
+    assert kernels.launched[0].expression.endswith(ending)

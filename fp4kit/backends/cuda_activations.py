@@ -31,18 +31,21 @@ TILE_ROWS = SUM_ROWS * SUM_ROWS
 TILE_BYTES = THREADS // SUM_ROWS * VECTOR
 
 
-def _function(name: str | None) -> str:
+def function_name(name: str | None) -> str:
+    """The constant of a function in the kernels."""
     return "kNoFunction" if name is None else f"k{name.capitalize()}"
 
 
 def activate_kernel(name: str, dtype: str, vector: bool) -> Instance:
     """An activation of an element type, with 16-byte accesses or single ones."""
-    return instance("activate_kernel", "activate.cu", CXX_DTYPES[dtype], _function(name), vector)
+    return instance(
+        "activate_kernel", "activate.cu", CXX_DTYPES[dtype], function_name(name), vector
+    )
 
 
 def column_sums_kernel(name: str | None, dtype: str, vector: bool) -> Instance:
     """Column sums of an element type, of its activation's results if one is named."""
-    names = CXX_DTYPES[dtype], _function(name)
+    names = CXX_DTYPES[dtype], function_name(name)
     return instance("column_sums_kernel", "column_sums.cu", *names, vector)
 
 
@@ -103,7 +106,7 @@ def _quantized(plan: Plan, dtype: str, name: str | None) -> tuple[str | bool, ..
         cxx_recipe(plan),
         plan.has_second_level,
         CXX_LAYOUTS[plan.scale_layout],
-        _function(name),
+        function_name(name),
     )
 
 

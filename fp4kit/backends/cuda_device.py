@@ -70,6 +70,15 @@ def too_old(device: int) -> str:
     return f"device {device} has compute capability {major}.{minor}, {wanted} or newer is needed"
 
 
+@cache
+def has_large_parameters() -> bool:
+    """Whether kernels may have 32764 bytes of parameters instead of 4096."""
+    import cupy
+
+    driver = cupy.cuda.runtime.driverGetVersion()
+    return bool(driver >= 12010 and cupy.cuda.nvrtc.getVersion() >= (12, 1))
+
+
 def usable_devices() -> list[str]:
     """The devices that the kernels run on."""
     import cupy

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups on CUDA: every operation is one launch, however many members there are.
 
-A call sends its table of members ahead of the kernel, from pinned memory and without waiting.
+A table of few members is a parameter of the kernel. A longer one is sent ahead of it, from pinned
+memory and without waiting: between two kernels such a copy takes about 5 us.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fp4kit.arrays import is_capturing, keep_if_captured
 
-from . import cuda_member_tables, cuda_members, cuda_ready, cuda_run
+from . import cuda_activations, cuda_member_tables, cuda_members, cuda_ready, cuda_run
 from .base import NO_SEED, RawArray, Seed
 from .cuda_member_tables import MemberTable, Sides, sides_of
 from .cuda_members import MemberLaunch
@@ -28,8 +30,13 @@ _on_their_way: deque[tuple[Any, MemberTable]] = deque()
 _lock = Lock()
 
 
-def _send(table: MemberTable) -> tuple[int, int, int]:
-    """Arguments of kernels: addresses on the device of a table's two parts, and its members."""
+def _argument(table: MemberTable) -> NDArray[np.void]:
+    """What a kernel takes of a table's kind, one element: CuPy passes such an array by value."""
+    return _sent(table) if table.few is None else table.few
+
+
+def _sent(table: MemberTable) -> NDArray[np.void]:
+    """ManyMembers (members.cuh): where the parts of the table are on the device, and its count."""
     import cupy
 
     target = scratch(table.words.size, table.words.dtype)
@@ -49,12 +56,14 @@ def _send(table: MemberTable) -> tuple[int, int, int]:
                 _on_their_way.popleft()
     # The array is freed in the order of this stream, so that its memory is good for the kernel.
     address = target.data.ptr
-    return address, address + table.records * table.words.itemsize, table.count
+    members = address + table.records * table.words.itemsize
+    image = np.array([address, members, table.count], np.int64)
+    return image.view(np.dtype((np.void, image.nbytes)))
 
 
 def _run(launch: MemberLaunch, before: tuple[int, ...], after: tuple[int, ...] = ()) -> None:
-    arguments = (*before, *_send(launch.table), *after, *launch.scalars)
-    cuda_run.launch(launch.instance, launch.table.grid, arguments)
+    arguments = (*before, _argument(launch.table), *after, *launch.scalars)
+    cuda_run.launch(launch.instance, launch.grid, arguments)
 
 
 class CudaGrouped:
@@ -83,11 +92,10 @@ class CudaGrouped:
             return
         sides = sides_of(plans)
         vector = cuda_member_tables.takes_vectors(plans[0], dtype) and are_aligned(x, *packeds)
-        flat = cuda_members.quantize_flat_launch(sides, dtype) if vector else None
-        if flat is not None:
-            arrays = (x.data.ptr, address_of(seconds[0]), packeds[0].data.ptr)
-            _run(flat, (*arrays, block_scales[0].data.ptr))
-            return
+        if vector:
+            results = address_of(seconds[0]), packeds[0].data.ptr, block_scales[0].data.ptr
+            if self._quantize_flat(sides, (x.data.ptr, 0), dtype, results, None):
+                return
         for plan, block_scale in zip(plans, block_scales, strict=True):
             if cuda_member_tables.any_padded(plan):
                 block_scale.data.memset_async(0, block_scale.nbytes)
@@ -103,13 +111,54 @@ class CudaGrouped:
         arguments = cuda_members.quantize_arguments(
             sides,
             x.data.ptr,
-            _send(table),
+            _argument(table),
             table.pieces,
             addresses["row"],
             addresses["column"],
             seed,
         )
         cuda_run.launch_tiles(kernel, table.grid, arguments, shared if wide else 0)
+
+    def quantize_grouped_activated(
+        self,
+        name: str,
+        plan: GroupedPlan,
+        starts: tuple[int, ...],
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> bool:
+        if not plan.members or not cuda_member_tables.has_elements(plan):
+            return True
+        if name == "swiglu" and not cuda_member_tables.is_halved(plan, starts):
+            return False
+        inputs = (x, packed) if other is None else (x, other, packed)
+        if not (cuda_member_tables.takes_vectors(plan, dtype) and are_aligned(*inputs)):
+            return False
+        # Kernels find the factors of swiglu themselves: members have widths of their own.
+        sources = cuda_activations.sources(name, x.data.ptr, address_of(other), 0, dtype)
+        results = address_of(second), packed.data.ptr, block_scale.data.ptr
+        return self._quantize_flat(sides_of((plan,)), sources, dtype, results, name)
+
+    def _quantize_flat(
+        self,
+        sides: Sides,
+        sources: tuple[int, int],
+        dtype: str,
+        results: tuple[int, int, int],
+        name: str | None,
+    ) -> bool:
+        """The fast path of rows, perhaps of an activation; whether there is one."""
+        processors = cuda_ready.multiprocessors(current_device())
+        launch = cuda_members.quantize_flat_launch(sides, dtype, processors, name)
+        if launch is None:
+            return False
+        linear = cuda_member_tables.first_plan(sides.any).scale_layout == "linear"
+        _run(launch, (*(sources if linear else sources[:1]), *results))
+        return True
 
     def dequantize_grouped(
         self,
@@ -142,7 +191,8 @@ class CudaGrouped:
         values = x
         for level in levels:
             sums = out if level is levels[-1] else scratch(level.size, np.float32)
-            kernel = cuda_members.column_sums_kernel(dtype, level.vector and are_aligned(values))
-            arguments = (values.data.ptr, *_send(level.table), sums.data.ptr)
-            cuda_run.launch(kernel, level.table.grid, arguments)
+            vector, table = level.vector and are_aligned(values), level.table
+            kernel = cuda_members.column_sums_kernel(dtype, vector, table.kind)
+            arguments = (values.data.ptr, _argument(table), sums.data.ptr)
+            cuda_run.launch(kernel, table.grid, arguments)
             values, dtype = sums, "float32"

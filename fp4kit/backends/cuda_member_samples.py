@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle, product
 
+from fp4kit.activations import ACTIVATIONS
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, FormatSpec, Recipe
 from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
 
 from .base import Plan
-from .cuda_member_tables import Sides
+from .cuda_member_tables import FEW_WORDS, Sides
 from .cuda_members import (
     amax_kernel,
     column_sums_kernel,
@@ -23,6 +25,9 @@ from .cuda_members import (
 from .cuda_module import DEQUANTIZE_ACCESSES, Instance
 from .cuda_variants import Directions, can_be_wide
 from .grouped import GroupedPlan
+
+#: What kernels take as a table (members.cuh).
+KINDS = ("ManyMembers", *(f"FewMembers<{words}>" for words in FEW_WORDS))
 
 
 def sample_instances() -> list[Instance]:
@@ -39,10 +44,10 @@ def _plan(spec: FormatSpec, recipe: Recipe | None, variant: Variant | None = Non
     return Plan(spec, recipe, rule, 64, 64, has_second_level=recipe is not None, variant=variant)
 
 
-def _group(spec: FormatSpec, recipe: Recipe | None, layout: str) -> Sides:
+def _group(spec: FormatSpec, recipe: Recipe | None, layout: str, members: int) -> Sides:
     rule, second = spec.default_scale_rule, recipe is not None
     plan = Plan(spec, recipe, rule, 64, 64, layout, has_second_level=second, rows_per_scale=64)
-    return Sides(GroupedPlan((plan,), (0,)), None)
+    return Sides(GroupedPlan((plan,) * members, tuple(range(0, members * 4096, 4096))), None)
 
 
 def _recipes(spec: FormatSpec) -> list[Recipe | None]:
@@ -50,22 +55,30 @@ def _recipes(spec: FormatSpec) -> list[Recipe | None]:
 
 
 def _quantize_samples() -> Iterator[Instance]:
-    te = ALL_RECIPES["te"]
+    te, kinds = ALL_RECIPES["te"], cycle(KINDS)
     for number, dtype in enumerate(DTYPES):
         for spec in ALL_FORMATS.values():
             for recipe in _recipes(spec):
-                for layout in ("linear", "swizzled_128x4"):
-                    flat = quantize_flat_launch(_group(spec, recipe, layout), dtype)
+                for layout, members in product(("linear", "swizzled_128x4"), (1, FEW_WORDS[-1])):
+                    group = _group(spec, recipe, layout, members)
+                    flat = quantize_flat_launch(group, dtype, multiprocessors=1)
                     if flat is not None:
                         yield flat.instance
             recipe = te if spec.has_second_level else None
+            for name in ACTIVATIONS[number :: len(DTYPES)]:
+                group = _group(spec, recipe, "linear", 1)
+                flat = quantize_flat_launch(group, dtype, 1, name)
+                assert flat is not None
+                yield flat.instance
             row, column = (_plan(spec, recipe, Variant(axis=axis)) for axis in AXES)
             for directions in (
                 Directions(row, None),
                 Directions(None, column),
                 Directions(row, column),
             ):
-                yield quantize_grouped_kernel(directions, dtype, number != 1, number != 2)
+                vector, one_level = number != 1, number != 2
+                kind = next(kinds)
+                yield quantize_grouped_kernel(directions, dtype, vector, one_level, False, kind)
     for options in (
         {"block": "2d"},
         {"per_token": True},
@@ -76,26 +89,29 @@ def _quantize_samples() -> Iterator[Instance]:
         row, column = (_plan(NVFP4, te, Variant(axis=axis, **options)) for axis in AXES)
         directions = Directions(row, column)
         for wide in {False, can_be_wide(directions, "bfloat16", True)}:
-            yield quantize_grouped_kernel(directions, "bfloat16", True, True, wide)
+            yield quantize_grouped_kernel(directions, "bfloat16", True, True, wide, next(kinds))
 
 
 def _other_samples() -> Iterator[Instance]:
-    te = ALL_RECIPES["te"]
+    te, kinds = ALL_RECIPES["te"], cycle(KINDS)
     for dtype in DTYPES:
         for spec in ALL_FORMATS.values():
             plan = _plan(spec, te if spec.has_second_level else None)
-            yield dequantize_columns_kernel(plan, dtype, spec.has_second_level)
+            yield dequantize_columns_kernel(plan, dtype, spec.has_second_level, next(kinds))
             for access in DEQUANTIZE_ACCESSES:
                 if plan.has_second_level or access != "rows":
-                    yield dequantize_rows_kernel(plan, dtype, access)
-        yield amax_kernel(dtype)
-        yield from (column_sums_kernel(dtype, vector) for vector in (True, False))
+                    yield dequantize_rows_kernel(plan, dtype, access, next(kinds))
+        for kind in KINDS:
+            yield amax_kernel(dtype, kind)
+            yield from (column_sums_kernel(dtype, vector, kind) for vector in (True, False))
         for axis in AXES:
             for vector in (True, False):
-                yield vector_amax_kernel(_plan(NVFP4, te, Variant(axis=axis)), dtype, vector)
+                plain = _plan(NVFP4, te, Variant(axis=axis))
+                yield vector_amax_kernel(plain, dtype, vector, next(kinds))
                 for rounding in RHT_ROUNDINGS:
                     turned = Variant(axis=axis, hadamard=1, rht_rounding=rounding)
-                    yield vector_amax_kernel(_plan(NVFP4, te, turned), dtype, vector)
+                    plan = _plan(NVFP4, te, turned)
+                    yield vector_amax_kernel(plan, dtype, vector, next(kinds))
     for recipe in ALL_RECIPES.values():
-        yield dequantize_rows_kernel(_plan(NVFP4, recipe), "bfloat16", "flat")
-        yield dequantize_columns_kernel(_plan(NVFP4, recipe), "bfloat16", False)
+        yield dequantize_rows_kernel(_plan(NVFP4, recipe), "bfloat16", "flat", next(kinds))
+        yield dequantize_columns_kernel(_plan(NVFP4, recipe), "bfloat16", False, next(kinds))

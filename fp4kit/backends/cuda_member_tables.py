@@ -3,8 +3,8 @@
 """Groups on CUDA: where the members lie, and how the work on them is cut, as integer arithmetic.
 
 All members are one launch: a thread block looks up in a table (`kernels_cu/members.cuh`) which
-member its piece of work belongs to, a tile or a chunk. Nothing here knows CuPy, but for the pinned
-copy of a table.
+member its piece of work belongs to: a tile, a chunk or a round. Nothing here knows CuPy, but for
+the pinned copy of a table.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4kit.layout import TILE
+
+from . import cuda_device
 from .base import Plan
 from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
 from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
@@ -37,11 +40,19 @@ from .grouped import GroupedPlan, filled
 
 #: 64-bit words of a Member (members.cuh).
 MEMBER_WORDS = 10
-#: Rounds of a thread block that takes a chunk of lanes: enough to make its table worth while.
-CHUNK_ROUNDS = 8
-CHUNK_LANES = THREADS * CHUNK_ROUNDS
-#: The same of strips, one a warp and round.
-CHUNK_STRIPS = THREADS // WARP * CHUNK_ROUNDS
+#: 32-bit words of tables that are parameters of kernels: with the other parameters no more than
+#: 4096 bytes (86 members), or 32764 where these are possible (272, 731).
+FEW_WORDS = (951, 2999, 8047)
+#: Stretches of pieces for each thread block that a device holds at once: more of them keep what is
+#: read side by side, and all multiprocessors busy to the end.
+STRETCHES = 12
+#: Pieces of a stretch that are worth what a thread block does ahead of it.
+LEAST_STRETCH = 4
+#: Strips of a round, one a warp.
+ROUND_STRIPS = THREADS // WARP
+#: Rows of a tile of the swizzled_128x4 layout; those that a strip has where not all of them exist,
+#: and how many such strips there are at least: those that write padding.
+SWIZZLED_ROWS, SHORT_ROWS, SHORT_STRIPS = 128, 8, 4
 
 
 class Sides(NamedTuple):
@@ -67,11 +78,21 @@ class MemberTable:
             `MEMBER_WORDS` for each.
         count: number of members in it.
         pieces: pieces of work of all of them.
+        few: the same in 32 bits, as a kernel takes it as FewMembers (members.cuh); one element.
+            None if it does not fit.
     """
 
     words: NDArray[np.int64]
     count: int
     pieces: int
+    few: NDArray[np.void] | None
+
+    @property
+    def kind(self) -> str:
+        """What kernels take (members.cuh)."""
+        if self.few is None:
+            return "ManyMembers"
+        return f"FewMembers<{self.few.nbytes // 4 - 1}>"
 
     @property
     def records(self) -> int:
@@ -81,9 +102,23 @@ class MemberTable:
     @property
     def grid(self) -> tuple[int]:
         """A thread block for each piece."""
-        if self.pieces > MAX_GRID:  # 2^44 elements at least: no memory holds them
-            raise OverflowError(f"{self.pieces} pieces of work do not fit a CUDA grid")
+        self._check_pieces()
         return (self.pieces,)
+
+    def stretches(self, blocks: int) -> tuple[int, tuple[int]]:
+        """Pieces that a thread block takes one after the other, and thread blocks.
+
+        Args:
+            blocks: thread blocks that the device holds at once.
+        """
+        self._check_pieces()
+        evenly = -(-self.pieces // blocks)
+        stretch = max(min(evenly, LEAST_STRETCH), -(-evenly // STRETCHES))
+        return stretch, (-(-self.pieces // stretch),)
+
+    def _check_pieces(self) -> None:
+        if self.pieces > MAX_GRID:  # 2^43 elements at least: no memory holds them
+            raise OverflowError(f"{self.pieces} pieces of work do not fit a CUDA grid")
 
     @cached_property
     def pinned(self) -> Any:
@@ -131,6 +166,11 @@ def any_padded(plan: GroupedPlan) -> bool:
     return any(is_padded(plan.members[number]) for number in filled(plan))
 
 
+def is_halved(plan: GroupedPlan, starts: tuple[int, ...]) -> bool:
+    """Whether members begin at half of these numbers, exactly, as rows of swiglu do."""
+    return all(starts[number] == 2 * plan.starts[number] for number in filled(plan))
+
+
 @lru_cache(maxsize=256)
 def takes_vectors(plan: GroupedPlan, dtype: str) -> bool:
     """Whether every row of every member begins and ends on 16 bytes of the buffer."""
@@ -150,12 +190,17 @@ def _tiles(plan: Plan, columns: int) -> int:
     return -(-plan.rows // TILE_ROWS) * -(-plan.cols // columns)
 
 
-def _lane_chunks(plan: Plan) -> int:
-    return -(-plan.rows * plan.cols // (LANE * CHUNK_LANES))
+def _lane_rounds(plan: Plan) -> int:
+    return -(-plan.rows * plan.cols // (LANE * THREADS))
 
 
-def _strip_chunks(plan: Plan) -> int:
-    return -(-strips(plan) // CHUNK_STRIPS)
+def _strip_rounds(plan: Plan) -> int:
+    """Of the whole tiles, and of the last row of tiles if its rows do not all exist."""
+    across = plan.scale_shape[1] // TILE["swizzled_128x4"][1]
+    down, rest = divmod(plan.rows, SWIZZLED_ROWS)
+    whole = down * across * SWIZZLED_ROWS * TILE["swizzled_128x4"][1] // (WARP * ROUND_STRIPS)
+    short = max(-(-rest // SHORT_ROWS), SHORT_STRIPS) if rest else 0
+    return whole + -(-short * across // ROUND_STRIPS)
 
 
 def strips(plan: Plan) -> int:
@@ -175,7 +220,21 @@ def _make_table(pieces: Sequence[int], members: NDArray[np.int64]) -> MemberTabl
     first = np.zeros(count + 1 + (count + 1) % 2, np.int64)
     np.cumsum(pieces, out=first[1 : count + 1])
     words = np.concatenate([first, members.reshape(-1)])
-    return MemberTable(words, count, int(first[count]))
+    return MemberTable(words, count, int(first[count]), _few(first[: count + 1], members))
+
+
+def _few(first: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.void] | None:
+    """FewMembers: the count, the members, where their pieces begin and end."""
+    words = np.concatenate([members.reshape(-1), first])
+    rooms = [room for room in FEW_WORDS if room >= words.size]
+    if not rooms or words.max() >= 1 << 32:
+        return None
+    if rooms[0] > FEW_WORDS[0] and not cuda_device.has_large_parameters():
+        return None
+    image = np.zeros(1 + rooms[0], np.uint32)
+    image[0] = len(members)
+    image[1 : 1 + words.size] = words
+    return image.view(np.dtype((np.void, image.nbytes)))
 
 
 def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
@@ -209,8 +268,8 @@ def amax_table(sides: Sides, dtype: str) -> MemberTable:
 
 @lru_cache(maxsize=256)
 def lane_table(sides: Sides) -> MemberTable:
-    """Pieces are CHUNK_LANES lanes."""
-    return _table(sides, _lane_chunks)
+    """Pieces are rounds of a lane for each thread."""
+    return _table(sides, _lane_rounds)
 
 
 @lru_cache(maxsize=256)
@@ -222,8 +281,8 @@ def piece_table(sides: Sides, dtype: str, access: str) -> MemberTable:
 
 @lru_cache(maxsize=256)
 def strip_table(sides: Sides) -> MemberTable:
-    """Pieces are CHUNK_STRIPS strips."""
-    return _table(sides, _strip_chunks)
+    """Pieces are rounds of ROUND_STRIPS strips."""
+    return _table(sides, _strip_rounds)
 
 
 @dataclass(frozen=True)

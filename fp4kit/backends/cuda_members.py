@@ -6,16 +6,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.scaling import second_level_range
 
-from . import cuda_variants
+from . import cuda_activations, cuda_variants
 from .base import Plan
-from .cuda_launch import dequantize_access, range_bits, rounds_stochastically, seed_arguments
+from .cuda_launch import (
+    ITEM_SIZES,
+    dequantize_access,
+    range_bits,
+    rounds_stochastically,
+    seed_arguments,
+)
 from .cuda_member_tables import (
-    CHUNK_LANES,
-    CHUNK_STRIPS,
     MemberTable,
     Sides,
     amax_chunk,
@@ -33,6 +41,7 @@ from .cuda_module import (
     CXX_DTYPES,
     CXX_FORMATS,
     DEQUANTIZE_ACCESSES,
+    FLAT_BLOCKS,
     LANE,
     Instance,
     instance,
@@ -58,12 +67,14 @@ class MemberLaunch:
 
     Attributes:
         instance: the kernel.
-        table: its pieces of work, one a thread block.
+        table: its pieces of work.
+        grid: thread blocks.
         scalars: what follows its arrays.
     """
 
     instance: Instance
     table: MemberTable
+    grid: tuple[int, ...]
     scalars: tuple[int, ...]
 
 
@@ -88,8 +99,14 @@ def _has_levels(plan: Plan) -> bool:
 
 
 @lru_cache(maxsize=256)
-def quantize_flat_launch(sides: Sides, dtype: str) -> MemberLaunch | None:
-    """For (x, second, packed, block_scale, table): the fast path of aligned rows, or None."""
+def quantize_flat_launch(
+    sides: Sides, dtype: str, multiprocessors: int, name: str | None = None
+) -> MemberLaunch | None:
+    """For (gate, factor, second, packed, block_scale, table): the fast path of rows, or None.
+
+    Everything must be aligned. `name`: an activation, for linear scales only. With others there is
+    no factor among the parameters.
+    """
     group = sides.row
     if group is None or sides.column is not None:
         return None
@@ -98,46 +115,56 @@ def quantize_flat_launch(sides: Sides, dtype: str) -> MemberLaunch | None:
     whole = all(member.cols % plan.format.block_size == 0 for member in members)
     if plan.variant is not None or per_vector(group) or not whole:
         return None
-    names = CXX_FORMATS[plan.format.name], CXX_DTYPES[dtype], cxx_recipe(plan), _has_levels(plan)
+    names: tuple[str | bool, ...] = (
+        CXX_FORMATS[plan.format.name],
+        CXX_DTYPES[dtype],
+        cxx_recipe(plan),
+        _has_levels(plan),
+    )
     if plan.scale_layout == "linear":
-        kernel, table, chunk = "quantize_grouped_flat_kernel", lane_table(sides), CHUNK_LANES
+        kernel, table = "quantize_grouped_flat_kernel", lane_table(sides)
+        names = *names, cuda_activations.function_name(name)
+    elif name is not None:
+        return None
     elif plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE:
         if any(member.blocks % 4 or strips(member) >= 2**31 for member in members):
             return None
-        kernel, table, chunk = "quantize_grouped_tiled_kernel", strip_table(sides), CHUNK_STRIPS
+        kernel, table = "quantize_grouped_tiled_kernel", strip_table(sides)
     else:
         return None
+    stretch, grid = table.stretches(multiprocessors * FLAT_BLOCKS[ITEM_SIZES[dtype]])
     return MemberLaunch(
-        instance(kernel, "quantize_grouped_flat.cu", *names),
+        instance(kernel, "quantize_grouped_flat.cu", *names, table.kind),
         table,
-        (chunk, _high_first(plan), _rule(plan)),
+        grid,
+        (stretch, _high_first(plan), _rule(plan)),
     )
 
 
 def quantize_grouped_kernel(
-    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool = False
+    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool, kind: str
 ) -> Instance:
     """The instance that serves everything; `one_level` unless vectors have levels of their own."""
     config = tile_config(directions, dtype, vector, one_level, wide)
     seed = seed_types(rounds_stochastically(directions.any))
-    return instance("quantize_grouped_kernel", "quantize_grouped.cu", config, *seed)
+    return instance("quantize_grouped_kernel", "quantize_grouped.cu", config, kind, *seed)
 
 
 def quantize_arguments(
     sides: Sides,
     x: int,
-    table: tuple[int, int, int],
+    table: NDArray[np.void],
     tiles: int,
     row: tuple[int, int, int],
     column: tuple[int, int, int],
     seed: tuple[int, int],
-) -> tuple[int, ...]:
+) -> tuple[Any, ...]:
     """Arguments of `quantize_grouped_kernel`.
 
     Args:
         sides: the plans.
         x: address of the buffer.
-        table: addresses of the table's pieces and members, and the number of these.
+        table: of the tiles.
         tiles: of all members.
         row: addresses of (second, packed, block_scale) of the rowwise result.
         column: the same of the columnwise one.
@@ -147,7 +174,7 @@ def quantize_arguments(
     plan = directions.any
     return (
         x,
-        *table,
+        table,
         tiles,
         *row,
         int(sides.row is not None and per_vector(sides.row)),
@@ -167,8 +194,10 @@ def quantize_launch(
     sides: Sides, dtype: str, vector: bool, wide: bool
 ) -> tuple[Instance, MemberTable]:
     """The kernel and table that `quantize_arguments` are for."""
-    kernel = quantize_grouped_kernel(_directions(sides), dtype, vector, _share_levels(sides), wide)
-    return kernel, tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
+    table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
+    directions, one_level = _directions(sides), _share_levels(sides)
+    kernel = quantize_grouped_kernel(directions, dtype, vector, one_level, wide, table.kind)
+    return kernel, table
 
 
 def wide_shared(sides: Sides, dtype: str, vector: bool) -> int:
@@ -186,15 +215,16 @@ def dequantize_launch(group: GroupedPlan, dtype: str, vector: bool) -> MemberLau
     sides = sides_of((group,))
     plan = first_plan(group)
     if plan.is_columnwise:
-        kernel = dequantize_columns_kernel(plan, dtype, per_vector(group))
         table = tile_table(sides)
+        kernel = dequantize_columns_kernel(plan, dtype, per_vector(group), table.kind)
     else:
         access = _dequantize_access(group, dtype, vector)
-        kernel = dequantize_rows_kernel(plan, dtype, access)
         table = piece_table(sides, dtype, access)
+        kernel = dequantize_rows_kernel(plan, dtype, access, table.kind)
     return MemberLaunch(
         kernel,
         table,
+        table.grid,
         (
             int(per_vector(group)),
             SCALE_LAYOUTS.index(plan.scale_layout),
@@ -212,7 +242,7 @@ def _dequantize_access(group: GroupedPlan, dtype: str, vector: bool) -> str:
     return max(needed, key=list(DEQUANTIZE_ACCESSES).index)
 
 
-def dequantize_rows_kernel(plan: Plan, dtype: str, access: str) -> Instance:
+def dequantize_rows_kernel(plan: Plan, dtype: str, access: str, kind: str) -> Instance:
     """Every member decoded, rowwise."""
     return instance(
         "dequantize_grouped_kernel",
@@ -222,13 +252,14 @@ def dequantize_rows_kernel(plan: Plan, dtype: str, access: str) -> Instance:
         cxx_recipe(plan),
         _has_levels(plan),
         DEQUANTIZE_ACCESSES[access],
+        kind,
     )
 
 
-def dequantize_columns_kernel(plan: Plan, dtype: str, many_levels: bool) -> Instance:
+def dequantize_columns_kernel(plan: Plan, dtype: str, many_levels: bool, kind: str) -> Instance:
     """Every member decoded, columnwise."""
     arguments = decoded_tile(plan, dtype, many_levels)
-    return instance("dequantize_grouped_columns_kernel", "dequantize_grouped.cu", *arguments)
+    return instance("dequantize_grouped_columns_kernel", "dequantize_grouped.cu", *arguments, kind)
 
 
 @lru_cache(maxsize=256)
@@ -237,24 +268,22 @@ def amax_launch(group: GroupedPlan, dtype: str, vector: bool) -> MemberLaunch:
     sides = sides_of((group,))
     plan = first_plan(group)
     if not per_vector(group) and variant_of(plan).hadamard is None:
-        return MemberLaunch(
-            amax_kernel(dtype),
-            amax_table(sides, dtype),
-            (int(plan.is_columnwise), amax_chunk(dtype)),
-        )
-    return MemberLaunch(
-        vector_amax_kernel(plan, dtype, vector),
-        tile_table(sides),
-        (int(per_vector(group)), sign_mask_of(plan)),
-    )
+        table = amax_table(sides, dtype)
+        kernel = amax_kernel(dtype, table.kind)
+        scalars = int(plan.is_columnwise), amax_chunk(dtype)
+    else:
+        table = tile_table(sides)
+        kernel = vector_amax_kernel(plan, dtype, vector, table.kind)
+        scalars = int(per_vector(group)), sign_mask_of(plan)
+    return MemberLaunch(kernel, table, table.grid, scalars)
 
 
-def amax_kernel(dtype: str) -> Instance:
+def amax_kernel(dtype: str, kind: str) -> Instance:
     """One amax a member."""
-    return instance("grouped_amax_kernel", "amax_grouped.cu", CXX_DTYPES[dtype])
+    return instance("grouped_amax_kernel", "amax_grouped.cu", CXX_DTYPES[dtype], kind)
 
 
-def vector_amax_kernel(plan: Plan, dtype: str, vector: bool) -> Instance:
+def vector_amax_kernel(plan: Plan, dtype: str, vector: bool, kind: str) -> Instance:
     """One amax a vector, perhaps after the rotation."""
     turned, elements = rotated(plan, dtype)
     return instance(
@@ -265,10 +294,11 @@ def vector_amax_kernel(plan: Plan, dtype: str, vector: bool) -> Instance:
         plan.is_columnwise,
         turned,
         vector,
+        kind,
     )
 
 
-def column_sums_kernel(dtype: str, vector: bool) -> Instance:
+def column_sums_kernel(dtype: str, vector: bool, kind: str) -> Instance:
     """Two levels of the sums of an element type."""
-    names = CXX_DTYPES[dtype], vector
+    names = CXX_DTYPES[dtype], vector, kind
     return instance("grouped_column_sums_kernel", "column_sums_grouped.cu", *names)

@@ -1,0 +1,151 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of activated members: one kernel on the host, and the public function on a GPU."""
+
+from math import prod
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp4kit
+from fp4kit import codecs
+from fp4kit.activations import ACTIVATIONS, DERIVATIVES
+from fp4kit.backends import get_backend
+from fp4kit.formats import ALL_FORMATS, DTYPES
+from fp4kit.grouped_tensor import grouped_plan
+
+F32 = np.float32
+REFERENCE = get_backend("reference")
+#: Rows and columns of results: members end within thread blocks, some are empty.
+DIMS = ((3, 64), (0, 32), (70, 96), (1, 32), (257, 32), (5, 0), (33, 160))
+
+
+def raw(size, dtype, seed):
+    """Moderate values, and some that are not."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(size)
+    x[200:400] *= 2.0 ** rng.integers(-20, 14, 200)
+    x[1000], x[1500], x[1501:1540] = np.nan, -np.inf, -0.0
+    return codecs.from_float32(x.astype(F32), dtype)
+
+
+def starts_of(dims, factor, gap):
+    """Where members of results begin, with gaps, and the end; times a factor for their inputs."""
+    starts, end = [], gap
+    for shape in dims:
+        starts.append(factor * end)
+        end += prod(shape) + gap
+    return tuple(starts), factor * end
+
+
+def activated(name, dtype, x, z, gap):
+    """The buffer of results, and where members begin in it and in the inputs."""
+    factor = 2 if name == "swiglu" else 1
+    sources, _ = starts_of(DIMS, factor, gap)
+    starts, size = starts_of(DIMS, 1, gap)
+    y = np.zeros(size, x.dtype)
+    for (rows, cols), source, start in zip(DIMS, sources, starts, strict=True):
+        if rows and cols:
+            end = source + factor * rows * cols
+            own = None if z is None else z[source:end].reshape(rows, cols)
+            out = np.empty((rows, cols), x.dtype)
+            REFERENCE.activate(name, x[source:end].reshape(rows, -1), dtype, own, out)
+            y[start : start + rows * cols] = out.reshape(-1)
+    return y, starts, sources
+
+
+def check(on_host, kernels, assert_bits, name, dtype, format="nvfp4", gap=0, shift=0, **options):
+    """Whether one kernel did it, after a look at its bytes."""
+    _, size = starts_of(DIMS, 2 if name == "swiglu" else 1, gap)
+    x = raw(size, dtype, 1)
+    z = raw(size, dtype, 2) if name in DERIVATIVES else None
+    y, starts, sources = activated(name, dtype, x, z, gap)
+    recipe = "te" if format == "nvfp4" else None
+    plan = grouped_plan(DIMS, starts, False, format=format, recipe=recipe, pad=True, **options)
+    second = None
+    if format == "nvfp4":
+        second = np.linspace(2, 9, plan.second_offsets[-1]).astype(F32)
+    results = [
+        [make(offsets[-1], np.uint8) for offsets in (plan.packed_offsets, plan.scale_offsets)]
+        for make in (on_host.empty, np.empty)
+    ]
+    kernels.launched.clear()
+    done = on_host.engine.quantize_grouped_activated(
+        name,
+        plan,
+        sources,
+        on_host.put(x, shift * x.itemsize),
+        dtype,
+        None if z is None else on_host.put(z),
+        None if second is None else on_host.put(second),
+        *results[0],
+    )
+    launched = [instance.file for instance in kernels.launched]
+    assert launched == (["quantize_grouped_flat.cu"] if done else [])
+    if done:
+        packed, scales = results[1]
+        engine = get_backend("cpu")
+        engine.quantize_grouped((plan,), y, dtype, (second,), (packed,), (scales,))
+        assert_bits(np.asarray(results[0][0]), packed, "packed")
+        assert_bits(np.asarray(results[0][1]), scales, "block_scale")
+    return done
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_one_kernel(on_host, kernels, tables, assert_bits, name, dtype):
+    for gap in (0, 8):
+        assert check(on_host, kernels, assert_bits, name, dtype, gap=gap)
+
+
+@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("name", ["swiglu", "dgelu"])
+def test_formats(on_host, kernels, assert_bits, name, format):
+    options = {"format": format, "nibble_order": "high_first"}
+    assert check(on_host, kernels, assert_bits, name, "bfloat16", **options)
+
+
+def test_what_is_not_fused(on_host, kernels, assert_bits):
+    arguments = on_host, kernels, assert_bits
+    assert not check(*arguments, "silu", "bfloat16", scale_layout="swizzled_128x4")
+    assert not check(*arguments, "silu", "bfloat16", shift=1)
+    assert not check(*arguments, "silu", "bfloat16", gap=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8"])
+@pytest.mark.parametrize("name", ["gelu", "swiglu", "dsilu"])
+def test_public_function(cupy, name, format, layout, given):
+    """Fused or not, the bytes of the CPU; the tail of the buffer holds NaN."""
+    rows, width = [0, 33, 128, 1, 300], 256 if name == "swiglu" else 128
+    hosts = [
+        np.random.default_rng(seed).standard_normal((500, width)).astype(ml_dtypes.bfloat16)
+        for seed in range(2)
+    ]
+    for host in hosts:
+        host[sum(rows) :] = np.nan
+    options = {"format": format, "first_dims": rows, "scale_layout": layout, "activation": name}
+    options["nonfinite"] = "propagate"
+    if given and format == "nvfp4":
+        options["amax"] = np.linspace(2, 5, len(rows)).astype(F32)
+
+    def call(place, **more):
+        x, z = (place(host) for host in hosts)
+        more |= {"activation_input": z} if name in DERIVATIVES else {}
+        if "amax" in more:
+            more["amax"] = place(more["amax"])
+        return fp4kit.quantize_grouped(x, **more)
+
+    def device(host):
+        if host.dtype == F32:
+            return cupy.asarray(host)
+        return cupy.asarray(host.view(np.uint16)).view(ml_dtypes.bfloat16)
+
+    got, want = call(device, **options), call(np.asarray, backend="cpu", **options)
+    np.testing.assert_array_equal(got.packed.get(), want.packed)
+    np.testing.assert_array_equal(got.block_scale.get(), want.block_scale)
+    if format == "nvfp4":
+        np.testing.assert_array_equal(got.amax.get(), want.amax)
