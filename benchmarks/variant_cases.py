@@ -309,6 +309,8 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
         whole = f"{title}, whole tiles"
         yield named(whole, grouped_case, options, WHOLE_TILES, measured=False)
     yield named(f"quantize {MEMBERS} members, rows, amax measured", grouped_case, {}, measured=True)
+    silu = {"activation": "silu"}
+    yield named(f"quantize {MEMBERS} members, rows, silu", grouped_case, silu, measured=False)
     yield named(f"dequantize {MEMBERS} members, rows", grouped_decode_case)
     for title, activation, options, sums in ACTIVATIONS:
         yield named(f"quantize {title}", activation_case, activation, options, sums=sums)
