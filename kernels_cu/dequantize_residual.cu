@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
   const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
                                 static_cast<u32>(blocks), interleaved != 0};
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
-  const GroupRows group_rows(layout, places.blocks);
+  const GroupRows group_rows(layout);
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
   const u32 cols = places.main_blocks * kLaneElements;
   const u32 chunks = cols / kChannels;

@@ -29,15 +29,6 @@ __device__ __forceinline__ void load_ahead(const typename T::Bits* __restrict__ 
   load_elements<true, T>(from, kLaneElements, elements);
 }
 
-// Brings a lane's elements, or the first half of them, to the second-level cache.
-__device__ __forceinline__ void prefetch_lane(const void* from) {
-#ifdef __CUDA_ARCH__
-  asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
-#else
-  static_cast<void>(from);
-#endif
-}
-
 // Thread blocks per multiprocessor. Each thread holds a block's elements, packed and in binary32.
 template <class T>
 FP4KIT_HD constexpr int residual_blocks() {
@@ -79,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
   const bool wide = unit_blocks == 32;
   const u32 lane = threadIdx.x % 32;
   const u32 block_offset = wide ? lane : lane % kTileCols;
-  const GroupRows group_rows(layout, places.blocks);
+  const GroupRows group_rows(layout);
   const u32 local = wide ? 0 : group_rows.local(lane);
 
   Words<T> ahead{};

@@ -2,301 +2,274 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // quantize_residual of channels in another order: as quantize_residual.cu, but rows are staged in
-// shared memory, from where the channels of a block are gathered. An order is read once a thread
-// block, which keeps it as places in that memory.
-#include "residual_places.cuh"
-#include "tiles.cuh"
+// shared memory, where each channel is written to its place in the order, so that a block lies
+// there as it is read. An order is read once a thread block, which keeps the places of channels.
+#include "residual_stage.cuh"
 
 namespace fp4kit {
 
 constexpr u32 kStagedThreads = FP4KIT_RESIDUAL_STAGED_THREADS;
 
-// What lies in shared memory, one after the other, all of it whole 16-byte pieces.
-template <class T>
-struct Stage {
-  static constexpr u32 kRows = 4 / T::kSize;       // rows that a word holds a channel of
-  static constexpr u32 kChannels = 16 / T::kSize;  // of a 16-byte piece of a row
-  static constexpr u32 kPieces = kLaneElements / kChannels;
-  static constexpr u32 kSlot = kStagedThreads * kRows * 4;  // words of a slot
-
-  FactorTable* factors;
-  u32* own;    // this thread's part of the first slot
-  u32* word;   // `together` rows or pairs of rows
-  u16* index;  // the staged places of the channels of each block
-  u8* scales;  // of a group
-
-  __device__ __forceinline__ Stage(uint4* memory, u32 slots, u32 together, u32 cols) {
-    factors = reinterpret_cast<FactorTable*>(memory);
-    u32* const first_slot = reinterpret_cast<u32*>(factors + 1);
-    own = first_slot + threadIdx.x * 4;
-    word = first_slot + slots * kSlot;
-    index = reinterpret_cast<u16*>(word + together * cols);
-    scales = reinterpret_cast<u8*>(index + cols);
-  }
-};
-
-// From a slot to words: a piece of each of the rows that share these.
-template <class T>
-__device__ __forceinline__ void put_piece(const u32* slot, u32* staged, u32 half) {
-  const uint4 first = *reinterpret_cast<const uint4*>(slot);
-  if constexpr (Stage<T>::kRows == 1) {
-    *reinterpret_cast<uint4*>(staged) = first;
-  } else {
-    const uint4 second = *reinterpret_cast<const uint4*>(slot + kStagedThreads * 4);
-    *reinterpret_cast<uint4*>(staged) =
-        make_uint4(byte_perm(first.x, second.x, 0x5410u), byte_perm(first.x, second.x, 0x7632u),
-                   byte_perm(first.y, second.y, 0x5410u), byte_perm(first.y, second.y, 0x7632u));
-    *reinterpret_cast<uint4*>(staged + half) =
-        make_uint4(byte_perm(first.z, second.z, 0x5410u), byte_perm(first.z, second.z, 0x7632u),
-                   byte_perm(first.w, second.w, 0x5410u), byte_perm(first.w, second.w, 0x7632u));
-  }
-}
-
-// The sixteen channels of a block, of each of the rows that share words.
-template <class T>
-struct StagedBlock {
-  static constexpr int kRows = static_cast<int>(Stage<T>::kRows);
-  Words<T, kRows * kLaneElements> found;  // a word for each channel
-  u32 signs[kRows][2];
-  MaxBits<T> maximum;
-
-  __device__ __forceinline__ void gather(u32* word, u32 base, const u16* index, u32 block,
-                                         u32 main_blocks) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 eight =
-          *reinterpret_cast<const uint4*>(index + index_place(block, half * 8, main_blocks));
-      const u32 kept[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        found.word[8 * half + 2 * i] = word_at(word, low_place(kept[i], base));
-        found.word[8 * half + 2 * i + 1] = word_at(word, high_place(kept[i], base));
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const u32* const w = found.word + 8 * half;
-      if constexpr (kRows == 1) {
-        signs[0][half] = sign_nibbles<T>(w);
-      } else {
-        // As sign_nibbles, the row's elements being the halves of neighbouring words.
-        const u32 even[2] = {sign_perm(w[0], w[2], 0xFBD9u), sign_perm(w[4], w[6], 0xFBD9u)};
-        const u32 odd[2] = {sign_perm(w[1], w[3], 0xFBD9u), sign_perm(w[5], w[7], 0xFBD9u)};
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const u32 selector = r == 0 ? 0x5410u : 0x7632u;
-          signs[r][half] = (byte_perm(even[0], even[1], selector) & 0x08080808u) |
-                           (byte_perm(odd[0], odd[1], selector) & 0x80808080u);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) maximum.add(found.word[i]);
-  }
-
-  // scale_block of one of the rows.
-  template <bool kRounds>
-  __device__ __forceinline__ BlockElements scale(int r, float g) const {
-    BlockElements elements;
-#pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
-      elements.y[i] = round_if<kRounds>(mul_rn(found.value(kRows * i + r), g));
-    }
-    elements.signs[0] = signs[r][0];
-    elements.signs[1] = signs[r][1];
-    const u32 largest = kRows == 1 ? maximum.result() : maximum.half(r);
-    elements.amax = round_if<kRounds>(mul_rn(from_input_bits<T>(largest), g));
-    return elements;
-  }
-};
-
-// Scales of a finished group. Linear ones are contiguous, and end with the tensor's last row.
+// Scales of a finished group, which are staged as rows. Linear ones are contiguous, and end with
+// the tensor's last row.
 __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restrict__ block_scale,
-                                                   int layout, u32 group, u32 rows, u32 blocks,
-                                                   u32 stored_cols) {
+                                                   const GroupRows& group_rows, int layout,
+                                                   u32 group, u32 rows, u32 stored_cols) {
   if (layout == kLayoutLinear) {
     const u32 left = rows - group * kGroupRows;
-    const u32 bytes = min_u32(left, kGroupRows) * blocks;
-    u8* const out = block_scale + static_cast<u64>(group) * kGroupRows * blocks;
-    for (u32 i = threadIdx.x * 8; i < bytes; i += kStagedThreads * 8) {
+    const u32 bytes = min_u32(left, kGroupRows) * stored_cols;
+    u8* const out = block_scale + static_cast<u64>(group) * kGroupRows * stored_cols;
+#pragma unroll 1
+    for (u32 i = threadIdx.x * 8; i < bytes; i += blockDim.x * 8) {
       if (i + 8 <= bytes) {
         *reinterpret_cast<uint2*>(out + i) = *reinterpret_cast<const uint2*>(scales + i);
       } else {
+#pragma unroll 1
         for (u32 k = i; k < bytes; ++k) out[k] = scales[k];
       }
     }
     return;
   }
   const u32 across = stored_cols / kTileCols;
-  for (u32 i = threadIdx.x; i < across * 2; i += kStagedThreads) {
-    const u64 offset = sector_offset(layout, group, i / 2, across, i % 2 * 16);
-    *reinterpret_cast<uint4*>(block_scale + offset) =
-        *reinterpret_cast<const uint4*>(scales + i * 16);
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < across * 2; i += blockDim.x) {
+    const u32 inside = i % 2 * 16;
+    u32 word[4];
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+      const u32 row = group_rows.local(inside + 4 * k);
+      word[k] = *reinterpret_cast<const u32*>(scales + row * stored_cols + i / 2 * kTileCols);
+    }
+    store_words_aligned(block_scale + sector_offset(layout, group, i / 2, across, inside), word);
   }
 }
 
-// A thread block takes groups of eight rows; a step of it are `together` rows (or pairs of rows of
-// a 16-bit type), as many as shared memory holds well. Rows come into slots, which only the thread
-// that copies there reads, without a register: those of the next step are on their way while blocks
-// of this one are worked on. A step with more pieces than slots loads the rest when it begins.
+// A thread block takes groups of eight rows; a step of it are kTogether rows (or pairs of rows of
+// a 16-bit type), which pass through a buffer of a ring. In a turn a warp writes its part of a step
+// and reads blocks of the one before, or of the same if there is one buffer (not kAhead); with
+// three buffers it may be a whole step ahead of others: blocks with residuals are more work, and
+// lie side by side. What comes after that is on its way to the second-level cache.
 //
-// An order that is no permutation gives some result, but nothing outside is read.
+// Of an order that is no permutation nothing outside is read, and channels that stand at several
+// places are copied from one of them.
 //
-// Launch: kStagedThreads threads, as many blocks as run at once; shared memory as in Stage, the
-// scales being 8 * stored_cols bytes, rounded up to 32. Fewer than 2^31
-// rows, and cols at most 2^16.
-template <class T, bool kRounds>
-__global__ void __launch_bounds__(kStagedThreads, FP4KIT_RESIDUAL_QUANTIZE_STAGED)
+// Registers for all that a thread needs count more than many threads: beside the staged rows there
+// is no first-level cache for what is spilled.
+//
+// Launch: whole warps, at most kStagedThreads threads, as many blocks as run at once; shared memory
+// as in Stage, a group's scales being 8 * stored_cols bytes, rounded up to 32. A group's scales are
+// stored some steps after they are worked out, so that there are `scale_sets` of them, a power of
+// two of at least 1 + (buffers - 1) / steps of a group. Fewer than 2^31 rows, and fewer than 2^16
+// columns.
+template <class T, bool kRounds, u32 kTogether, bool kAhead>
+__global__ void __launch_bounds__(kStagedThreads)
     quantize_residual_ordered_kernel(const typename T::Bits* __restrict__ x,
                                      const float* __restrict__ encode_scale,
                                      const i64* __restrict__ order, u8* __restrict__ packed,
                                      u8* __restrict__ block_scale, i64 group_count, i64 row_count,
                                      i64 main_count, i64 first, i64 block_count, i64 stored_cols,
-                                     i64 together_count, i64 slot_count, i64 magic, i64 shift,
-                                     i64 layout_number, i64 interleaved, i64 copies,
-                                     i64 high_first) {
-  using S = Stage<T>;
+                                     i64 buffer_count, i64 scale_sets, i64 layout_number,
+                                     i64 interleaved, i64 copies, i64 high_first) {
+  using S = Staged<T, kTogether>;
+  constexpr u32 kShared = S::kShared;
   extern __shared__ uint4 memory[];
   const u32 groups = static_cast<u32>(group_count);
   const u32 rows = static_cast<u32>(row_count);
-  const u32 together = static_cast<u32>(together_count);
+  const u32 buffers = static_cast<u32>(buffer_count);
   const int layout = static_cast<int>(layout_number);
   const BlockPlaces<u32> places{static_cast<u32>(main_count), static_cast<u32>(first),
                                 static_cast<u32>(block_count), interleaved != 0};
   const u32 cols = places.main_blocks * kLaneElements;
   const u32 chunks = cols / S::kChannels;
-  const u32 half = together * (cols / 2);
-  const u32 steps = kGroupRows / S::kRows / together;
-  const u32 pieces = together * chunks;
-  const u32 items = together * places.main_blocks;
-  const u32 slots = static_cast<u32>(slot_count);
-  const u32 at_once = slots * kStagedThreads;  // pieces that have slots
-  const u32 scale_words = (static_cast<u32>(stored_cols) + 3) / 4 * 8;
-  const FastDivide divide{main_count, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const S stage(memory, slots, together, cols);
+  const u32 items = kTogether * places.main_blocks;
+  const u32 buffer_words = kTogether * (cols + kStagedGap);
+  const u32 scale_bytes = (static_cast<u32>(stored_cols) + 3) / 4 * kSectorBytes;
+  const Stage stage(memory, buffers * buffer_words, cols);
   // Hidden, or it is worked out anew in each step.
   const u32 all_tasks =
       opaque(block_tasks(interleaved != 0, first % 2 == 0, copies != 0, high_first != 0));
-  const GroupRows group_rows(layout, places.blocks);
+  GroupRows group_rows(layout);
+  group_rows.hide();
 
-  // Begins to copy a step's pieces from `begin` on, as many as there are slots.
-  const auto copy_to = [&](u32* to, const typename T::Bits* from, u32 row) {
-#pragma unroll
-    for (u32 r = 0; r < S::kRows; ++r) {
-      copy_piece(to + r * (kStagedThreads * 4), from + r * cols, row + r < rows);
-    }
+  // All steps of this thread block, numbered: whose group it is, and its first row.
+  const u32 all_steps = (groups - blockIdx.x + gridDim.x - 1) / gridDim.x * S::kSteps;
+  const auto group_of = [&](u32 number) { return blockIdx.x + number / S::kSteps * gridDim.x; };
+  const auto row_of = [&](u32 number) {
+    return group_rows.row(group_of(number), 0) + group_rows.down(number % S::kSteps * S::kRows);
   };
-  const auto copy = [&](u32 group, u32 step, u32 begin) {
-    const u32 end = group < groups ? min_u32(begin + at_once, pieces) : 0;
-    u32* to = stage.own;
-    u32 piece = begin + threadIdx.x;
-    if (together == 1) {  // where a row comes from is the same for all threads
-      const u32 row = group_rows.row(group, step * S::kRows);
-      const typename T::Bits* from = x + static_cast<u64>(row) * cols + piece * S::kChannels;
-#pragma unroll 2
-      for (; piece < end; piece += kStagedThreads) {
-        copy_to(to, from, row);
-        from += kStagedThreads * S::kChannels;
-        to += S::kSlot;
-      }
+  // A piece of a row; rows past the last one are that.
+  const u32 row_bytes = cols * T::kSize;
+  const auto address = [&](u32 row, u32 piece) {
+    return reinterpret_cast<const u8*>(x) + piece * 16 +
+           static_cast<u64>(min_u32(row, rows - 1)) * row_bytes;
+  };
+  // Brings pieces of a step nearer: of two threads that read the same 32 bytes of some rows each
+  // takes half of these.
+  const auto prefetch = [&](u32 row, u32 piece) {
+    if constexpr (S::kRows == 1) {
+      if (piece % 2 == 0) prefetch_lane(address(row, piece));
     } else {
-#pragma unroll 1
-      for (; piece < end; piece += kStagedThreads) {
-        const u32 set = small_quotient(piece / S::kPieces, divide);
-        const u32 row = group_rows.row(group, (step * together + set) * S::kRows);
-        const u32 chunk = piece - set * chunks;
-        copy_to(to, x + static_cast<u64>(row) * cols + chunk * S::kChannels, row);
-        to += S::kSlot;
+#pragma unroll
+      for (u32 k = 0; k < S::kRows; k += 2) {
+        prefetch_lane(address(row + piece % 2 + group_rows.down(k), piece));
       }
     }
-    end_copies();
   };
-  const auto put = [&](u32 begin) {
-    const u32 end = min_u32(begin + at_once, pieces);
-    const u32* slot = stage.own;
-#pragma unroll 2
-    for (u32 piece = begin + threadIdx.x; piece < end; piece += kStagedThreads) {
-      put_piece<T>(slot, stage.word + piece * 4, half);
-      slot += S::kSlot;
-    }
-  };
+  // The channel that stands at j.
+  const auto channel = [&](u32 j) { return channel_inside(__ldg(order + j), cols); };
 
-  u32 group = blockIdx.x;
-  u32 step = 0;
-  copy(group, step, 0);
-  if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) stage.factors->fill(threadIdx.x);
+  u32 row_ahead = row_of(0);
+  for (u32 piece = threadIdx.x; piece < chunks; piece += blockDim.x) prefetch(row_ahead, piece);
+  if (threadIdx.x < 2 * kMostBuffers) stage.full[threadIdx.x].begin(blockDim.x / 32);
+  for (u32 i = threadIdx.x; i < sizeof(FactorTable) / sizeof(float); i += blockDim.x) {
+    stage.factors->fill(i);
+  }
 #pragma unroll 4
-  for (u32 j = threadIdx.x; j < cols; j += kStagedThreads) {
-    const u32 channel = static_cast<u32>(channel_inside(__ldg(order + j), cols));
-    stage.index[index_place(j / kLaneElements, j % kLaneElements, places.main_blocks)] =
-        static_cast<u16>(staged_place<T>(channel, half));
+  for (u32 j = threadIdx.x; j < cols; j += blockDim.x) {
+    stage.place[j] = static_cast<u16>(kTogether * cols);
   }
   // Columns beside the blocks stay 0.
-  for (u32 i = threadIdx.x; i < scale_words; i += kStagedThreads) {
+  for (u32 i = threadIdx.x; i < static_cast<u32>(scale_sets) * scale_bytes / 4; i += blockDim.x) {
     reinterpret_cast<u32*>(stage.scales)[i] = 0;
   }
+  __syncthreads();
+#pragma unroll 4
+  for (u32 j = threadIdx.x; j < cols; j += blockDim.x) {
+    stage.place[channel(j)] = static_cast<u16>(S::place(j, places.main_blocks));
+  }
+  __syncthreads();
+  // Of no permutation some channels stand at several places, and have one of them.
+  int lost = 0;
+#pragma unroll 4
+  for (u32 j = threadIdx.x; j < cols; j += blockDim.x) {
+    lost |= stage.place[channel(j)] != S::place(j, places.main_blocks);
+  }
+  const bool repeats = __syncthreads_count(lost) != 0;
   const float scale = usable(__ldg(encode_scale));
   const FactorTable& factors = *stage.factors;
   const u32 code_step = places.blocks * 8;
+  // From a block to its residual block.
+  const u32 gap = opaque(interleaved != 0 ? 1 : places.main_blocks - places.first);
+
+  const auto scales_at = [&](u32 number) {
+    return (number / S::kSteps & static_cast<u32>(scale_sets - 1)) * scale_bytes;
+  };
+  // Of the group that ends before a step.
+  const auto store_scales = [&](u32 number) {
+    const u32 last = opaque(number - 1);
+    store_group_scales(stage.scales + scales_at(last), block_scale, group_rows, layout,
+                       group_of(last), rows, static_cast<u32>(stored_cols));
+  };
+  constexpr u32 kLead = kAhead ? 1 : 0;  // steps that writing is ahead of reading
   // Moves a warp's blocks along from step to step: those with residuals are more work.
+  const u32 all_turned = items / 32 * 32;
+  const u32 rotation_step = items > 96 ? 96 : 0;
   u32 rotation = 0;
-
+  RingPlace written{0, 0}, before{0, 0};
+  u32 row_before = row_ahead;
+  // What is left of a step when all warps have had as much of it as each other goes to the first of
+  // them, and the next step begins with those that come after these.
+  const u32 uneven = (items + 31) / 32 * 32 % blockDim.x;
+  u32 mine = threadIdx.x, mine_before = mine;
 #pragma unroll 1
-  while (group < groups) {
-    await_copies();
-    __syncthreads();  // nobody reads the rows and scales of the step before any more
-    put(0);
+  for (u32 turn = 0; turn < all_steps + kLead; ++turn) {
+    u32* const words_ahead = stage.word + written.buffer * buffer_words;
+    const u32 row_next = opaque(row_of(turn + 1));
+    const u32 parts = turn < all_steps ? items : 0;
 #pragma unroll 1
-    for (u32 begin = at_once; begin < pieces; begin += at_once) {
-      copy(group, step, begin);
-      await_copies();
-      put(begin);
+    for (u32 part = mine;; part += blockDim.x) {
+#pragma unroll 1
+      for (u32 k = 0; k < S::kPieces; ++k) {
+        // A part of a step is what a thread reads of it, and as much is written.
+        const u32 piece = k * items + part;
+        uint4 loaded[S::kRows];
+        if (part < parts) {
+#pragma unroll
+          for (u32 r = 0; r < S::kRows; ++r) {
+            loaded[r] = __ldg(
+                reinterpret_cast<const uint4*>(address(row_ahead + group_rows.down(r), piece)));
+          }
+          prefetch(row_next, piece);
+        }
+        if (part == mine && k == 0) {
+          // The first pieces are on their way while the buffer becomes free.
+          stage.empty[written.buffer].wait(written.parity ^ 1);
+          // All warps are done with the step that was there.
+          const u32 done = turn + 1 - buffers;
+          if (turn >= buffers && done % S::kSteps == 0) store_scales(done);
+        }
+        if (part < parts) {
+          u32 kept[S::kChannels / 2];
+          load_places(stage.place + piece * S::kChannels, kept);
+          S::scatter(loaded, kept, stage.word, written.buffer * buffer_words * 4);
+        }
+      }
+      if (part >= parts) break;
     }
-    const bool last = step + 1 == steps;
-    const u32 next_group = last ? group + gridDim.x : group;
-    const u32 next_step = last ? 0 : step + 1;
-    copy(next_group, next_step, 0);
-    __syncthreads();
+    if (repeats) {
+      __syncthreads();
+      for (u32 j = threadIdx.x; j < cols; j += blockDim.x) {
+        const u32 from = stage.place[channel(j)];
+        const u32 to = S::place(j, places.main_blocks);
+        if (from == to) continue;
+        for (u32 set = 0; set < kTogether; ++set) {
+          words_ahead[to ^ (set * 4)] = words_ahead[from ^ (set * 4)];
+        }
+      }
+    }
+    stage.full[written.buffer].arrive();
+    const RingPlace read = kAhead ? before : written;
+    const u32 first_row = kAhead ? row_before : row_ahead;
+    before = written;
+    row_before = row_ahead;
+    written.advance(buffers);
+    row_ahead = row_next;
+    const u32 first_item = kAhead ? mine_before : mine;
+    mine_before = mine;
+    mine = mine < uneven ? mine + blockDim.x - uneven : mine - uneven;
+    if (turn < kLead) continue;
 
+    const u32 number = turn - kLead;
+    const u32 step_scales =
+        opaque(scales_at(number) + number % S::kSteps * S::kRows * static_cast<u32>(stored_cols));
+    stage.full[read.buffer].wait(read.parity);
+    const u32 words = opaque(read.buffer * buffer_words);
 #pragma unroll 1
-    for (u32 item = threadIdx.x; item < items; item += kStagedThreads) {
+    for (u32 item = first_item; item < items; item += blockDim.x) {
       const u32 turned = item + rotation < items ? item + rotation : item + rotation - items;
-      const u32 set = small_quotient(turned, divide);
-      const u32 block = turned - set * places.main_blocks;
-      StagedBlock<T> staged;
-      staged.gather(stage.word, set * staged_row<T>(cols) * 4, stage.index, block,
-                    places.main_blocks);
+      const u32 block = turned / kTogether;
+      const u32 local = (turned % kTogether ^ S::first(block)) * kShared;
+      const StagedBlock<T> staged(stage.word + words + turned * 4, items * 4);
       const u32 tasks = opaque(all_tasks | (block >= places.first ? kHasExtra : 0));
       const u32 main_place = places.main(block);
-      const u32 extra_place = places.extra(block);
-      const u32 local = (step * together + set) * S::kRows;
-      const u32 row = group_rows.row(group, local);
+      const u32 row = first_row + group_rows.down(local);
       u8* const codes = packed + (static_cast<u64>(row) * places.blocks + main_place) * 8;
-      u8* const scales = stage.scales + group_rows.scale_row(local);
+      u8* const scales =
+          stage.scales + (step_scales + local * static_cast<u32>(stored_cols) + main_place);
 #pragma unroll
-      for (u32 r = 0; r < S::kRows; ++r) {
+      for (u32 r = 0; r < kShared; ++r) {
         CodedBlock main{}, extra{};
         if (row + r < rows) {
           quantize_with_residual<kRounds>(
               staged.template scale<kRounds>(static_cast<int>(r), scale), tasks, factors, main,
               extra);
-          store_both(codes + r * code_step, extra_place - main_place, tasks, main, extra);
+          store_both(codes + r * code_step, gap, tasks, main, extra);
         }
-        u8* const row_scales = scales + r * group_rows.scale_rows;
-        row_scales[group_rows.scale_col(main_place)] = static_cast<u8>(main.byte);
-        if (tasks & kHasExtra) {
-          row_scales[group_rows.scale_col(extra_place)] = static_cast<u8>(extra.byte);
-        }
+        u8* const row_scales = scales + r * static_cast<u32>(stored_cols);
+        row_scales[0] = static_cast<u8>(main.byte);
+        if (tasks & kHasExtra) row_scales[gap] = static_cast<u8>(extra.byte);
       }
     }
-    if (last) {
-      __syncthreads();
-      store_group_scales(stage.scales, block_scale, layout, group, rows, places.blocks,
-                         static_cast<u32>(stored_cols));
-    }
-    rotation = rotation + 32 < items ? rotation + 32 : 0;
-    group = next_group;
-    step = next_step;
+    stage.empty[read.buffer].arrive();
+    rotation += rotation_step;
+    if (rotation >= all_turned) rotation -= all_turned;
+  }
+  __syncthreads();
+  // Of the last groups.
+  const u32 turns = all_steps + kLead;
+  const u32 done = turns > buffers ? (turns - buffers) / S::kSteps * S::kSteps : 0;
+  for (u32 number = done + S::kSteps; number <= all_steps; number += S::kSteps) {
+    store_scales(number);
   }
 }
 

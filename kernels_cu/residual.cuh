@@ -81,7 +81,8 @@ FP4KIT_HD float round_if(float value) {
   return kRounds ? as_float(pack_pair<Bf16>(0.0f, value)) : value;
 }
 
-// The elements of a block, their signs as bit 3 of nibbles, and their largest magnitude or NaN.
+// The elements of a block, their signs as bit 3 of nibbles whose rest means nothing, and their
+// largest magnitude or NaN.
 struct BlockElements {
   float y[kLaneElements];
   u32 signs[2];
@@ -140,7 +141,7 @@ FP4KIT_HD u32 encode_half(const float* y, u32 signs, float factor) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) signs &= is_nan(scaled[i]) ? ~(8u << (4 * i)) : ~0u;
   }
-  return e2m1_magnitudes8<kCareful>(scaled) | signs;
+  return e2m1_magnitudes8<kCareful>(scaled) | (signs & 0x88888888u);
 #endif
 }
 

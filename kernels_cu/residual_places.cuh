@@ -31,44 +31,36 @@ constexpr u32 kGroupRows = 8;
 constexpr u32 kSectorBytes = kGroupRows * kTileCols;
 constexpr u32 kTileGroups128 = kTileRows128 / kGroupRows;
 
-// Places that a group's rows have: those of pairs of neighbours, and of both of a pair.
+// Where a group's rows lie: four pairs of neighbours.
 struct GroupRows {
-  u32 row_pairs;    // from a pair's first row to the next pair's
-  u32 scale_pairs;  // the same for the scale of a block
-  u32 scale_rows;   // from a scale to that of the other row of its pair
-  u32 tile_bytes;   // from four scales of a row to the next four
+  u32 row_groups;  // from a group's first row to the next group's in a tile
+  u32 row_tiles;   // what is more than that in the next tile
+  u32 row_pairs;   // from a pair's first row to the next pair's
   bool large;
 
-  FP4KIT_HD GroupRows(int layout, u32 blocks)
-      : row_pairs(2),
-        scale_pairs(2 * kTileCols),
-        scale_rows(kTileCols),
-        tile_bytes(kSectorBytes),
-        large(layout == kLayoutSwizzled128x4) {
+  FP4KIT_HD explicit GroupRows(int layout)
+      : row_groups(kGroupRows), row_tiles(0), row_pairs(2), large(layout == kLayoutSwizzled128x4) {
     if (large) {
+      row_groups = 2;
+      row_tiles = kTileRows128 - 2 * kTileGroups128;
       row_pairs = 32;
-      scale_pairs = kTileCols;
-      scale_rows = 16;
-    } else if (layout == kLayoutLinear) {
-      scale_pairs = 2 * blocks;
-      scale_rows = blocks;
-      tile_bytes = kTileCols;
     }
+  }
+
+  // Kept from now on, and not worked out anew where they are needed.
+  FP4KIT_HD void hide() {
+    row_groups = opaque(row_groups);
+    row_tiles = opaque(row_tiles);
+    row_pairs = opaque(row_pairs);
   }
 
   // The tensor's row that is row `local` of a group.
   FP4KIT_HD u32 row(u32 group, u32 local) const {
-    const u32 first = large ? group / kTileGroups128 * kTileRows128 + group % kTileGroups128 * 2
-                            : group * kGroupRows;
-    return first + local / 2 * row_pairs + local % 2;
+    return group * row_groups + group / kTileGroups128 * row_tiles + down(local);
   }
 
-  // Where a scale stands among those of its group, by its row and its column: linear by rows, else
-  // by sectors.
-  FP4KIT_HD u32 scale_row(u32 local) const {
-    return local / 2 * scale_pairs + local % 2 * scale_rows;
-  }
-  FP4KIT_HD u32 scale_col(u32 col) const { return col / kTileCols * tile_bytes + col % kTileCols; }
+  // From a group's row 0, or from another even one, to the row that is `local` further.
+  FP4KIT_HD u32 down(u32 local) const { return local / 2 * row_pairs + local % 2; }
 
   // The row of a group whose scale byte `place` of a sector is.
   FP4KIT_HD u32 local(u32 place) const {
@@ -85,10 +77,10 @@ FP4KIT_HD u64 sector_offset(int layout, u32 group, u32 sector, u32 across, u32 i
   return tile * kTileBytes128 + group % kTileGroups128 * kSectorBytes + inside;
 }
 
-// Kernels that reorder channels stage rows in shared memory: a word holds a channel of two rows of
-// a 16-bit type, so that one access fetches both. The words of a 16-byte piece of two rows lie in
-// two halves of that memory, so that the pieces of neighbouring threads meet every bank once.
-// `half` is the size of one, in words.
+// The kernel that restores an order stages rows in shared memory: a word holds a channel of two
+// rows of a 16-bit type, so that one access serves both. The words of a 16-byte piece of two rows
+// lie in two halves of that memory, so that the pieces of neighbouring threads meet every bank
+// once. `half` is the size of one, in words.
 template <class T>
 FP4KIT_HD u32 staged_place(u32 channel, u32 half) {
   if constexpr (T::kSize == 4) return channel;
@@ -139,6 +131,15 @@ FP4KIT_HD i64 channel_inside(i64 channel, i64 cols) {
 }
 
 #ifdef __CUDACC__
+
+// Brings the 32 bytes around an address to the second-level cache.
+__device__ __forceinline__ void prefetch_lane(const void* from) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
+#else
+  static_cast<void>(from);
+#endif
+}
 
 // Codes of a main block and, if there is one, of its residual block `gap` blocks on.
 __device__ __forceinline__ void store_both(u8* codes, u32 gap, u32 tasks, const CodedBlock& main,

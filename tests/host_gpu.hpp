@@ -33,7 +33,7 @@
 struct Dim {
   unsigned x;
 };
-inline Dim threadIdx, blockIdx, gridDim;
+inline Dim threadIdx, blockIdx, blockDim, gridDim;
 
 struct alignas(8) uint2 {
   unsigned x, y;
@@ -257,6 +257,7 @@ inline bool launch(const Kernel& kernel, const Launch& given) {
   count = static_cast<unsigned>(given.threads);
   if (threads.size() < count) threads = std::vector<Thread>(count);
   gridDim.x = static_cast<unsigned>(given.blocks);
+  blockDim.x = count;
   const auto shared = static_cast<std::size_t>(given.shared);
   auto* bytes = reinterpret_cast<unsigned char*>(fp4kit::memory);
   std::memset(bytes, kPattern, sizeof(fp4kit::memory));

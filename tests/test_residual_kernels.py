@@ -141,10 +141,10 @@ def test_odd_shapes(on_host, kind, rows, cols, channels):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale_layout", SCALE_LAYOUTS)
-@pytest.mark.parametrize("cols", [4112, 12288])
+@pytest.mark.parametrize("cols", [4112, 12288, 28672])
 @pytest.mark.usefixtures("stages_few_rows")
 def test_long_rows(on_host, kind, dtype, scale_layout, cols):
-    """More blocks in a row than threads, and rows of a group in several steps."""
+    """More blocks in a row than threads, rows of a group in several steps, and a single buffer."""
     order = permutation(cols) if kind == "_ordered" else None
     plan = replace(PLAN, rows=9, cols=cols, residual=2048, scale_layout=scale_layout)
     check_plan(on_host, plan, dtype, dtype, order, int(kind == "_any"))
@@ -195,26 +195,35 @@ def test_an_order_that_is_no_permutation_stays_inside(on_host, dtype, shift):
     on_host.engine.dequantize_residual(plan, *arrays, out, dtype)
 
 
-def test_slots_that_do_not_hold_a_step():
-    """Of the 2, 3 and 7 that a step needs only some fit where rows are long."""
-    slots = {
-        cols: launches.staging(replace(PLAN, rows=512, cols=cols), "bfloat16", True, True, LIMITS)
-        for cols in (8192, 12288, 28672)
-    }
-    assert [(each.slots, each.blocks) for each in slots.values()] == [(2, 2), (2, 2), (2, 1)]
-    assert all(each.shared <= LIMITS.shared_block for each in slots.values())
+@pytest.mark.parametrize(("cols", "dtype", "wanted"), [
+    (192, "bfloat16", (2, 3, 20, 32)),
+    (1024, "bfloat16", (2, 3, 5, 128)),
+    (4096, "bfloat16", (2, 3, 2, 320)),
+    (8192, "bfloat16", (2, 3, 1, 640)),
+    (8192, "float32", (2, 3, 1, 640)),
+    (12288, "bfloat16", (1, 3, 1, 640)),
+    (20480, "bfloat16", (1, 2, 1, 640)),
+    (28672, "float32", (1, 1, 1, 640)),
+])  # fmt: skip
+def test_buffers_that_fit(cols, dtype, wanted):
+    """Rows of a step, its buffers, and how threads share a multiprocessor."""
+    plan = replace(PLAN, rows=512, cols=cols)
+    stage = launches.quantize_staging(plan, dtype, True, LIMITS)
+    assert (stage.together, stage.buffers, stage.blocks, stage.threads) == wanted
+    assert stage.shared <= LIMITS.shared_block
+    assert stage.blocks * (stage.shared + 1024) <= LIMITS.shared_multiprocessor
 
 
 def test_rows_that_cannot_be_staged():
     """Too long for shared memory, or too few."""
     plan = replace(PLAN, rows=512, cols=8192)
-    for quantizes in (False, True):
-        assert launches.staging(plan, "bfloat16", quantizes, True, LIMITS).together == 1
-        few = replace(plan, rows=launches.STAGED_ROWS - 1)
-        small = replace(LIMITS, shared_block=48 * 1024)
+    few = replace(plan, rows=launches.STAGED_ROWS - 1)
+    small = replace(LIMITS, shared_block=48 * 1024)
+    for staging in (launches.quantize_staging, launches.dequantize_staging):
+        assert staging(plan, "bfloat16", True, LIMITS) is not None
         for other, limits in ((few, LIMITS), (replace(plan, cols=65536), LIMITS), (plan, small)):
-            assert launches.staging(other, "bfloat16", quantizes, True, limits) is None
-        assert launches.staging(plan, "bfloat16", quantizes, False, LIMITS) is None
+            assert staging(other, "bfloat16", True, limits) is None
+        assert staging(plan, "bfloat16", False, LIMITS) is None
 
 
 def test_many_elements_take_64_bits():

@@ -58,11 +58,11 @@ FUSED_UNROLL = {2: 2, 4: 1}
 FUSED_BLOCKS = 4
 #: Thread blocks per multiprocessor of `quantize_residual_kernel`, by bytes of an element.
 RESIDUAL_BLOCKS = {2: 4, 4: 3}
-#: The same of the kernels that stage rows of reordered channels: quantizing, and dequantizing.
-RESIDUAL_QUANTIZE_STAGED = 2
+#: The same of the kernel that stages rows of reordered channels to dequantize them.
 RESIDUAL_DEQUANTIZE_STAGED = 4
-#: Threads of a block of the one that quantizes.
-RESIDUAL_STAGED_THREADS = 512
+#: Threads of the one that quantizes them, of a block at most and of a multiprocessor: as many as
+#: have the registers that they need. What is spilled finds no cache beside the staged rows.
+RESIDUAL_STAGED_THREADS = 640
 #: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
 DEQUANTIZE_UNROLL = 4
 #: The same where all is flat and a piece is FP8 codes or float32 results.
@@ -327,7 +327,6 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
         *(f"-DFP4KIT_ROTATE_UNROLL_{size}={n}" for size, n in ROTATE_UNROLL.items()),
         *(f"-DFP4KIT_RESIDUAL_BLOCKS_{size}={n}" for size, n in RESIDUAL_BLOCKS.items()),
-        f"-DFP4KIT_RESIDUAL_QUANTIZE_STAGED={RESIDUAL_QUANTIZE_STAGED}",
         f"-DFP4KIT_RESIDUAL_DEQUANTIZE_STAGED={RESIDUAL_DEQUANTIZE_STAGED}",
         f"-DFP4KIT_RESIDUAL_STAGED_THREADS={RESIDUAL_STAGED_THREADS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 from fp4kit.formats import DTYPES, SCALE_LAYOUTS
 
@@ -15,7 +16,6 @@ from .cuda_module import (
     DEQUANTIZE_UNROLL,
     RESIDUAL_BLOCKS,
     RESIDUAL_DEQUANTIZE_STAGED,
-    RESIDUAL_QUANTIZE_STAGED,
     RESIDUAL_STAGED_THREADS,
     THREADS,
     Instance,
@@ -31,10 +31,17 @@ TILE_BLOCKS = 4
 MAX_DEPTH = 8
 #: Fewer of these where a warp would not have as many items.
 ITEMS_PER_WARP = 4
-#: Words of shared memory that the rows of a step take, where one row takes no more.
-STEP_WORDS = 8192
+#: Words of shared memory that the rows of a step take, where one row takes no more: of one that
+#: dequantizes, and of one that quantizes.
+STEP_WORDS, RING_WORDS = 8192, 16384
+#: Rows of a step that quantizes, and its buffers in a ring, at most.
+STEP_ROWS, MOST_BUFFERS = 4, 3
+#: Words beside the staged ones of each row (or pair), and bytes of the ring's barriers.
+STAGED_GAP, RING_BARRIERS = 4, 48
+#: Bytes of a word, which holds a channel of one or two rows.
+WORD = 4
 #: Bytes of a channel's place in shared memory, and the channels that it can tell apart.
-PLACE_BYTES, MAX_PLACES = 2, 1 << 16
+PLACE_BYTES, MAX_PLACES = 2, (1 << 16) - 1
 #: Bytes of the tables: factors of 128 scale bytes, and 16 bytes for each of 256.
 FACTOR_TABLE, BYTE_TABLE = 512, 4096
 #: Shared memory that the system takes of a multiprocessor for each thread block.
@@ -60,9 +67,16 @@ class Limits:
 
 @cache
 def quantize_kernel(kind: str, dtype: str, rounds: bool) -> Instance:
-    """Quantization from an element type; `kind` is '', '_ordered' or '_any'."""
-    file = f"quantize_residual{'' if kind == '_any' else kind}.cu"
-    return instance(f"quantize_residual{kind}_kernel", file, CXX_DTYPES[dtype], rounds)
+    """Quantization from an element type; `kind` is '' or '_any'."""
+    name = f"quantize_residual{kind}_kernel"
+    return instance(name, "quantize_residual.cu", CXX_DTYPES[dtype], rounds)
+
+
+@cache
+def quantize_ordered_kernel(dtype: str, rounds: bool, together: int, ahead: bool) -> Instance:
+    """Quantization of staged rows; `together` as in `Staging`, `ahead` with several buffers."""
+    name, file = "quantize_residual_ordered_kernel", "quantize_residual_ordered.cu"
+    return instance(name, file, CXX_DTYPES[dtype], rounds, f"u32({together})", ahead)
 
 
 @cache
@@ -75,10 +89,15 @@ def dequantize_kernel(kind: str, dtype: str) -> Instance:
 def all_instances() -> list[Instance]:
     """Every kernel of residual channels."""
     result = []
-    for kind in ("", "_ordered", "_any"):
-        for dtype in DTYPES:
-            result += [quantize_kernel(kind, dtype, rounds) for rounds in (True, False)]
-            result.append(dequantize_kernel(kind, dtype))
+    for dtype in DTYPES:
+        result += [dequantize_kernel(kind, dtype) for kind in ("", "_ordered", "_any")]
+        for rounds in (True, False):
+            result += [quantize_kernel(kind, dtype, rounds) for kind in ("", "_any")]
+            result += [
+                quantize_ordered_kernel(dtype, rounds, together, ahead)
+                for together, ahead in ((1, False), (1, True), (2, True), (4, True))
+                if together * WORD // ITEM_SIZES[dtype] <= STEP_ROWS
+            ]
     return result
 
 
@@ -105,13 +124,17 @@ class Staging:
         together: rows (pairs of rows of a 16-bit type) of a step.
         shared: bytes of shared memory.
         blocks: thread blocks that a multiprocessor has registers for.
-        slots: how many pieces a thread may have under way, where rows are copied ahead.
+        threads: of a thread block.
+        buffers: steps that have memory of their own.
+        scale_sets: groups of rows whose scales have.
     """
 
     together: int
     shared: int
     blocks: int
-    slots: int = 0
+    threads: int = THREADS
+    buffers: int = 1
+    scale_sets: int = 0
 
     def grid(self, plan: ResidualPlan, limits: Limits) -> tuple[int, ...]:
         """As many thread blocks as run at once, or one for each group of rows."""
@@ -120,47 +143,67 @@ class Staging:
         return (min(_stored_groups(plan), resident),)
 
 
-def staging(
-    plan: ResidualPlan, dtype: str, quantizes: bool, aligned: bool, limits: Limits
-) -> Staging | None:
-    """How to stage rows in another order, or None if they should be gathered from memory."""
-    if not aligned or not STAGED_ROWS <= plan.rows < 2**31 or plan.cols > MAX_PLACES:
-        return None
-    item_size = ITEM_SIZES[dtype]
-    together = GROUP_ROWS * item_size // 4
-    while together > 1 and together * plan.cols > STEP_WORDS:
+def _can_stage(plan: ResidualPlan, aligned: bool) -> bool:
+    return aligned and STAGED_ROWS <= plan.rows < 2**31 and plan.cols <= MAX_PLACES
+
+
+def _together(plan: ResidualPlan, dtype: str, rows: int, words: int) -> int:
+    """Rows, or pairs of rows, of a step that takes no more rows or words than these if it can."""
+    together = rows * ITEM_SIZES[dtype] // WORD
+    while together > 1 and together * plan.cols > words:
         together //= 2
-    shared = (4 * together + PLACE_BYTES) * plan.cols
-    if quantizes:
-        shared += FACTOR_TABLE + GROUP_ROWS * TILE_BLOCKS * -(-plan.blocks // TILE_BLOCKS)
-        return _slotted(together, shared, plan.cols, item_size, limits)
-    if item_size == 2:
+    return together
+
+
+def quantize_staging(
+    plan: ResidualPlan, dtype: str, aligned: bool, limits: Limits
+) -> Staging | None:
+    """How to stage rows in another order, or None if they should be gathered from memory.
+
+    More buffers are worth more than longer steps: warps wait for each other less.
+    """
+    if not _can_stage(plan, aligned):
+        return None
+    scales = GROUP_ROWS * TILE_BLOCKS * -(-plan.blocks // TILE_BLOCKS)
+    together = _together(plan, dtype, STEP_ROWS, RING_WORDS)
+    steps = [together >> i for i in range(together.bit_length())]
+    choices = [(each, buffers) for each in steps for buffers in range(MOST_BUFFERS, 1, -1)]
+    for each, buffers in (*choices, (1, 1)):
+        group_steps = GROUP_ROWS * ITEM_SIZES[dtype] // WORD // each
+        needed = 1 - (1 - buffers) // group_steps
+        scale_sets = 1 << (needed - 1).bit_length()
+        shared = FACTOR_TABLE + RING_BARRIERS + PLACE_BYTES * plan.cols + scale_sets * scales
+        shared += buffers * each * WORD * (plan.cols + STAGED_GAP)
+        if shared <= limits.shared_block:
+            blocks, threads = _ring_threads(each * plan.main_blocks, shared, limits)
+            return Staging(each, shared, blocks, threads, buffers, scale_sets)
+    return None
+
+
+def _ring_threads(items: int, shared: int, limits: Limits) -> tuple[int, int]:
+    """Thread blocks of a multiprocessor and the threads of each: together as many as can be."""
+    most = WARP * -(-items // WARP)
+    fitting = limits.shared_multiprocessor // (shared + RESERVED)
+    choices = [
+        (blocks, min(most, RESIDUAL_STAGED_THREADS // blocks // WARP * WARP))
+        for blocks in range(1, min(fitting, RESIDUAL_STAGED_THREADS // WARP) + 1)
+    ]
+    return max(choices, key=prod, default=(1, min(most, RESIDUAL_STAGED_THREADS)))
+
+
+def dequantize_staging(
+    plan: ResidualPlan, dtype: str, aligned: bool, limits: Limits
+) -> Staging | None:
+    """The same of the way back."""
+    if not _can_stage(plan, aligned):
+        return None
+    together = _together(plan, dtype, GROUP_ROWS, STEP_WORDS)
+    shared = (WORD * together + PLACE_BYTES) * plan.cols
+    if ITEM_SIZES[dtype] == 2:
         shared += BYTE_TABLE
     if shared > limits.shared_block:
         return None
     return Staging(together, shared, RESIDUAL_DEQUANTIZE_STAGED)
-
-
-def _slotted(
-    together: int, shared: int, cols: int, item_size: int, limits: Limits
-) -> Staging | None:
-    """Adds slots: enough for a step, or as many as fit.
-
-    Args:
-        together: as in `Staging`.
-        shared: bytes without slots.
-        cols: channels.
-        item_size: bytes of an element.
-        limits: what the device has.
-    """
-    slot = RESIDUAL_STAGED_THREADS * VECTOR * 4 // item_size
-    blocks = RESIDUAL_QUANTIZE_STAGED
-    if blocks * (shared + slot + RESERVED) > limits.shared_multiprocessor:
-        blocks = 1
-    room = min(limits.shared_block, limits.shared_multiprocessor // blocks - RESERVED) - shared
-    wanted = -(-together * cols * item_size // (VECTOR * RESIDUAL_STAGED_THREADS))
-    slots = min(wanted, room // slot)
-    return Staging(together, shared + slots * slot, blocks, slots) if slots > 0 else None
 
 
 @dataclass(frozen=True)
@@ -234,18 +277,17 @@ def quantize_launch(
     places = (plan.rows, plan.main_blocks, plan.first, plan.blocks)
     options = _options(plan, "weight")
     if ordered:
-        stage = staging(plan, dtype, True, aligned, limits)
+        stage = quantize_staging(plan, dtype, aligned, limits)
         if stage is not None:
-            divide = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
-                quantize_kernel("_ordered", dtype, plan.rounds),
+                quantize_ordered_kernel(dtype, plan.rounds, stage.together, stage.buffers > 1),
                 stage.grid(plan, limits),
                 (
                     *(_stored_groups(plan), *places, stored_cols),
-                    *(stage.together, stage.slots, *divide, *options),
+                    *(stage.buffers, stage.scale_sets, *options),
                 ),
                 stage.shared,
-                RESIDUAL_STAGED_THREADS,
+                stage.threads,
             )
     resident = limits.multiprocessors * RESIDUAL_BLOCKS[ITEM_SIZES[dtype]]
     walk = _walk(plan, resident)
@@ -275,7 +317,7 @@ def dequantize_launch(
     places = (plan.main_blocks, plan.first, plan.blocks, plan.scale_shape[1])
     options = _options(plan, "activation")
     if ordered:
-        stage = staging(plan, dtype, False, aligned, limits)
+        stage = dequantize_staging(plan, dtype, aligned, limits)
         if stage is not None:
             divide = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
