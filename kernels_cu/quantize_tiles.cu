@@ -61,13 +61,13 @@ struct MatrixTiles {
 // SeedWords: empty, or all that Seed holds.
 template <class C, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
-    quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x, i64 rows, i64 cols,
-                          i64 across, i64 total, const float* row_second, u8* row_packed,
-                          u8* row_scale, i64 row_blocks, i64 row_stored, i64 row_scales,
-                          i64 row_per_scale, const float* col_second, u8* col_packed, u8* col_scale,
-                          i64 col_blocks, i64 col_stored, i64 col_scales, i64 col_per_scale,
-                          i64 high_first, i64 rule, i64 range, i64 row_mask, i64 col_mask,
-                          i64 magic, i64 shift, SeedWords... seed) {
+    quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
+                          const float* row_second, u8* row_packed, u8* row_scale,
+                          const float* col_second, u8* col_packed, u8* col_scale, SeedWords... seed,
+                          i64 rows, i64 cols, i64 across, i64 total, i64 row_blocks, i64 row_stored,
+                          i64 row_scales, i64 row_per_scale, i64 col_blocks, i64 col_stored,
+                          i64 col_scales, i64 col_per_scale, i64 high_first, i64 rule, i64 range,
+                          i64 row_mask, i64 col_mask, i64 magic, i64 shift) {
   TileShared<C>& shared = tile_shared<C>();
   const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),

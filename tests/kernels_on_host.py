@@ -44,7 +44,7 @@ def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
         monkeypatch.setattr(module, "Ready", kernels.ready)
     monkeypatch.setattr(cuda_measured, "_ready", cuda_measured._ready.__wrapped__)
     for name in (
-        *("quantize", "quantize_residual", "dequantize_residual"),
+        *("quantize", "quantize_tiles", "quantize_residual", "dequantize_residual"),
         *("activate", "column_sums", "quantize_activated", "quantize_sums"),
     ):
         monkeypatch.setattr(cuda_ready, name, getattr(cuda_ready, name).__wrapped__)

@@ -9,11 +9,20 @@ be called with `device` current, as it may have to load the kernel there.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import cuda_activations, cuda_launch, cuda_module, cuda_residual_launch, cuda_search
+from . import (
+    cuda_activations,
+    cuda_launch,
+    cuda_module,
+    cuda_residual_launch,
+    cuda_search,
+    cuda_variants,
+)
 from .base import NO_SEED, Plan
+from .cuda_variants import Directions
 from .operations import ResidualPlan
 
 #: Blocks of searched rows for each that the device holds at once: those that the scheduler prefers
@@ -147,6 +156,34 @@ def quantize(device: int, plan: Plan, dtype: str, scales: int, aligned: bool) ->
     processors = multiprocessors(device)
     launch = cuda_launch.quantize_launch(plan, dtype, scales, vector, processors)
     return Ready(device, launch, addresses=4 + seed_count(plan))
+
+
+class Tiles(NamedTuple):
+    """A kernel of tiles.
+
+    Attributes:
+        ready: for (taken, x, second, packed, block_scale of either direction), and the seed.
+        counts: whether `taken` is needed: clearing it costs a launch more, which is not worth it
+            if each block gets one tile.
+    """
+
+    ready: Ready
+    counts: bool
+
+
+@lru_cache(maxsize=1024)
+def quantize_tiles(device: int, directions: Directions, dtype: str, vector: bool) -> Tiles:
+    """`vector`: everything allows 16-byte accesses."""
+    one_level = cuda_variants.shares_levels(directions)
+    asked = cuda_variants.wide_shared(directions, dtype, vector, one_level)
+    wide = has_shared_memory(device, asked)
+    shared = asked if wide else 0
+    launch = cuda_variants.quantize_tiles_launch(directions, dtype, vector, wide, shared)
+    resident = resident_blocks(device, launch.instance, shared)
+    (tiles,) = launch.grid
+    launch = replace(launch, grid=(min(tiles, resident),))
+    ready = Ready(device, launch, addresses=8 + seed_count(directions.any))
+    return Tiles(ready, tiles > resident)
 
 
 @lru_cache(maxsize=1024)

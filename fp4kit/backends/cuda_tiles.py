@@ -10,7 +10,7 @@ import numpy as np
 
 from . import cuda_ready, cuda_rotations, cuda_run, cuda_search, cuda_variants
 from .base import NO_SEED, Backend, Plan, RawArray, Seed
-from .cuda_launch import rows_are_vectors
+from .cuda_launch import rows_are_vectors, seed_arguments
 from .cuda_run import address_of, current_device, is_aligned, scratch
 from .cuda_variants import Directions, variant_of
 
@@ -90,18 +90,14 @@ class CudaTiles(Backend):
         seed: Seed,
         vector: bool,
     ) -> None:
-        """One launch for the directions that have a plan; the other's result is not looked at."""
+        """One launch for the directions that have a plan; kernels do not look at the others."""
         for plan, result in ((directions.row, row), (directions.column, column)):
             if plan is not None:
                 result.clear_padding(plan)
-        one_level = cuda_variants.shares_levels(directions)
-        shared = cuda_variants.wide_shared(directions, dtype, vector, one_level)
-        wide = cuda_ready.has_shared_memory(current_device(), shared)
-        grid, arguments = cuda_variants.quantize_arguments(
-            directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide
-        )
-        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
-        cuda_run.launch_tiles(kernel, grid, arguments, shared if wide else 0)
+        tiles = cuda_ready.quantize_tiles(current_device(), directions, dtype, vector)
+        taken = scratch(1, np.uint32, clear=True) if tiles.counts else None
+        addresses = (address_of(taken), x.data.ptr, *row.addresses(), *column.addresses())
+        tiles.ready.launch(*addresses, *seed_arguments(directions.any, seed))
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

@@ -24,7 +24,6 @@ from .cuda_launch import (
     fast_division,
     range_bits,
     rounds_stochastically,
-    seed_arguments,
 )
 from .cuda_module import (
     CXX_DTYPES,
@@ -173,12 +172,11 @@ def tile_config(
     )
 
 
-def _side(plan: Plan | None, pointers: tuple[int, int, int]) -> tuple[int, ...]:
-    """Arguments of one direction: (second, packed, block_scale) and its numbers."""
+def _side(plan: Plan | None) -> tuple[int, ...]:
+    """The numbers of one direction."""
     if plan is None:
-        return (0, 0, 0, 0, 0, 1, 1)
-    stored_cols = plan.scale_shape[1]
-    return (*pointers, plan.blocks, stored_cols, plan.scales, plan.rows_per_scale)
+        return (0, 0, 1, 1)
+    return plan.blocks, plan.scale_shape[1], plan.scales, plan.rows_per_scale
 
 
 def sign_mask_of(plan: Plan | None) -> int:
@@ -192,43 +190,39 @@ def _tiles(plan: Plan, columns: int = TILE_COLUMNS) -> tuple[tuple[int, ...], in
     return (-(-plan.rows // TILE_ROWS) * across,), across
 
 
-def quantize_arguments(
-    directions: Directions,
-    x: int,
-    row: tuple[int, int, int],
-    column: tuple[int, int, int],
-    seed: tuple[int, int],
-    wide: bool,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tiles and arguments of `quantize_tiles_kernel`, but for `taken`.
+def quantize_tiles_launch(
+    directions: Directions, dtype: str, vector: bool, wide: bool, shared: int
+) -> Launch:
+    """For (taken, x, second, packed, block_scale of either direction), and the seed.
+
+    The grid is that of the tiles.
 
     Args:
         directions: the plans.
-        x: address of the input.
-        row: addresses of (second, packed, block_scale) of the rowwise result.
-        column: the same of the columnwise one.
-        seed: key and stream of the random numbers.
+        dtype: element type.
+        vector: whether everything allows 16-byte accesses.
         wide: whether tiles have 128 columns.
+        shared: bytes of shared memory that a block asks for.
     """
     plan = directions.any
     variant = variant_of(plan)
     grid, across = _tiles(plan, WIDE_COLUMNS if wide else TILE_COLUMNS)
-    return grid, (
-        x,
+    scalars = (
         plan.rows,
         plan.cols,
         across,
         *grid,
-        *_side(directions.row, row),
-        *_side(directions.column, column),
+        *_side(directions.row),
+        *_side(directions.column),
         int(plan.nibble_order == "high_first"),
         0 if plan.scale_rule is None else SCALE_RULES.index(plan.scale_rule),
         int(second_level_range(variant.e4m3_max)),
         sign_mask_of(directions.row),
         sign_mask_of(directions.column),
         *fast_division(across, *grid),
-        *seed_arguments(plan, seed),
     )
+    kernel = quantize_tiles_kernel(directions, dtype, vector, wide)
+    return Launch(kernel, grid, scalars, shared)
 
 
 def decoded_tile(plan: Plan, dtype: str, many_levels: bool) -> tuple[str | bool, ...]:
