@@ -29,6 +29,10 @@ class _Result(NamedTuple):
         """Whether vectors may be moved from x to the codes."""
         return is_aligned(x.data.ptr | self.packed.data.ptr)
 
+    def takes_pieces(self) -> bool:
+        """Whether scales may be stored 16 bytes at a time."""
+        return is_aligned(self.block_scale.data.ptr)
+
     def clear_padding(self, plan: Plan) -> None:
         """Zeroes scales that belong to no block, where there are some, for kernels that do not."""
         if cuda_variants.is_padded(plan):
@@ -100,7 +104,9 @@ class CudaTiles(Backend):
         grid, arguments = cuda_variants.quantize_arguments(
             directions, x.data.ptr, row.addresses(), column.addresses(), seed, wide
         )
-        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide)
+        whole = wide and cuda_variants.is_whole(directions)
+        whole = whole and row.takes_pieces() and column.takes_pieces()
+        kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide, whole)
         cuda_run.launch_tiles(kernel, grid, arguments, shared if wide else 0)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
