@@ -115,7 +115,8 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   const u32 b = threadIdx.x % C::kDown;
   const u32 first_w = threadIdx.x / C::kDown;
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
-  if (b >= blocks_left || (kItems < kThreads && threadIdx.x >= kItems)) return;
+  if (!C::kWhole && (b >= blocks_left || (kItems < kThreads && threadIdx.x >= kItems))) return;
+  u32 scales = 0;  // of a whole matrix, one byte each
   const i64 block0 = task.row0 / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks);
   // The number of the block in the first of a thread's columns.
@@ -202,17 +203,29 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     }
 #pragma unroll
     for (u32 half = 0; half < kHalves; ++half) {
-      if (w * kHalves + half >= task.cols_left) continue;
+      if (!C::kWhole && w * kHalves + half >= task.cols_left) continue;
       u8* target = out + half * (pitch * (kLanes * kLaneBytes));
 #pragma unroll
       for (u32 l = 0; l < kLanes; ++l) {
         store_lane<C>(target + l * kLaneBytes, code[half][l], options);
       }
-      scale[half * place.to_odd()] = static_cast<u8>(byte[half]);
+      if constexpr (C::kWhole) {
+        scales = scales >> 8 | byte[half] << 24;
+      } else {
+        scale[half * place.to_odd()] = static_cast<u8>(byte[half]);
+      }
     }
     piece += kStep * kHalves * pitch;
     out += kStep * kHalves * pitch * (kLanes * kLaneBytes);
     scale += place.step(kStep * kHalves);
+  }
+  if constexpr (C::kWhole) {
+    static_assert(kEach * kHalves == 4, "four bytes of four lanes");
+    const u32 column = (first_w + b % 4 / kHalves * kStep) * kHalves + b % kHalves;
+    u8* target = task.col.block_scale +
+                 (static_cast<u64>(task.col0) + column) * static_cast<u64>(task.col.stored_cols) +
+                 block0 - task.part * kTileScales;
+    store_column_scales(target, shared.held, turn_scales(scales), task.part, task.alone);
   }
 }
 
@@ -304,22 +317,26 @@ __device__ __forceinline__ void turn_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out
 
 // Columns of squares: the codes of the rows, turned, eight rows and eight columns at a time.
 template <class C>
-__device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typename C::T>& task,
+__device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::TileType& tile,
+                                           const Task<typename C::T>& task,
                                            const Options& options) {
   constexpr u32 kPieces = kTileRows / 8;
   constexpr u32 kBlock = C::kBlock;
+  constexpr u32 kWords = C::kColumns / 8;  // of a row of codes
+  constexpr u32 kBlockCodes = kBlock / 8;  // words of a block's codes, and of its elements
+  constexpr u32 kBlockWords = kBlock * C::T::kSize / 4;
   const i64 block0 = task.row0 / kBlock;
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks) * (kBlock / 2);
   u8* packed = task.col.packed + task.col0 * pitch + task.row0 / 2;
-  for (u32 index = threadIdx.x; index < kPieces * TileCodes<C::kColumns>::kWords;
-       index += kThreads) {
+  for (u32 index = threadIdx.x; index < kPieces * kWords; index += kThreads) {
     const u32 piece = index % kPieces;
     const u32 w = index / kPieces;
-    if (piece * 8 / kBlock >= blocks_left) continue;
+    if (!C::kWhole && piece * 8 / kBlock >= blocks_left) continue;
+    const u32* first = &tile.at(piece * 8, w / kBlockCodes * kBlockWords + w % kBlockCodes);
     u32 word[8];
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) word[i] = shared.codes.at(piece * 8 + i, w);
+    for (u32 i = 0; i < 8; ++i) word[i] = first[C::TileType::offset(i, 0)];
     u32 even[4], odd[4];
     turn_bytes(word[0], word[2], word[4], word[6], even);
     turn_bytes(word[1], word[3], word[5], word[7], odd);
@@ -330,11 +347,35 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, const Task<typ
                               ((even[j] >> 4) & 0x0F0F0F0Fu) | (odd[j] & 0xF0F0F0F0u)};
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
-        const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
-        if (w * 8 + 2 * j + half < task.cols_left) store_codes<C::kVector, C::kStreams>(out, codes);
+        const bool swaps = !C::kWhole && options.high_first;
+        const u32 codes[1] = {swaps ? swap_nibbles(columns[half]) : columns[half]};
+        if (C::kWhole || w * 8 + 2 * j + half < task.cols_left) {
+          store_codes<C::kVector, C::kStreams>(out, codes);
+        }
         out += pitch;
       }
     }
+  }
+  if constexpr (C::kWhole) {
+    const u64 row_stride = static_cast<u64>(task.row.stored_cols);
+    const u64 col_stride = static_cast<u64>(task.col.stored_cols);
+    if (C::kRows && threadIdx.x < kTileRows) {
+      *reinterpret_cast<uint2*>(task.row.block_scale + (task.row0 + threadIdx.x) * row_stride +
+                                task.col0 / kBlock) =
+          *reinterpret_cast<const uint2*>(shared.squares.down[threadIdx.x / kBlock]);
+    }
+    const u32 column = threadIdx.x / 2;
+    const u32 half = threadIdx.x % 2;
+    u8* target = task.col.block_scale + (task.col0 + column) * col_stride + block0;
+    const u8* source = shared.squares.across[column / kBlock];
+    if (task.alone) {
+      source += task.part * kTileScales + half * 4;
+      *reinterpret_cast<u32*>(target + half * 4) = *reinterpret_cast<const u32*>(source);
+    } else if (task.part == kStack - 1) {
+      target = target - task.part * kTileScales + half * 16;
+      *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source + half * 16);
+    }
+    return;
   }
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   constexpr u32 kStep = kThreads / C::kDown;
@@ -353,7 +394,7 @@ __device__ __forceinline__ void quantize_columns(TileShared<C>& shared, typename
                                                  const Task<typename C::T>& task,
                                                  const Options& options) {
   if constexpr (C::kTurns) {
-    turn_codes<C>(shared, task, options);
+    turn_codes<C>(shared, tile, task, options);
   } else if constexpr (C::Format::kIsFp4) {
     quantize_columns_fp4<C>(shared, tile, task, options);
   } else {

@@ -5,6 +5,7 @@
 // the second levels and scales, and one block of 16 or 32 elements.
 #pragma once
 
+#include "held_scales.cuh"
 #include "rotation.cuh"
 #include "scale_table.cuh"
 #include "search_tables.cuh"
@@ -39,6 +40,10 @@ struct Task {
   Side row;
   Side col;
   u32 stream;
+  // Of whole matrices (held_scales.cuh): the tile's number in its stack, and whether the block
+  // takes no other tile of it.
+  u32 part = 0;
+  bool alone = true;
 };
 
 // What all tiles of a launch share.
@@ -97,25 +102,23 @@ struct TileConfig {
   // Columns of squares are the rows' codes, turned.
   static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
   // What a launch asks for beyond 48 KiB (cuda_module.py).
-  static constexpr u32 kSharedBytes =
-      kTurns || !kOneLevel ? FP4KIT_WIDE_BYTES_MOST : FP4KIT_WIDE_BYTES;
+  static constexpr u32 kSharedBytes = !kOneLevel ? FP4KIT_WIDE_BYTES_MOST : FP4KIT_WIDE_BYTES;
   // Candidates of a search are worked out once, where there is room.
   static constexpr bool kTabled = kSearches && kOneLevel && !(kTurns && T::kSize == 4);
   // Several tiles write to a line of the result.
   static constexpr bool kStreams = false;
+  // Nothing reaches beyond the matrix, and scales are held (held_scales.cuh).
+  static constexpr bool kWhole = false;
   // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;
 };
 
-// Codes of a tile's rows: padded as a Tile is, so that 16 rows apart means four banks apart.
-template <u32 kColumns>
-struct TileCodes {
-  static constexpr u32 kWords = kColumns / 8;
-  u32 word[kTileRows * kWords + kTileRows / kRowGroup * kPadding];
-
-  __device__ __forceinline__ u32& at(u32 row, u32 w) {
-    return word[row * kWords + row / kRowGroup * kPadding + w];
-  }
+// The same for matrices that are whole stacks of tiles, with linear scales of 16 elements each and
+// the low nibble first.
+template <class C>
+struct Whole : C {
+  static_assert(C::kColumns == kWide && C::kBlock == 16 && C::kLayout == kLayoutLinear, "");
+  static constexpr bool kWhole = true;
 };
 
 // What one direction's scales come to: element factors by scale byte if all vectors share one
@@ -151,8 +154,9 @@ struct TileShared {
   u32 next_tile[2];
   u8 square_byte[C::kDown][C::kAcross];
   u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
-  typename Maybe<C::kTurns, TileCodes<C::kColumns>>::Type codes;
   typename Maybe<C::kSearches, Decoded<C>>::Type decoded;
+  typename Maybe<C::kWhole && C::kCols && !C::V::kSquare, HeldWords>::Type held;
+  typename Maybe<C::kWhole && C::V::kSquare, HeldSquares>::Type squares;
 };
 
 template <class C>
@@ -390,7 +394,7 @@ template <class C>
 __device__ __forceinline__ void store_lane(u8* __restrict__ out,
                                            const u32 (&code)[C::Format::kLaneWords],
                                            const Options& options) {
-  if (C::Format::kIsFp4 && options.high_first) {
+  if (C::Format::kIsFp4 && !C::kWhole && options.high_first) {
     u32 swapped[C::Format::kLaneWords];
 #pragma unroll
     for (int i = 0; i < C::Format::kLaneWords; ++i) swapped[i] = swap_nibbles(code[i]);

@@ -44,6 +44,18 @@ struct RowBlocks {
     for (u32 l = 0; l < kLanes; ++l)
       x[l] = tile_lane<typename C::T>(first + l * kBlockWords / kLanes);
   }
+
+  // Codes take the place of the first elements of their own block, which nobody else looks at.
+  template <int kLanes, int kLaneWords>
+  __device__ __forceinline__ void store_codes(typename C::TileType& tile, u32 k,
+                                              const u32 (&code)[kLanes][kLaneWords]) const {
+    u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
+#pragma unroll
+    for (u32 l = 0; l < kLanes; ++l) {
+#pragma unroll
+      for (u32 i = 0; i < kLaneWords; ++i) first[l * kLaneWords + i] = code[l][i];
+    }
+  }
 };
 
 // The amax of every square, from those of its rows.
@@ -100,8 +112,9 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
   u8* scale = place.at(at.row, b);
   const u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
   if constexpr (C::kGathers) gather_squares(shared, tile, parity);
-  // What costs much is not repeated in the code.
-#pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows ? 1 : C::kEach)
+  u32 scales = 0;  // of a whole matrix, one byte each
+  // What costs much is not repeated in the code, nor where it makes no difference (whole matrices).
+#pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows || C::kWhole ? 1 : C::kEach)
   for (u32 k = 0; k < C::kEach; ++k) {
     const u32 r = at.row + k * kStep;
     Words<typename C::T> elements[kLanes];
@@ -130,29 +143,37 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
                    coded);
     }
     if constexpr (C::V::kSquare) {
-      if (r % kBlock == 0) shared.square_byte[r / kBlock][b] = static_cast<u8>(coded.byte);
-    }
-    if constexpr (C::kTurns) {
-#pragma unroll
-      for (u32 l = 0; l < kLanes; ++l) {
-#pragma unroll
-        for (u32 i = 0; i < Format::kLaneWords; ++i) {
-          shared.codes.at(r, (b * kLanes + l) * Format::kLaneWords + i) = coded.code[l][i];
+      if (r % kBlock == 0) {
+        if constexpr (C::kWhole) {
+          shared.squares.set(task.part, r / kBlock, b, coded.byte);
+        } else {
+          shared.square_byte[r / kBlock][b] = static_cast<u8>(coded.byte);
         }
       }
     }
+    if constexpr (C::kTurns) at.store_codes(tile, k, coded.code);
     if constexpr (C::kRows) {
-      if (r < task.rows_left && b < blocks_left) {
+      if (C::kWhole || (r < task.rows_left && b < blocks_left)) {
 #pragma unroll
         for (u32 l = 0; l < kLanes; ++l) {
           store_lane<C>(out + l * kLaneBytes, coded.code[l], options);
         }
-        *scale = static_cast<u8>(coded.byte);
+        if constexpr (C::kWhole) {
+          scales |= coded.byte << (8 * k);
+        } else {
+          *scale = static_cast<u8>(coded.byte);
+        }
       }
     }
     piece += kStep * static_cast<u64>(across);
     out += kStep * static_cast<u64>(across) * (kLanes * kLaneBytes);
     scale += place.step(kStep);
+  }
+  if constexpr (C::kWhole && C::kRows && !C::V::kSquare) {
+    static_assert(C::kEach == 4 && RowBlocks<C>::kLow == 4, "four bytes of four lanes");
+    const u64 row = static_cast<u64>(task.row0) + at.row + b % 4 * kStep;
+    u8* target = side.block_scale + row * static_cast<u64>(side.stored_cols) + block0 + b / 4 * 4;
+    *reinterpret_cast<u32*>(target) = turn_scales(scales);
   }
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import get_backend
+from fp4kit.backends import cuda_ready, get_backend
 from fp4kit.backends.plan import Plan
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES
 from fp4kit.variant import Variant
@@ -48,6 +48,34 @@ CASES = {
 }  # fmt: skip
 
 
+def assert_as_cpu(on_host, plans, dtype, shift=0):
+    """Plans of the rows, of the columns, or of both; scales `shift` bytes past an alignment."""
+    rows, cols = plans[0].rows, plans[0].cols
+    x = values((rows, cols), dtype)
+    results = {}
+    for engine, put in ((get_backend("cpu"), np.asarray), (on_host.engine, on_host.put)):
+        arrays = []
+        for plan in plans:
+            second = None
+            if plan.recipe is not None:
+                amax = np.linspace(5, 7, plan.scales).astype(F32)
+                second = put(amax if plan.recipe.direction == "amax" else amax / F32(2688))
+            empty, past = (np.empty, ()) if put is np.asarray else (on_host.empty, (shift,))
+            packed = empty(plan.packed_shape, np.uint8)
+            arrays.append((second, packed, empty(plan.scale_shape, np.uint8, *past)))
+        if len(plans) == 1:
+            engine.quantize(plans[0], put(x), dtype, *arrays[0], (7, 3))
+        else:
+            (first, packed, scale), (second, other_packed, other_scale) = arrays
+            engine.quantize_both(
+                *plans, put(x), dtype, first, second, packed, scale, other_packed, other_scale,
+                (7, 3),
+            )  # fmt: skip
+        results[engine.name] = [np.asarray(part) for group in arrays for part in group[1:]]
+    for got, expected in zip(results["cuda"], results["cpu"], strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("directions", ["row", "column", "both"])
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
@@ -57,7 +85,6 @@ def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
     layout, nibbles = options.pop("layout", "linear"), options.pop("nibbles", "low_first")
     rows, cols = (144, 208) if "hadamard" in options else (150, 200)
     dtype = "float16" if name == "mxfp8" else "bfloat16"
-    x = values((rows, cols), dtype)
     plans = []
     for axis in ("row", "column"):
         variant = Variant(axis=axis, **options)
@@ -70,28 +97,48 @@ def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
             )
         )  # fmt: skip
     wanted = [plan for plan in plans if directions in ("both", plan.variant.axis)]
-    results = {}
-    for engine, put in ((get_backend("cpu"), np.asarray), (on_host.engine, on_host.put)):
-        arrays = []
-        for plan in wanted:
-            second = None
-            if recipe is not None:
-                amax = np.linspace(5, 7, plan.scales).astype(F32)
-                second = put(amax if recipe.direction == "amax" else amax / F32(2688))
-            empty = np.empty if put is np.asarray else on_host.empty
-            arrays.append(
-                (second, empty(plan.packed_shape, np.uint8), empty(plan.scale_shape, np.uint8))
-            )
-        if len(wanted) == 1:
-            engine.quantize(wanted[0], put(x), dtype, *arrays[0], (7, 3))
-        else:
-            (first, packed, scale), (second, other_packed, other_scale) = arrays
-            engine.quantize_both(
-                *wanted, put(x), dtype, first, second, packed, scale, other_packed, other_scale,
-                (7, 3),
-            )  # fmt: skip
-        results[engine.name] = [np.asarray(part) for group in arrays for part in group[1:]]
+    assert_as_cpu(on_host, wanted, dtype)
     searches = "scale_search" in options
     assert ("kWide" in kernels.launched[-1].expression) == (width == "wide" and not searches)
-    for got, expected in zip(results["cuda"], results["cpu"], strict=True):
-        np.testing.assert_array_equal(got, expected)
+
+
+def whole_plans(block, axes, rows=512, cols=384, **options):
+    return [
+        Plan(
+            ALL_FORMATS["nvfp4"], ALL_RECIPES["te"], None, rows, cols, has_second_level=True,
+            rows_per_scale=rows if axis == "row" else cols,
+            variant=Variant(axis=axis, block=block, **options),
+        )
+        for axis in axes
+    ]  # fmt: skip
+
+
+BOTH = ("row", "column")
+
+
+#: Three stacks of four tiles, of which the last one is taken tile by tile.
+@pytest.mark.parametrize("block", ["1d", "2d"])
+@pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
+def test_whole_matrices(on_host, kernels, block, axes):
+    assert_as_cpu(on_host, whole_plans(block, axes), "bfloat16")
+    assert ("Whole" in kernels.launched[-1].expression) == (block == "1d" or axes == BOTH)
+
+
+@pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
+def test_whole_matrices_rounded_stochastically(on_host, kernels, axes):
+    assert_as_cpu(on_host, whole_plans("1d", axes, rounding="stochastic"), "bfloat16")
+    assert ("Whole" in kernels.launched[-1].expression) == (axes != BOTH)
+
+
+#: A grid of a block for each tile.
+def test_whole_matrices_in_one_wave(on_host, kernels, monkeypatch):
+    monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 100)
+    assert_as_cpu(on_host, whole_plans("1d", BOTH), "bfloat16")
+    assert "Whole" in kernels.launched[-1].expression
+
+
+#: Stacks that are not whole; scales that do not lie on 16 bytes.
+@pytest.mark.parametrize(("rows", "shift"), [(256, 0), (512, 8)])
+def test_nearly_whole_matrices(on_host, kernels, rows, shift):
+    assert_as_cpu(on_host, whole_plans("1d", BOTH, rows, 128), "bfloat16", shift)
+    assert "Whole" not in kernels.launched[-1].expression

@@ -172,13 +172,16 @@ class Tiles(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def quantize_tiles(device: int, directions: Directions, dtype: str, vector: bool) -> Tiles:
-    """`vector`: everything allows 16-byte accesses."""
+def quantize_tiles(
+    device: int, directions: Directions, dtype: str, vector: bool, pieces: bool
+) -> Tiles:
+    """`vector`: all but the scales allows 16-byte accesses; `pieces`: those do."""
     one_level = cuda_variants.shares_levels(directions)
     asked = cuda_variants.wide_shared(directions, dtype, vector, one_level)
     wide = has_shared_memory(device, asked)
     shared = asked if wide else 0
-    launch = cuda_variants.quantize_tiles_launch(directions, dtype, vector, wide, shared)
+    whole = wide and pieces and cuda_variants.is_whole(directions)
+    launch = cuda_variants.quantize_tiles_launch(directions, dtype, vector, wide, whole, shared)
     resident = resident_blocks(device, launch.instance, shared)
     (tiles,) = launch.grid
     launch = replace(launch, grid=(min(tiles, resident),))

@@ -29,6 +29,10 @@ class _Result(NamedTuple):
         """Whether vectors may be moved from x to the codes."""
         return is_aligned(x.data.ptr | self.packed.data.ptr)
 
+    def takes_pieces(self) -> bool:
+        """Whether scales may be stored 16 bytes at a time."""
+        return is_aligned(self.block_scale.data.ptr)
+
     def clear_padding(self, plan: Plan) -> None:
         """Zeroes scales that belong to no block, where there are some, for kernels that do not."""
         if cuda_variants.is_padded(plan):
@@ -94,7 +98,8 @@ class CudaTiles(Backend):
         for plan, result in ((directions.row, row), (directions.column, column)):
             if plan is not None:
                 result.clear_padding(plan)
-        tiles = cuda_ready.quantize_tiles(current_device(), directions, dtype, vector)
+        pieces = row.takes_pieces() and column.takes_pieces()
+        tiles = cuda_ready.quantize_tiles(current_device(), directions, dtype, vector, pieces)
         taken = scratch(1, np.uint32, clear=True) if tiles.counts else None
         addresses = (address_of(taken), x.data.ptr, *row.addresses(), *column.addresses())
         tiles.ready.launch(*addresses, *seed_arguments(directions.any, seed))

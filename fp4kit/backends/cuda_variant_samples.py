@@ -34,7 +34,11 @@ def sample_instances() -> list[Instance]:
     Calls can combine more: options are compiled in, so that each combination is an instance of its
     own. Every option, recipe, format and element type occurs here, each with some others.
     """
-    return list(dict.fromkeys([*_quantize_samples(), *_flat_samples(), *_other_samples()]))
+    return list(
+        dict.fromkeys(
+            [*_quantize_samples(), *_whole_samples(), *_flat_samples(), *_other_samples()]
+        )
+    )
 
 
 def _plan(spec: FormatSpec, recipe: Recipe | None, **options: Any) -> Plan:
@@ -69,6 +73,19 @@ def _flat_samples() -> Iterator[Instance]:
                     _plan(spec, recipe, rounding="stochastic"), cols=cols, scale_layout=layout
                 )
                 yield quantize_launch(plan, dtype, 1, True, 1).instance
+
+
+def _whole_samples() -> Iterator[Instance]:
+    """Scales that are held over a stack of tiles."""
+    te = ALL_RECIPES["te"]
+    for block, dtype in product(BLOCKS, ("bfloat16", "float16")):
+        row, column = (_plan(NVFP4, te, axis=axis, block=block) for axis in AXES)
+        yield quantize_tiles_kernel(Directions(row, column), dtype, True, True, whole=True)
+    for column in (
+        _plan(NVFP4, ALL_RECIPES["modelopt"], axis="column"),
+        _plan(NVFP4, te, axis="column", rounding="stochastic"),
+    ):
+        yield quantize_tiles_kernel(Directions(None, column), "bfloat16", True, True, whole=True)
 
 
 def _quantize_samples() -> Iterator[Instance]:

@@ -7,7 +7,7 @@ Nothing here knows CuPy; :mod:`fp4kit.backends.cuda` launches what these functio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from fp4kit.formats import (
@@ -42,6 +42,8 @@ from .cuda_module import (
 TILE_ROWS, TILE_COLUMNS = 128, 64
 #: Columns of a wide one.
 WIDE_COLUMNS = 128
+#: Wide tiles below one another that a thread block takes together (held_scales.cuh).
+STACK = 4
 CXX_SEARCHES = {
     None: "kSearchNone",
     "four_over_six": "kSearchFourOverSix",
@@ -119,6 +121,33 @@ def can_be_wide(directions: Directions, dtype: str, vector: bool) -> bool:
     return vector and ITEM_SIZES[dtype] == 2 and not searches
 
 
+def is_whole(directions: Directions) -> bool:
+    """Whether wide tiles can keep the scales of columns over a stack (held_scales.cuh)."""
+    plans = [plan for plan in (directions.row, directions.column) if plan is not None]
+    plan = directions.any
+    # The codes of squares' columns are those of their rows.
+    held = directions.column if variant_of(plan).block == "1d" else directions.row
+    return (
+        directions.column is not None
+        and held is not None
+        and plan.rows % (STACK * TILE_ROWS) == plan.cols % WIDE_COLUMNS == 0
+        and plan.format.name == "nvfp4"
+        and plan.scale_layout == "linear"
+        and plan.nibble_order == "low_first"
+        and shares_levels(directions)
+        and all(_is_plain(variant_of(each), len(plans) == 1) for each in plans)
+    )
+
+
+def _is_plain(variant: Variant, alone: bool) -> bool:
+    """Whether nothing but axis and block differ from what is usual, or the rounding if `alone`.
+
+    Rotations are no faster for it, and both directions with random numbers were not measured.
+    """
+    rounding = "nearest" if alone else variant.rounding
+    return replace(variant, axis="row", block="1d", rounding=rounding) == PLAIN
+
+
 def shares_levels(directions: Directions) -> bool:
     """Whether all vectors of a direction have the same second level."""
     return all(plan is None or plan.scales == 1 for plan in (directions.row, directions.column))
@@ -132,19 +161,21 @@ def wide_shared(directions: Directions, dtype: str, vector: bool, one_level: boo
     plan = directions.any
     if not can_be_wide(directions, dtype, vector):
         return 0
-    turns = variant_of(plan).block == "2d" and directions.column is not None
-    turns = turns and plan.format.element.bits == 4
     has_levels = plan.has_second_level and plan.recipe is not None
-    most = turns or (has_levels and not one_level)
-    return WIDE_BYTES_MOST if most else WIDE_BYTES
+    return WIDE_BYTES_MOST if has_levels and not one_level else WIDE_BYTES
 
 
 @lru_cache(maxsize=1024)
 def quantize_tiles_kernel(
-    directions: Directions, dtype: str, vector: bool, wide: bool = False
+    directions: Directions, dtype: str, vector: bool, wide: bool = False, whole: bool = False
 ) -> Instance:
-    """The instance for some directions of an element type, with 16-byte accesses or single ones."""
+    """The instance for some directions of an element type, with 16-byte accesses or single ones.
+
+    `whole`: for what :func:`is_whole` tells of, with wide tiles.
+    """
     config = tile_config(directions, dtype, vector, shares_levels(directions), wide)
+    if whole:
+        config = f"Whole<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
     return instance("quantize_tiles_kernel", "quantize_tiles.cu", config, *seed)
 
@@ -191,7 +222,7 @@ def _tiles(plan: Plan, columns: int = TILE_COLUMNS) -> tuple[tuple[int, ...], in
 
 
 def quantize_tiles_launch(
-    directions: Directions, dtype: str, vector: bool, wide: bool, shared: int
+    directions: Directions, dtype: str, vector: bool, wide: bool, whole: bool, shared: int
 ) -> Launch:
     """For (taken, x, second, packed, block_scale of either direction), and the seed.
 
@@ -202,6 +233,7 @@ def quantize_tiles_launch(
         dtype: element type.
         vector: whether everything allows 16-byte accesses.
         wide: whether tiles have 128 columns.
+        whole: whether the kernel is that of whole matrices (`is_whole`).
         shared: bytes of shared memory that a block asks for.
     """
     plan = directions.any
@@ -221,7 +253,7 @@ def quantize_tiles_launch(
         sign_mask_of(directions.column),
         *fast_division(across, *grid),
     )
-    kernel = quantize_tiles_kernel(directions, dtype, vector, wide)
+    kernel = quantize_tiles_kernel(directions, dtype, vector, wide, whole)
     return Launch(kernel, grid, scalars, shared)
 
 
