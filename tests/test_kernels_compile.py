@@ -36,6 +36,14 @@ INSTANCES = [
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
 ]
+#: Files whose kernels activate elements.
+ACTIVATING = (
+    "activate.cu",
+    "column_sums.cu",
+    "quantize_activated.cu",
+    "quantize_grouped_flat.cu",
+    "quantize_sums.cu",
+)
 FILES = sorted({instance.file for instance in INSTANCES})
 
 
@@ -103,7 +111,7 @@ def share_of(capability, file):
 
 def check_ptx(ptx, file, capability):
     assert f".target {target_name(capability)}" in ptx
-    if file in ("activate.cu", "column_sums.cu", "quantize_activated.cu", "quantize_sums.cu"):
+    if file in ACTIVATING:
         # A guess for numbers that are never subnormal, which is then made exact.
         ptx = ptx.replace("rcp.approx.ftz.f32", "")
     # CuPy asks for flushed subnormals; no float operation of ours may follow.
