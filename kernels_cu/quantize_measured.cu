@@ -44,6 +44,7 @@ struct MeasuredConfig {
   static constexpr int kLayout = kScaleLayout;
   static constexpr bool kVector = true;
   static constexpr bool kStreams = true;
+  static constexpr bool kWhole = false;
 };
 
 // Thread blocks per multiprocessor that registers are limited for, by what a thread holds. A
