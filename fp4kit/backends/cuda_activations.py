@@ -162,14 +162,15 @@ def _fused_samples() -> list[Instance]:
         return Plan(spec, chosen, None, 64, 64, has_second_level=own, scale_layout=layout)
 
     formats, layouts = list(ALL_FORMATS), list(CXX_LAYOUTS)
-    cases: list[tuple[Plan, str, str | None]] = []
-    for number, name in enumerate((*ACTIVATIONS, None)):
+    result = []
+    for number, name in enumerate(ACTIVATIONS):
         format, layout = formats[number % len(formats)], layouts[number % len(layouts)]
-        cases += [(plan("nvfp4"), dtype, name) for dtype in DTYPES]
-        cases.append((plan(format, layout=layout), "bfloat16", name))
-    cases += [(plan("nvfp4", recipe), "bfloat16", "dgelu") for recipe in ALL_RECIPES]
-    result = [quantize_sums_kernel(*case) for case in cases]
-    for one, dtype, name in cases:
-        if name is not None:
-            result.append(quantize_activated_kernel(one, dtype, name))
+        result += [quantize_activated_kernel(plan("nvfp4"), dtype, name) for dtype in DTYPES]
+        result.append(quantize_activated_kernel(plan(format, layout=layout), "bfloat16", name))
+        result.append(quantize_sums_kernel(plan("nvfp4"), DTYPES[number % len(DTYPES)], name))
+    for recipe in ALL_RECIPES:
+        result.append(quantize_activated_kernel(plan("nvfp4", recipe), "bfloat16", "dgelu"))
+    for number, format in enumerate(formats):
+        one = plan(format, layout=layouts[number % len(layouts)])
+        result += [quantize_sums_kernel(one, dtype, None) for dtype in DTYPES]
     return list(dict.fromkeys(result))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import cycle, product
 
 from fp4kit.activations import ACTIVATIONS
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, FormatSpec, Recipe
+from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, MXFP8, NVFP4, FormatSpec, Recipe
 from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
 
 from .base import Plan
@@ -65,7 +65,7 @@ def _quantize_samples() -> Iterator[Instance]:
                     if flat is not None:
                         yield flat.instance
             recipe = te if spec.has_second_level else None
-            for name in ACTIVATIONS[number :: len(DTYPES)]:
+            for name in ACTIVATIONS[number :: len(DTYPES)] if spec in (NVFP4, MXFP8) else ():
                 group = _group(spec, recipe, "linear", 1)
                 flat = quantize_flat_launch(group, dtype, 1, name)
                 assert flat is not None
