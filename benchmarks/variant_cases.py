@@ -231,6 +231,7 @@ QUANTIZATIONS: tuple[tuple[str, Options, int, bool], ...] = (
     ("rows, swizzled", {"scale_layout": "swizzled_128x4"}, 1, False),
     ("columns", {"axis": "column"}, 1, False),
     ("columns, swizzled", {"axis": "column", "scale_layout": "swizzled_128x4"}, 1, False),
+    ("columns, stochastic", {"axis": "column", "rounding": "stochastic", "seed": 1}, 1, False),
     ("both directions", {"axis": "both"}, 2, True),
     ("tiles, rows", {"block": "2d"}, 1, False),
     ("tiles, both directions", {"block": "2d", "axis": "both"}, 2, False),

@@ -65,6 +65,21 @@ def run_script(script, *args):
     )
 
 
+def read_terminal(parent):
+    """All that is written to the other side of a pseudo-terminal, which is closed then."""
+    text = b""
+    while True:
+        try:
+            chunk = os.read(parent, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not chunk:
+            break
+        text += chunk
+    os.close(parent)
+    return text
+
+
 def load(path):
     """Every tensor of a safetensors file as (dtype name, shape, bytes), and the metadata."""
     raw = path.read_bytes()

@@ -11,8 +11,8 @@ import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
+from command_line import invoke, succeed
 from fp4kit.checkpoint.convert import (
     convert_checkpoint,
     dequantize_checkpoint,
@@ -24,18 +24,7 @@ from fp4kit.checkpoint.options import (
     DequantizeOptions,
     parse_size,
 )
-from fp4kit.cli.main import cli
 from fp4kit.errors import OptionError
-
-
-def invoke(*args):
-    return CliRunner().invoke(cli, [str(arg) for arg in args])
-
-
-def succeed(*args):
-    result = invoke(*args)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def fail(*args, code=1):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from command_line import WEIGHTS, load, run, succeed
+from command_line import WEIGHTS, load, read_terminal, run, succeed
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,7 @@ def test_narrow_terminal(model_file, width):
         env=env | {"TERM": "xterm", "NO_COLOR": "1"},
     )
     os.close(child)
-    text = b""
-    while True:
-        try:
-            chunk = os.read(parent, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not chunk:
-            break
-        text += chunk
-    os.close(parent)
+    text = read_terminal(parent)
     talk = process.stderr.read().decode()
     process.stderr.close()
     assert process.wait(timeout=300) == 0

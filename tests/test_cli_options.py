@@ -13,20 +13,15 @@ import sys
 import numpy as np
 import pytest
 import safetensors.numpy
-from click.testing import CliRunner
 
+from command_line import invoke, read_terminal
 from fp4kit.backends import BackendStatus, cpu_threads
 from fp4kit.backends.cpu_threads import THREADS_VARIABLE, thread_count
 from fp4kit.cli import checkpoint, options
-from fp4kit.cli.main import cli
 from fp4kit.cli.progress import progress_bar
 from fp4kit.errors import BackendUnavailableError
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
-
-
-def invoke(*args):
-    return CliRunner().invoke(cli, [str(arg) for arg in args])
 
 
 @pytest.fixture
@@ -192,16 +187,7 @@ def on_terminal(*command, **env):
         env=os.environ | {"TERM": "xterm", "COLUMNS": "120"} | env,
     )
     os.close(child)
-    data = b""
-    while True:
-        try:
-            chunk = os.read(parent, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not chunk:
-            break
-        data += chunk
-    os.close(parent)
+    data = read_terminal(parent)
     return process.wait(timeout=300), data.decode()
 
 
