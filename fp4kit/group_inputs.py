@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -59,8 +60,9 @@ class GroupAhead:
     group: GroupShapes
     shape: tuple[int, ...]
 
+    @cached_property
     def _inputs(self) -> tuple[Any, Any]:
-        """The buffer and `other`, flat."""
+        """The buffer and `other`, flat: copied once if they are not contiguous."""
         size = prod(self.raw.data.shape)
         x = rows_of(self.raw, 1, size).reshape(-1)
         return x, None if self.other is None else rows_of(self.other, 1, size).reshape(-1)
@@ -69,7 +71,7 @@ class GroupAhead:
         self, engine: Backend, plan: GroupedPlan, second: Any, packed: Any, block_scale: Any
     ) -> bool:
         """Activates and quantizes at once. False: nothing was done, the backend cannot."""
-        x, z = self._inputs()
+        x, z = self._inputs
         return engine.quantize_grouped_activated(
             self.name, plan, self.source.starts, x, self.raw.dtype, z, second, packed, block_scale
         )
@@ -83,7 +85,7 @@ class GroupAhead:
         dtype, origin, halves = self.raw.dtype, self.raw.origin, self.name == "swiglu"
         engine = engine_for("activate", origin.device, dtype, None, None, backend)
         with arrays.device_scope(origin):
-            x, z = self._inputs()
+            x, z = self._inputs
             if refuses_nonfinite:
                 check_members(engine, self.source, x, dtype, "the group")
                 if z is not None:
