@@ -48,8 +48,9 @@ class Ahead:
         shape = tuple(self.raw.data.shape)
         return (*shape[:-1], shape[-1] // 2) if self.name == "swiglu" else shape
 
+    @cached_property
     def _inputs(self) -> tuple[Any, Any]:
-        """The array and `other`, rows flattened."""
+        """The array and `other`, rows flattened: copied once if they are not contiguous."""
         shape = tuple(self.raw.data.shape)
         rows, cols = prod(shape[:-1]), shape[-1]
         x = rows_of(self.raw, rows, cols)
@@ -78,7 +79,7 @@ class Ahead:
         if calls[0].is_empty:
             return False
         sums = self._sums()
-        x, z = self._inputs()
+        x, z = self._inputs
         plans = tuple(call.plan for call in calls)
         packeds, scales = zip(*targets, strict=True)
         return calls[0].engine.quantize_activated(
@@ -108,7 +109,7 @@ class Ahead:
         width = self.shape[-1]
         with arrays.device_scope(origin):
             sums = self._sums()
-            x, z = self._inputs()
+            x, z = self._inputs
             out = x
             if self.name is not None:
                 self._check(engine, x, z, refuses_nonfinite)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -59,8 +60,9 @@ class GroupAhead:
     group: GroupShapes
     shape: tuple[int, ...]
 
+    @cached_property
     def _inputs(self) -> tuple[Any, Any]:
-        """The buffer and `other`, flat."""
+        """The buffer and `other`, flat: copied once if they are not contiguous."""
         size = prod(self.raw.data.shape)
         x = rows_of(self.raw, 1, size).reshape(-1)
         return x, None if self.other is None else rows_of(self.other, 1, size).reshape(-1)
@@ -75,7 +77,7 @@ class GroupAhead:
         seed: Seed,
     ) -> bool:
         """Activates and quantizes at once. False: nothing was done, the backend cannot."""
-        x, z = self._inputs()
+        x, z = self._inputs
         dtype, starts = self.raw.dtype, self.source.starts
         return engine.quantize_grouped_activated(
             self.name, plans, starts, x, dtype, z, seconds, packeds, block_scales, seed
@@ -90,7 +92,7 @@ class GroupAhead:
         dtype, origin, halves = self.raw.dtype, self.raw.origin, self.name == "swiglu"
         engine = engine_for("activate", origin.device, dtype, None, None, backend)
         with arrays.device_scope(origin):
-            x, z = self._inputs()
+            x, z = self._inputs
             if refuses_nonfinite:
                 check_members(engine, self.source, x, dtype, "the group")
                 if z is not None:

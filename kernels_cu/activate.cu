@@ -9,7 +9,7 @@
 // result at `place` comes from `place + row * width` of either half.
 //
 // The results can be measured on the way, for the second level of what is quantized then; the
-// launcher clears `scan` (amax.cuh).
+// launcher clears `measured` (Scan in amax.cuh).
 //
 // Launch: 256 threads, a block for each tile of 256 * kUnroll pieces (or elements, not kVector).
 #include "activations.cuh"

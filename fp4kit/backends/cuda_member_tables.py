@@ -50,9 +50,11 @@ STRETCHES = 12
 LEAST_STRETCH = 4
 #: Strips of a round, one a warp.
 ROUND_STRIPS = THREADS // WARP
-#: Rows of a tile of the swizzled_128x4 layout; those that a strip has where not all of them exist,
-#: and how many such strips there are at least: those that write padding.
-SWIZZLED_ROWS, SHORT_ROWS, SHORT_STRIPS = 128, 8, 4
+#: Rows and columns of a tile of the layout that strips are for.
+SWIZZLED_ROWS, SWIZZLED_COLS = TILE["swizzled_128x4"]
+#: Rows of a strip where not all of a tile's exist, and how many such strips there are at least:
+#: those that write padding.
+SHORT_ROWS, SHORT_STRIPS = 8, 4
 
 
 class Sides(NamedTuple):
@@ -196,9 +198,9 @@ def _lane_rounds(plan: Plan) -> int:
 
 def _strip_rounds(plan: Plan) -> int:
     """Of the whole tiles, and of the last row of tiles if its rows do not all exist."""
-    across = plan.scale_shape[1] // TILE["swizzled_128x4"][1]
+    across = plan.scale_shape[1] // SWIZZLED_COLS
     down, rest = divmod(plan.rows, SWIZZLED_ROWS)
-    whole = down * across * SWIZZLED_ROWS * TILE["swizzled_128x4"][1] // (WARP * ROUND_STRIPS)
+    whole = down * across * SWIZZLED_ROWS * SWIZZLED_COLS // (WARP * ROUND_STRIPS)
     short = max(-(-rest // SHORT_ROWS), SHORT_STRIPS) if rest else 0
     return whole + -(-short * across // ROUND_STRIPS)
 
