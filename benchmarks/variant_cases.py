@@ -268,7 +268,11 @@ ACTIVATIONS: tuple[tuple[str, str | None, Options, bool], ...] = (
     ("dsilu and sums", "dsilu", {}, True),
     ("sums", None, {}, True),
     ("mxfp8 dsilu and sums", "dsilu", {"format": "mxfp8"}, True),
+    ("silu, columns", "silu", {"axis": "column"}, False),
+    ("swiglu, columns", "swiglu", {"axis": "column"}, False),
     ("silu, both directions", "silu", {"axis": "both"}, False),
+    ("dsilu, both directions", "dsilu", {"axis": "both"}, False),
+    ("mxfp8 silu, both directions", "silu", {"axis": "both", "format": "mxfp8"}, False),
 )
 
 
@@ -310,8 +314,14 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
         whole = f"{title}, whole tiles"
         yield named(whole, grouped_case, options, WHOLE_TILES, measured=False)
     yield named(f"quantize {MEMBERS} members, rows, amax measured", grouped_case, {}, measured=True)
-    silu = {"activation": "silu"}
-    yield named(f"quantize {MEMBERS} members, rows, silu", grouped_case, silu, measured=False)
+    for name, options in (
+        ("rows", {}),
+        ("rows, swizzled", {"scale_layout": "swizzled_128x4"}),
+        ("columns", {"axis": "column"}),
+    ):
+        title = f"quantize {MEMBERS} members, {name}, silu"
+        options = {**options, "activation": "silu"}
+        yield named(title, grouped_case, options, measured=False)
     yield named(f"dequantize {MEMBERS} members, rows", grouped_decode_case)
     for title, activation, options, sums in ACTIVATIONS:
         yield named(f"quantize {title}", activation_case, activation, options, sums=sums)

@@ -8,6 +8,7 @@ their own that measures the result too (`activate_measured`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -17,6 +18,7 @@ from . import arrays
 from .activations import ACTIVATIONS, DERIVATIVES
 from .arrays import Raw
 from .backends import engine_for
+from .backends.plan import Seed
 from .buffers import result_buffer, rows_of
 from .errors import DtypeError, OptionError, ShapeError
 from .formats import ALL_FORMATS, one_of
@@ -54,20 +56,34 @@ class Ahead:
         x = rows_of(self.raw, rows, cols)
         return x, None if self.other is None else rows_of(self.other, rows, cols)
 
-    def fused(self, call: Call, second: Any, packed: Any, block_scale: Any) -> bool:
+    def fused(
+        self,
+        calls: Sequence[Call],
+        seconds: Sequence[Any],
+        targets: Sequence[tuple[Any, Any]],
+        seed: Seed,
+    ) -> bool:
         """All at once, and the sums written. False: nothing was done, the backend cannot.
 
         The caller has made sure that no amax is to be measured and NaN is not refused.
 
+        Args:
+            calls: of one direction, or of the rows and the columns.
+            seconds: second levels of each.
+            targets: codes and scales of each, in rows.
+            seed: key and stream.
+
         Raises:
             ShapeError: if `dbias` does not fit.
         """
-        if call.is_empty:
+        if calls[0].is_empty:
             return False
         sums = self._sums()
         x, z = self._inputs
-        return call.engine.quantize_activated(
-            self.name, call.plan, x, self.raw.dtype, z, second, packed, block_scale, sums
+        plans = tuple(call.plan for call in calls)
+        packeds, scales = zip(*targets, strict=True)
+        return calls[0].engine.quantize_activated(
+            self.name, plans, x, self.raw.dtype, z, tuple(seconds), packeds, scales, sums, seed
         )
 
     def _sums(self) -> Any:

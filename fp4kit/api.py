@@ -13,6 +13,7 @@ import numpy as np
 from . import arrays
 from .activated import ahead_of, measures_amax
 from .backends import engine_for
+from .backends.base import NO_SEED
 from .buffers import (
     decoding_arrays,
     given_second_level,
@@ -214,15 +215,15 @@ def quantize(
         ahead = ahead_of(raw, activation, activation_input, dbias)
         refuses = nonfinite != "propagate"
         measures = second_level and measures_amax(format, amax, decode_scale, encode_scale)
-        if refuses or measures or not is_plain:
-            # The result is looked at before it is quantized, or quantized in other ways.
+        if refuses or measures or isinstance(amax, str):
+            # The result is looked at before it is quantized.
             raw, ahead = ahead.run(refuses, measures, backend), None
     if not is_plain:
         plain = PlainChoices(
             format, recipe, scale_rule, second_level, scale_layout, nibble_order, pad, nonfinite
         )
         return quantize_variants(
-            raw, plain, Choices(*choices), amax, decode_scale, encode_scale, backend, out
+            raw, ahead, plain, Choices(*choices), amax, decode_scale, encode_scale, backend, out
         )
     options = quantize_options(
         "quantize",
@@ -255,7 +256,7 @@ def quantize(
         targets = in_rows(packed, plan.packed_shape), in_rows(block_scale, plan.scale_shape)
         rows = None if ahead is not None else rows_of(raw, plan.rows, plan.cols)
         second = second_level_for(call, rows, raw, given)
-        if ahead is not None and not ahead.fused(call, second, *targets):
+        if ahead is not None and not ahead.fused([call], [second], [targets], NO_SEED):
             rows = rows_of(ahead.run(False, False, backend), plan.rows, plan.cols)
         if rows is not None and not call.is_empty:
             call.engine.quantize(plan, rows, dtype, second, *targets)

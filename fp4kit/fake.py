@@ -107,7 +107,15 @@ def quantize_dequantize(
         format, recipe, scale_rule, second_level, "linear", "low_first", pad, nonfinite
     )
     ((call, given),) = plans_of(
-        "quantize_dequantize", raw, plain, choices, amax, decode_scale, encode_scale, backend
+        "quantize_dequantize",
+        raw,
+        tuple(raw.data.shape),
+        plain,
+        choices,
+        amax,
+        decode_scale,
+        encode_scale,
+        backend,
     )
     random = seed_of(choices)
     plan, engine, origin, shape = call.plan, call.engine, raw.origin, raw.data.shape

@@ -13,7 +13,7 @@ from . import arrays
 from .activated import opened_input
 from .arrays import Raw
 from .backends import engine_for
-from .backends.base import Backend
+from .backends.base import Backend, Seed
 from .backends.grouped import GroupedPlan
 from .buffers import result_buffer, rows_of
 from .errors import NonFiniteError, ShapeError
@@ -68,12 +68,19 @@ class GroupAhead:
         return x, None if self.other is None else rows_of(self.other, 1, size).reshape(-1)
 
     def fused(
-        self, engine: Backend, plan: GroupedPlan, second: Any, packed: Any, block_scale: Any
+        self,
+        engine: Backend,
+        plans: tuple[GroupedPlan, ...],
+        seconds: tuple[Any, ...],
+        packeds: tuple[Any, ...],
+        block_scales: tuple[Any, ...],
+        seed: Seed,
     ) -> bool:
         """Activates and quantizes at once. False: nothing was done, the backend cannot."""
         x, z = self._inputs
+        dtype, starts = self.raw.dtype, self.source.starts
         return engine.quantize_grouped_activated(
-            self.name, plan, self.source.starts, x, self.raw.dtype, z, second, packed, block_scale
+            self.name, plans, starts, x, dtype, z, seconds, packeds, block_scales, seed
         )
 
     def run(self, refuses_nonfinite: bool, backend: str | None) -> Raw:

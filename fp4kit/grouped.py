@@ -31,7 +31,7 @@ from .grouped_tensor import (
     one_matrix_shape,
 )
 from .planning import Options, quantize_options
-from .quantize_variants import PLAIN_CHOICES, Choices, PlainChoices, seed_of, variants_of
+from .quantize_variants import Choices, PlainChoices, seed_of, variants_of
 from .variant import AMAX_WORDS
 
 
@@ -151,9 +151,9 @@ def quantize_grouped(
         ahead = group_ahead(raw, group, activation, activation_input)
         group = ahead.group
         measures = second_level and measures_amax(format, amax, decode_scale, encode_scale)
-        is_plain = choices == PLAIN_CHOICES and not isinstance(amax, str)
-        if nonfinite != "propagate" or measures or dbias is not None or not is_plain:
-            # The result is looked at before it is quantized, or quantized in other ways.
+        measures = measures or isinstance(amax, str)
+        if nonfinite != "propagate" or measures or dbias is not None:
+            # The result is looked at before it is quantized.
             raw, ahead = ahead.run(nonfinite != "propagate", backend), None
     if dbias is not None:
         write_group_sums(raw, group, dbias, backend)
@@ -210,13 +210,14 @@ def quantize_grouped(
             ),
             strict=True,
         )
-        if ahead is not None and not ahead.fused(engine, plans[0], used[0], packed[0], filled[0]):
+        parts = tuple(used), packed, filled, own_seed
+        if ahead is not None and not ahead.fused(engine, plans, *parts):
             flat = _flat(ahead.run(False, backend))
         if flat is not None:
-            engine.quantize_grouped(plans, flat, dtype, tuple(used), packed, filled, own_seed)
+            engine.quantize_grouped(plans, flat, dtype, *parts)
         results = [
-            _tensor(own, group, buffer_shape, raw, *parts, per_vector=word is not None)
-            for own, parts in zip(options, zip(packed, scales, seconds, strict=True), strict=True)
+            _tensor(own, group, buffer_shape, raw, *each, per_vector=word is not None)
+            for own, each in zip(options, zip(packed, scales, seconds, strict=True), strict=True)
         ]
     return results[0] if len(results) == 1 else GroupedDirections(*results)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import arrays
+from .activated import Ahead
 from .arrays import Origin, Raw
 from .buffers import given_second_level, in_rows, output_buffers, per_token_amax, rows_of
 from .errors import OptionError
@@ -160,6 +161,7 @@ def _amaxes(
 def plans_of(
     operation: str,
     raw: Raw,
+    shape: tuple[int, ...],
     plain: PlainChoices,
     choices: Choices,
     amax: Any,
@@ -170,7 +172,6 @@ def plans_of(
     """The call and the given second-level scale of each direction."""
     variants = variants_of(choices, isinstance(amax, str) and amax == "per_token")
     amaxes, word = _amaxes(DIRECTIONS[choices.axis], amax, variants)
-    shape = raw.data.shape
     result = []
     for variant, own in zip(variants, amaxes, strict=True):
         options = quantize_options(
@@ -209,6 +210,7 @@ def _check_word(options: Options, word: str) -> None:
 
 def quantize_variants(
     raw: Raw,
+    ahead: Ahead | None,
     plain: PlainChoices,
     choices: Choices,
     amax: Any,
@@ -217,18 +219,24 @@ def quantize_variants(
     backend: str | None,
     out: QuantizedTensor | Directions | None,
 ) -> QuantizedTensor | Directions:
-    """`fp4kit.quantize` of a call that is not plain; the arguments are described there."""
+    """`fp4kit.quantize` of a call that is not plain; the arguments are described there.
+
+    `ahead`: what is still to be done to `raw` first.
+    """
     seed = seed_of(choices)
-    plans = plans_of("quantize", raw, plain, choices, amax, decode_scale, encode_scale, backend)
+    shape = tuple(raw.data.shape) if ahead is None else ahead.shape
+    plans = plans_of(
+        "quantize", raw, shape, plain, choices, amax, decode_scale, encode_scale, backend
+    )
     outs = _outputs(out, len(plans))
     origin, dtype = raw.origin, raw.dtype
     with arrays.device_scope(origin):
         run = [
-            _direction(call, given, target, raw)
+            _direction(call, given, target, shape, origin)
             for (call, given), target in zip(plans, outs, strict=True)
         ]
         plan = run[0].call.plan
-        rows = rows_of(raw, plan.rows, plan.cols)
+        rows = None if ahead is not None else rows_of(raw, plan.rows, plan.cols)
         scanned = scanned_amax(run[0].call, rows, raw)
         targets = [
             (
@@ -242,9 +250,13 @@ def quantize_variants(
             seconds = [measured]
         else:
             seconds = second_levels(run, rows, dtype, scanned)
-            _quantize(run, rows, dtype, seconds, targets, seed, origin)
+            calls = [one.call for one in run]
+            if ahead is not None and not ahead.fused(calls, seconds, targets, seed):
+                rows = rows_of(ahead.run(False, False, backend), plan.rows, plan.cols)
+            if rows is not None:
+                _quantize(run, rows, dtype, seconds, targets, seed, origin)
         results = [
-            _result(one, second, target, raw)
+            _result(one, second, target, raw, shape)
             for one, second, target in zip(run, seconds, outs, strict=True)
         ]
     if isinstance(out, Directions):
@@ -267,12 +279,18 @@ def _outputs(
     )
 
 
-def _direction(call: Call, given: Any, out: QuantizedTensor | None, raw: Raw) -> Direction:
+def _direction(
+    call: Call,
+    given: Any,
+    out: QuantizedTensor | None,
+    shape: tuple[int, ...],
+    origin: Origin,
+) -> Direction:
     if out is None:
-        xp = arrays.array_module(raw.origin)
+        xp = arrays.array_module(origin)
         packed = xp.empty(call.packed_shape, np.uint8)
         return Direction(call, packed, xp.empty(call.scale_shape, np.uint8), given, None)
-    _, packed, block_scale, kept = output_buffers(out, call, raw.data.shape, raw.origin)
+    _, packed, block_scale, kept = output_buffers(out, call, shape, origin)
     return Direction(call, packed, block_scale, given, kept)
 
 
@@ -349,7 +367,9 @@ def used_second(call: Call, second: Any, origin: Origin) -> Any:
     return per_token_amax(second, origin)
 
 
-def _result(one: Direction, second: Any, out: QuantizedTensor | None, raw: Raw) -> QuantizedTensor:
+def _result(
+    one: Direction, second: Any, out: QuantizedTensor | None, raw: Raw, shape: tuple[int, ...]
+) -> QuantizedTensor:
     if out is not None:
         if second is not None:
             arrays.overwrite_scale(one.kept, second)
@@ -361,7 +381,7 @@ def _result(one: Direction, second: Any, out: QuantizedTensor | None, raw: Raw) 
         packed=arrays.emit(one.packed, "uint8", origin),
         block_scale=arrays.emit(one.block_scale, "uint8", origin),
         format=plan.format.name,
-        shape=tuple(raw.data.shape),
+        shape=shape,
         recipe=plan.recipe.name if plan.recipe is not None else None,
         scale_rule=plan.scale_rule,
         amax=scale if direction == "amax" else None,

@@ -21,7 +21,6 @@ constexpr int kSwiglu = 3;
 constexpr int kDgelu = 4;
 constexpr int kDsilu = 5;
 constexpr int kDrelu = 6;
-constexpr int kNoFunction = -1;
 
 // What is activated is the gate. These multiply the result with a second value, the factor:
 // swiglu's other half, or the incoming gradient.

@@ -13,6 +13,9 @@
 
 namespace fp4kit {
 
+// Of what is done to elements first: nothing (activations.cuh).
+constexpr int kNoFunction = -1;
+
 // kCount elements of type T as they lie in memory.
 template <class T, int kElements = kLaneElements>
 struct Words {

@@ -29,6 +29,7 @@ template <class C, class Table>
 struct GroupTiles {
   using T = typename C::T;
   const typename T::Bits* x;
+  const typename T::Bits* factor;
   const Table& table;
   u32 total;
   GroupSide row;
@@ -44,10 +45,11 @@ struct GroupTiles {
   u32 tile_col = 0;
   bool same_member = false;
 
-  __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const Table& table_, i64 total_,
-                                        const GroupSide& row_, const GroupSide& col_, u32 stream_,
-                                        u32* taken_)
+  __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const typename T::Bits* factor_,
+                                        const Table& table_, i64 total_, const GroupSide& row_,
+                                        const GroupSide& col_, u32 stream_, u32* taken_)
       : x(x_),
+        factor(factor_),
         table(table_),
         total(static_cast<u32>(total_)),
         row(row_),
@@ -104,7 +106,9 @@ struct GroupTiles {
     const Member member = table.member(at);
     const i64 row0 = static_cast<i64>(tile_row) * kTileRows;
     const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
-    return {x + member.start,
+    // For swiglu the input of a member begins at twice its place in the table.
+    const i64 start = C::kFunction == kSwiglu ? 2 * member.start : member.start;
+    return {x + start,
             member.rows,
             member.cols,
             row0,
@@ -115,7 +119,10 @@ struct GroupTiles {
                             member.cols, row.per_vector != 0, C::kLayout),
             side_of<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
                             member.rows, col.per_vector != 0, C::kLayout),
-            stream + static_cast<u32>(member.number)};
+            stream + static_cast<u32>(member.number),
+            0,
+            true,
+            factor + start};
   }
 };
 
@@ -123,6 +130,7 @@ struct GroupTiles {
 template <class C, class Table, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     quantize_grouped_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
+                            const typename C::T::Bits* __restrict__ factor,
                             const __grid_constant__ Table table, i64 total, const float* row_second,
                             u8* row_packed, u8* row_scale, i64 row_per_vector,
                             const float* col_second, u8* col_packed, u8* col_scale,
@@ -132,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
   const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), {seed...}};
-  const GroupTiles<C, Table> tiles(x, table, total,
+  const GroupTiles<C, Table> tiles(x, factor, table, total,
                                    {row_second, row_packed, row_scale, row_per_vector},
                                    {col_second, col_packed, col_scale, col_per_vector},
                                    static_cast<u32>(options.seed.stream), taken);

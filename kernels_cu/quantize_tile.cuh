@@ -12,6 +12,7 @@
 // codes of the rows, turned in shared memory.
 #pragma once
 
+#include "activated_tile.cuh"
 #include "tile_columns.cuh"
 #include "tile_rows.cuh"
 
@@ -30,10 +31,14 @@ __device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Sid
 
 // Begins to load the tile of a task.
 template <class C>
-__device__ __forceinline__ void load_task(typename C::TileType& tile,
+__device__ __forceinline__ void load_task(typename C::TileType* tile,
                                           const Task<typename C::T>& task) {
-  load_tile<C::kVector>(tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
-                        task.rows_left, task.cols_left);
+  if constexpr (C::kFunction != kNoFunction) {
+    load_activated<C>(tile, task);
+  } else {
+    load_tile<C::kVector>(*tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
+                          task.rows_left, task.cols_left);
+  }
 }
 
 template <class C>
@@ -84,7 +89,7 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C:
 // Thread blocks per multiprocessor that registers are limited for.
 template <class C>
 FP4KIT_HD constexpr int tile_blocks() {
-  return C::kColumns == kWide && C::kBuffers == 2 ? FP4KIT_WIDE_BLOCKS : FP4KIT_TILE_BLOCKS;
+  return C::kColumns == kWide && C::kTiles == 2 ? FP4KIT_WIDE_BLOCKS : FP4KIT_TILE_BLOCKS;
 }
 
 // Where the shared memory of an instance lies: what a launch grants without being asked, or what it
@@ -122,7 +127,7 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
                                                    const Options& options) {
   bool fills = true;
   u32 parity = 0;
-  load_task<C>(shared.tile[0], cursor.task());
+  load_task<C>(shared.tile, cursor.task());
   end_copies();
   clear_squares(shared, parity);
   if (threadIdx.x == 0) shared.next_tile[parity] = cursor.request();
@@ -141,16 +146,21 @@ __device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor
       __syncthreads();
     }
     clear_squares(shared, 1 - parity);
-    if (C::kBuffers == 2 && more) load_task<C>(shared.tile[1 - parity], cursor.task());
+    if (C::kBuffers == 2 && more) load_task<C>(shared.tile + (1 - parity), cursor.task());
     end_copies();
-    quantize_tile(shared, shared.tile[C::kBuffers == 2 ? parity : 0], task, options, parity);
+    const u32 own = C::kBuffers == 2 ? parity : 0;
+    if constexpr (C::kFunction != kNoFunction) {
+      activate_tile<C>(shared.tile + own);
+      __syncthreads();
+    }
+    quantize_tile(shared, shared.tile[own], task, options, parity);
     if (!more) break;
     parity = 1 - parity;
     // Stored only now: nobody waits for the answer.
     if (threadIdx.x == 0) shared.next_tile[parity] = requested;
     if constexpr (C::kBuffers == 1) {
       __syncthreads();
-      load_task<C>(shared.tile[0], cursor.task());
+      load_task<C>(shared.tile, cursor.task());
       end_copies();
     }
     constexpr bool kKeeps = C::Format::kIsMx || C::kOneLevel;

@@ -135,18 +135,19 @@ struct TilesOf<C, true> {
 template <class C, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
-                          const float* row_second, u8* row_packed, u8* row_scale,
-                          const float* col_second, u8* col_packed, u8* col_scale, SeedWords... seed,
-                          i64 rows, i64 cols, i64 across, i64 total, i64 row_blocks, i64 row_stored,
-                          i64 row_scales, i64 row_per_scale, i64 col_blocks, i64 col_stored,
-                          i64 col_scales, i64 col_per_scale, i64 high_first, i64 rule, i64 range,
-                          i64 row_mask, i64 col_mask, i64 magic, i64 shift) {
+                          const typename C::T::Bits* __restrict__ factor, const float* row_second,
+                          u8* row_packed, u8* row_scale, const float* col_second, u8* col_packed,
+                          u8* col_scale, SeedWords... seed, i64 rows, i64 cols, i64 across,
+                          i64 total, i64 row_blocks, i64 row_stored, i64 row_scales,
+                          i64 row_per_scale, i64 col_blocks, i64 col_stored, i64 col_scales,
+                          i64 col_per_scale, i64 high_first, i64 rule, i64 range, i64 row_mask,
+                          i64 col_mask, i64 magic, i64 shift) {
   using Tiles = typename TilesOf<C, C::kWhole>::Type;
   TileShared<C>& shared = tile_shared<C>();
   const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
                         static_cast<float>(range),  static_cast<u32>(row_mask),
                         static_cast<u32>(col_mask), {seed...}};
-  const Task<typename C::T> matrix{
+  Task<typename C::T> matrix{
       x,
       rows,
       cols,
@@ -157,6 +158,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
       {row_second, row_packed, row_scale, row_blocks, row_stored, row_scales, row_per_scale},
       {col_second, col_packed, col_scale, col_blocks, col_stored, col_scales, col_per_scale},
       static_cast<u32>(options.seed.stream)};
+  matrix.factor = factor;
   const FastDivide divide{across, static_cast<u32>(magic), static_cast<u32>(shift)};
   quantize_all_tiles<C>(shared, Tiles(matrix, divide, total, taken), options);
 }

@@ -44,6 +44,8 @@ struct Task {
   // takes no other tile of it.
   u32 part = 0;
   bool alone = true;
+  // What multiplies the results of some functions (activated_tile.cuh), of the shape of x.
+  const typename T::Bits* factor = nullptr;
 };
 
 // What all tiles of a launch share.
@@ -99,6 +101,9 @@ struct TileConfig {
   // While one tile is worked on, the next one is on its way. Wide elements and tables of a search
   // leave no room for that.
   static constexpr int kBuffers = kCopiesAsync && kVector && T::kSize == 2 && !kSearches ? 2 : 1;
+  // What is done to elements first, and tiles that it takes in all (activated_tile.cuh).
+  static constexpr int kFunction = kNoFunction;
+  static constexpr int kTiles = kBuffers;
   // Columns of squares are the rows' codes, turned.
   static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
   // What a launch asks for beyond 48 KiB (cuda_module.py).
@@ -148,7 +153,7 @@ struct Maybe<false, A> {
 
 template <class C>
 struct TileShared {
-  typename C::TileType tile[C::kBuffers];
+  typename C::TileType tile[C::kTiles];
   TileLevels<C, kTileRows> rows;
   TileLevels<C, C::kColumns> cols;
   u32 next_tile[2];

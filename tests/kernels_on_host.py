@@ -46,6 +46,7 @@ def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
     for name in (
         *("quantize", "quantize_tiles", "quantize_residual", "dequantize_residual"),
         *("activate", "column_sums", "quantize_activated", "quantize_sums"),
+        "quantize_activated_tiles",
     ):
         monkeypatch.setattr(cuda_ready, name, getattr(cuda_ready, name).__wrapped__)
     kernels.launched.clear()

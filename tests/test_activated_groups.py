@@ -14,8 +14,10 @@ from fp4kit.activations import ACTIVATIONS, DERIVATIVES
 from fp4kit.backends import get_backend
 from fp4kit.formats import ALL_FORMATS, DTYPES
 from fp4kit.grouped_tensor import grouped_plan
+from fp4kit.variant import Variant
 
 F32 = np.float32
+SEED = (3, 11)
 REFERENCE = get_backend("reference")
 #: Rows and columns of results: members end within thread blocks, some are empty.
 DIMS = ((3, 64), (0, 32), (70, 96), (1, 32), (257, 32), (5, 0), (33, 160))
@@ -55,48 +57,86 @@ def activated(name, dtype, x, z, gap):
     return y, starts, sources
 
 
-def check(on_host, kernels, assert_bits, name, dtype, format="nvfp4", gap=0, shift=0, **options):
-    """Whether one kernel did it, after a look at its bytes."""
+def check(
+    on_host,
+    kernels,
+    assert_bits,
+    name,
+    dtype,
+    format="nvfp4",
+    axes=("row",),
+    gap=0,
+    shift=0,
+    **options,
+):
+    """The file of the kernel that did it, after a look at its bytes; None if none does."""
     _, size = starts_of(DIMS, 2 if name == "swiglu" else 1, gap)
     x = raw(size, dtype, 1)
     z = raw(size, dtype, 2) if name in DERIVATIVES else None
     y, starts, sources = activated(name, dtype, x, z, gap)
-    recipe = "te" if format == "nvfp4" else None
-    plan = grouped_plan(DIMS, starts, False, format=format, recipe=recipe, pad=True, **options)
-    second = None
-    if format == "nvfp4":
-        second = np.linspace(2, 9, plan.second_offsets[-1]).astype(F32)
-    results = [
-        [make(offsets[-1], np.uint8) for offsets in (plan.packed_offsets, plan.scale_offsets)]
+    options["recipe"] = "te" if format == "nvfp4" else None
+    plans = tuple(
+        grouped_plan(
+            DIMS, starts, False, format=format, pad=True,
+            variant=None if axis == "row" else Variant(axis=axis), **options,
+        )
+        for axis in axes
+    )  # fmt: skip
+    seconds = tuple(
+        np.linspace(2, 9, plan.second_offsets[-1]).astype(F32) if format == "nvfp4" else None
+        for plan in plans
+    )
+    packeds, scales, wanted_packeds, wanted_scales = (
+        tuple(make(getattr(plan, name)[-1], np.uint8) for plan in plans)
         for make in (on_host.empty, np.empty)
-    ]
+        for name in ("packed_offsets", "scale_offsets")
+    )
     kernels.launched.clear()
     done = on_host.engine.quantize_grouped_activated(
         name,
-        plan,
+        plans,
         sources,
         on_host.put(x, shift * x.itemsize),
         dtype,
         None if z is None else on_host.put(z),
-        None if second is None else on_host.put(second),
-        *results[0],
+        tuple(None if second is None else on_host.put(second) for second in seconds),
+        packeds,
+        scales,
+        SEED,
     )
     launched = [instance.file for instance in kernels.launched]
-    assert launched == (["quantize_grouped_flat.cu"] if done else [])
-    if done:
-        packed, scales = results[1]
-        engine = get_backend("cpu")
-        engine.quantize_grouped((plan,), y, dtype, (second,), (packed,), (scales,))
-        assert_bits(np.asarray(results[0][0]), packed, "packed")
-        assert_bits(np.asarray(results[0][1]), scales, "block_scale")
-    return done
+    assert len(launched) == done
+    if not done:
+        return None
+    get_backend("cpu").quantize_grouped(
+        plans, y, dtype, seconds, wanted_packeds, wanted_scales, SEED
+    )
+    for got, want in zip(packeds + scales, wanted_packeds + wanted_scales, strict=True):
+        assert_bits(np.asarray(got), want)
+    return launched[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_one_kernel(on_host, kernels, tables, assert_bits, name, dtype):
     for gap in (0, 8):
-        assert check(on_host, kernels, assert_bits, name, dtype, gap=gap)
+        done = check(on_host, kernels, assert_bits, name, dtype, gap=gap)
+        assert done == "quantize_grouped_flat.cu"
+
+
+@pytest.mark.parametrize("axes", [("column",), ("row", "column")])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8"])
+@pytest.mark.parametrize("name", ["silu", "swiglu", "dgelu"])
+def test_tiles(on_host, kernels, assert_bits, name, format, axes):
+    options = {"scale_layout": "swizzled_128x4", "gap": 8}
+    done = check(on_host, kernels, assert_bits, name, "bfloat16", format, axes, **options)
+    assert done == "quantize_grouped.cu"
+
+
+def test_rows_with_swizzled_scales_take_tiles(on_host, kernels, assert_bits):
+    options = {"scale_layout": "swizzled_128x4"}
+    done = check(on_host, kernels, assert_bits, "silu", "bfloat16", **options)
+    assert done == "quantize_grouped.cu"
 
 
 @pytest.mark.parametrize("format", ALL_FORMATS)
@@ -108,7 +148,7 @@ def test_formats(on_host, kernels, assert_bits, name, format):
 
 def test_what_is_not_fused(on_host, kernels, assert_bits):
     arguments = on_host, kernels, assert_bits
-    assert not check(*arguments, "silu", "bfloat16", scale_layout="swizzled_128x4")
+    assert not check(*arguments, "silu", "float32", scale_layout="swizzled_128x4")
     assert not check(*arguments, "silu", "bfloat16", shift=1)
     assert not check(*arguments, "silu", "bfloat16", gap=3)
 

@@ -10,9 +10,10 @@ from fp4kit.activations import ACTIVATIONS, DERIVATIVES
 from fp4kit.backends import cuda_ready, get_backend
 from fp4kit.backends.plan import Plan
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
-from fp4kit.variant import Variant
+from fp4kit.variant import AXES, PLAIN, Variant
 
 F32 = np.float32
+SEED = (77, 5)
 REFERENCE = get_backend("reference")
 
 
@@ -45,49 +46,60 @@ def activated(name, x, dtype, z, width):
 def make_plan(rows, cols, format="nvfp4", recipe="te", **options):
     spec = ALL_FORMATS[format]
     chosen = ALL_RECIPES[recipe] if spec.has_second_level else None
-    options = {"rows_per_scale": rows, "has_second_level": spec.has_second_level, **options}
+    # One second level for all rows or columns, unless said otherwise.
+    along_columns = options.get("variant", PLAIN).axis == "column"
+    options = {"rows_per_scale": cols if along_columns else rows, **options}
+    options["has_second_level"] = spec.has_second_level
     return Plan(spec, chosen, spec.default_scale_rule, rows, cols, **options)
 
 
-def quantize(on_host, kernels, assert_bits, name, plan, dtype, put=None, sums=False):
-    """Whether one kernel did it, after a look at its bytes."""
+def quantize(on_host, kernels, assert_bits, name, plans, dtype, put=None, sums=False):
+    """The file of the kernel that did it, after a look at its bytes; None if none does."""
     put = put or on_host.put
+    plans = plans if isinstance(plans, tuple) else (plans,)
+    plan = plans[0]
     x, z = inputs(name, plan.rows, plan.cols, dtype)
-    second = np.linspace(20, 30, plan.scales).astype(F32) if plan.has_second_level else None
-    packed = on_host.empty(plan.packed_shape, np.uint8)
-    scale = on_host.empty(plan.scale_shape, np.uint8)
+    seconds = tuple(
+        np.linspace(20, 30, one.scales).astype(F32) if one.has_second_level else None
+        for one in plans
+    )
+    packeds = tuple(on_host.empty(one.packed_shape, np.uint8) for one in plans)
+    scales = tuple(on_host.empty(one.scale_shape, np.uint8) for one in plans)
     got_sums = on_host.empty((plan.cols,), F32) if sums else None
-    before = len(kernels.launched)
+    kernels.launched.clear()
     done = on_host.engine.quantize_activated(
         name,
-        plan,
+        plans,
         put(x),
         dtype,
         None if z is None else put(z),
-        None if second is None else on_host.put(second),
-        packed,
-        scale,
+        tuple(None if second is None else on_host.put(second) for second in seconds),
+        packeds,
+        scales,
         got_sums,
+        SEED,
     )
-    launched = [instance.file for instance in kernels.launched[before:]]
-    one = "quantize_sums.cu" if sums else "quantize_activated.cu"
-    assert launched[:1] == ([one] if done else [])
+    launched = [instance.file for instance in kernels.launched]
+    if not done:
+        assert not launched
+        return None
     assert set(launched[1:]) <= {"column_sums.cu"}
-    if done:
-        wanted = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
-        y, wanted_sums = activated(name, x, dtype, z, plan.cols)
-        REFERENCE.quantize(plan, y, dtype, second, *wanted)
+    y, wanted_sums = activated(name, x, dtype, z, plan.cols)
+    for one, second, packed, scale in zip(plans, seconds, packeds, scales, strict=True):
+        wanted = np.empty(one.packed_shape, np.uint8), np.empty(one.scale_shape, np.uint8)
+        REFERENCE.quantize(one, y, dtype, second, *wanted, SEED)
         assert_bits(np.asarray(packed), wanted[0], "packed")
         assert_bits(np.asarray(scale), wanted[1], "block_scale")
-        if sums:
-            assert_bits(np.asarray(got_sums), wanted_sums, "sums")
-    return done
+    if sums:
+        assert_bits(np.asarray(got_sums), wanted_sums, "sums")
+    return launched[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_functions_and_types(on_host, kernels, assert_bits, name, dtype):
-    assert quantize(on_host, kernels, assert_bits, name, make_plan(70, 96), dtype)
+    done = quantize(on_host, kernels, assert_bits, name, make_plan(70, 96), dtype)
+    assert done == "quantize_activated.cu"
 
 
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4", "swizzled_8x4"])
@@ -95,7 +107,8 @@ def test_functions_and_types(on_host, kernels, assert_bits, name, dtype):
 def test_formats_and_layouts(on_host, kernels, assert_bits, format, layout):
     """Many rows: the grid is filled, and a thread takes several lanes."""
     plan = make_plan(150, 224, format, scale_layout=layout, nibble_order="high_first")
-    assert quantize(on_host, kernels, assert_bits, "swiglu", plan, "bfloat16")
+    done = quantize(on_host, kernels, assert_bits, "swiglu", plan, "bfloat16")
+    assert done == "quantize_activated.cu"
 
 
 @pytest.mark.parametrize("recipe", ALL_RECIPES)
@@ -110,7 +123,8 @@ def test_sums(on_host, kernels, assert_bits, name, dtype):
     """Groups and tiles that are not whole, in either direction."""
     for rows, cols in ((70, 96), (1, 16), (33, 272)):
         plan = make_plan(rows, cols)
-        assert quantize(on_host, kernels, assert_bits, name, plan, dtype, sums=True)
+        done = quantize(on_host, kernels, assert_bits, name, plan, dtype, sums=True)
+        assert done == "quantize_sums.cu"
 
 
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4", "swizzled_8x4"])
@@ -125,23 +139,62 @@ def test_sums_that_would_leave_much_idle(on_host, kernels, assert_bits, monkeypa
     monkeypatch.setattr(cuda_ready, "multiprocessors", lambda _: 3)
     for rows, cols, done in ((1024, 256, False), (1025, 256, True), (1, 272, True)):
         plan = make_plan(rows, cols)
-        assert done == quantize(on_host, kernels, assert_bits, None, plan, "bfloat16", sums=True)
+        found = quantize(on_host, kernels, assert_bits, None, plan, "bfloat16", sums=True)
+        assert found == ("quantize_sums.cu" if done else None)
 
 
-@pytest.mark.parametrize("why", ["ragged", "second levels", "misaligned", "variant"])
-def test_what_is_not_fused(on_host, kernels, assert_bits, why):
-    options = {
-        "ragged": {"cols": 40},
-        "second levels": {"rows_per_scale": 1},
-        "variant": {"variant": Variant(rounding="stochastic")},
-    }.get(why, {})
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_tiles_of_both_directions(on_host, kernels, assert_bits, name, dtype):
+    """Tiles that end within a matrix; blocks that do, one of them a row's."""
+    for rows, cols in ((130, 136), (48, 264)):
+        plans = tuple(make_plan(rows, cols, variant=Variant(axis=axis)) for axis in AXES)
+        done = quantize(on_host, kernels, assert_bits, name, plans, dtype)
+        assert done == "quantize_tiles.cu"
+
+
+@pytest.mark.parametrize("options", [
+    {"axis": "column"},
+    {"axis": "column", "rounding": "stochastic"},
+    {"axis": "column", "hadamard": 0x1234, "rht_rounding": "bf16"},
+    {"block": "2d"},
+    {"rounding": "stochastic"},
+    {"axis": "column", "format": "mxfp8"},
+    {"axis": "column", "format": "mxfp4", "scale_layout": "swizzled_128x4"},
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["silu", "swiglu", "dgelu"])
+def test_tiles_of_variants(on_host, kernels, assert_bits, name, options):
+    own = {key: value for key, value in options.items() if hasattr(Variant(), key)}
+    rest = {key: value for key, value in options.items() if key not in own}
+    plan = make_plan(144, 160, variant=Variant(**own), **rest)
+    done = quantize(on_host, kernels, assert_bits, name, plan, "bfloat16")
+    assert done == "quantize_tiles.cu"
+
+
+@pytest.mark.parametrize("why", ["ragged", "second levels"])
+def test_rows_that_take_tiles(on_host, kernels, assert_bits, why):
+    options = {"cols": 40} if why == "ragged" else {"rows_per_scale": 1}
     plan = make_plan(**{"rows": 20, "cols": 64, **options})
+    done = quantize(on_host, kernels, assert_bits, "silu", plan, "bfloat16")
+    assert done == "quantize_tiles.cu"
+
+
+@pytest.mark.parametrize("why", ["misaligned", "wide elements", "sums", "search", "narrow"])
+def test_what_is_not_fused(on_host, kernels, assert_bits, monkeypatch, why):
+    variant = Variant(axis="column")
+    if why == "search":
+        variant = Variant(scale_search="sweep", error="mse")
+    if why == "narrow":
+        monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: False)
 
     def shifted(array):
         return on_host.put(array, array.itemsize)
 
     put = shifted if why == "misaligned" else None
-    assert not quantize(on_host, kernels, assert_bits, "silu", plan, "bfloat16", put)
+    dtype = "float32" if why == "wide elements" else "bfloat16"
+    plan = make_plan(32, 64, variant=variant)
+    arguments = on_host, kernels, assert_bits, "silu", plan, dtype, put
+    assert quantize(*arguments, sums=why == "sums") is None
 
 
 @pytest.mark.parametrize("how", ["activation", "both", "sums"])

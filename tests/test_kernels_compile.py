@@ -41,8 +41,10 @@ ACTIVATING = (
     "activate.cu",
     "column_sums.cu",
     "quantize_activated.cu",
+    "quantize_grouped.cu",
     "quantize_grouped_flat.cu",
     "quantize_sums.cu",
+    "quantize_tiles.cu",
 )
 FILES = sorted({instance.file for instance in INSTANCES})
 

@@ -281,21 +281,22 @@ class Backend(Operations, ABC):
     def quantize_grouped_activated(
         self,
         name: str,
-        plan: GroupedPlan,
+        plans: tuple[GroupedPlan, ...],
         starts: tuple[int, ...],
         x: RawArray,
         dtype: str,
         other: RawArray | None,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
+        seed: Seed,
     ) -> bool:
         """:meth:`activate` of flat `x` and :meth:`quantize_grouped` of its result in one pass.
 
         Members begin at `starts` in x, and in `other`.
 
         Returns:
-            False if the backend has no such pass for the plan: then nothing was done.
+            False if the backend has no such pass for the plans: then nothing was done.
         """
         return False
 

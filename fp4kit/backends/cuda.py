@@ -22,9 +22,9 @@ from . import cuda_device, cuda_launch, cuda_module, cuda_ready, cuda_run, cuda_
 from .base import NO_SEED, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
 from .cuda_grouped import CudaGrouped
 from .cuda_measured import MeasuredRows
-from .cuda_operations import CudaOperations
+from .cuda_operations import CudaOperations, sources_of
 from .cuda_residual import CudaResidual
-from .cuda_run import address_of, current_device, is_aligned, scratch
+from .cuda_run import Result, address_of, current_device, is_aligned, scratch
 from .cuda_tiles import CudaTiles
 from .cuda_variants import variant_of
 
@@ -156,6 +156,29 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
         random = cuda_launch.seed_arguments(plan, seed)
         ready = cuda_ready.quantize(current_device(), plan, dtype, scales, aligned)
         ready.launch(source, address_of(second), codes, block_scale.data.ptr, *random)
+
+    def quantize_activated(
+        self,
+        name: str | None,
+        plans: tuple[Plan, ...],
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
+        sums: RawArray | None,
+        seed: Seed,
+    ) -> bool:
+        sources = sources_of(name, x, dtype, other, plans[0].cols)
+        results = tuple(map(Result, seconds, packeds, block_scales))
+        if len(plans) == 1:
+            addresses = results[0].addresses()
+            if self.quantize_activated_rows(name, plans[0], sources, dtype, addresses, sums):
+                return True
+        if name is None or sums is not None:
+            return False
+        return self.quantize_activated_tiles(name, plans, sources, dtype, results, seed)
 
     def dequantize(
         self,

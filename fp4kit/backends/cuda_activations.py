@@ -20,7 +20,16 @@ from .cuda_launch import (
     grid_for,
     rows_are_vectors,
 )
-from .cuda_module import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, LANE, THREADS, Instance, instance
+from .cuda_module import (
+    CXX_DTYPES,
+    CXX_FORMATS,
+    CXX_LAYOUTS,
+    LANE,
+    THREADS,
+    Instance,
+    function_name,
+    instance,
+)
 from .cuda_variants import cxx_recipe
 
 #: Functions that multiply with a second value (activations.cuh's has_factor).
@@ -29,11 +38,6 @@ WITH_FACTOR = ("swiglu", *DERIVATIVES)
 TILE_ROWS = SUM_ROWS * SUM_ROWS
 #: And bytes of each.
 TILE_BYTES = THREADS // SUM_ROWS * VECTOR
-
-
-def function_name(name: str | None) -> str:
-    """The constant of a function in the kernels."""
-    return "kNoFunction" if name is None else f"k{name.capitalize()}"
 
 
 def activate_kernel(name: str, dtype: str, vector: bool) -> Instance:

@@ -21,7 +21,7 @@ from . import cuda_activations, cuda_member_tables, cuda_members, cuda_ready, cu
 from .base import NO_SEED, RawArray, Seed
 from .cuda_member_tables import MemberTable, Sides, sides_of
 from .cuda_members import MemberLaunch
-from .cuda_run import address_of, are_aligned, current_device, scratch
+from .cuda_run import Result, address_of, are_aligned, current_device, scratch
 from .grouped import GroupedPlan
 
 #: Tables that are on their way, with the events that tell of their arrival: the cache of tables may
@@ -90,27 +90,73 @@ class CudaGrouped:
     ) -> None:
         if not plans[0].members or not cuda_member_tables.has_elements(plans[0]):
             return
-        sides = sides_of(plans)
         vector = cuda_member_tables.takes_vectors(plans[0], dtype) and are_aligned(x, *packeds)
-        if vector:
-            results = address_of(seconds[0]), packeds[0].data.ptr, block_scales[0].data.ptr
-            if self._quantize_flat(sides, (x.data.ptr, 0), dtype, results, None):
-                return
-        for plan, block_scale in zip(plans, block_scales, strict=True):
-            if cuda_member_tables.any_padded(plan):
-                block_scale.data.memset_async(0, block_scale.nbytes)
-        addresses = dict.fromkeys(Sides._fields, (0, 0, 0))
-        for plan, second, packed, block_scale in zip(
-            plans, seconds, packeds, block_scales, strict=True
-        ):
-            name = "column" if plan is sides.column else "row"
-            addresses[name] = (address_of(second), packed.data.ptr, block_scale.data.ptr)
+        results = tuple(map(Result, seconds, packeds, block_scales))
+        self._quantize(None, plans, (x.data.ptr, 0), dtype, results, seed, vector)
+
+    def quantize_grouped_activated(
+        self,
+        name: str,
+        plans: tuple[GroupedPlan, ...],
+        starts: tuple[int, ...],
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
+        seed: Seed,
+    ) -> bool:
+        plan = plans[0]
+        if not plan.members or not cuda_member_tables.has_elements(plan):
+            return True
+        if name == "swiglu" and not cuda_member_tables.is_halved(plan, starts):
+            return False
+        inputs = (x,) if other is None else (x, other)
+        if not (cuda_member_tables.takes_vectors(plan, dtype) and are_aligned(*inputs, *packeds)):
+            return False
+        # Kernels find the factors of swiglu themselves: members have widths of their own.
+        sources = cuda_activations.sources(name, x.data.ptr, address_of(other), 0, dtype)
+        results = tuple(map(Result, seconds, packeds, block_scales))
+        return self._quantize(name, plans, sources, dtype, results, seed, True)
+
+    def _quantize(
+        self,
+        name: str | None,
+        plans: tuple[GroupedPlan, ...],
+        sources: tuple[int, int],
+        dtype: str,
+        results: tuple[Result, ...],
+        seed: Seed,
+        vector: bool,
+    ) -> bool:
+        """All members, perhaps activated; False if there is no kernel for that.
+
+        Args:
+            name: the function, or None: then there always is a kernel.
+            plans: of one direction, or of the rows and the columns; some member is not empty.
+            sources: addresses of gate and factor.
+            dtype: element type.
+            results: of each direction.
+            seed: key and stream.
+            vector: whether everything but the scales allows 16-byte accesses.
+        """
+        sides = sides_of(plans)
+        if vector and self._quantize_flat(sides, sources, dtype, results[0].addresses(), name):
+            return True
         shared = cuda_members.wide_shared(sides, dtype, vector)
         wide = cuda_ready.has_shared_memory(current_device(), shared)
-        kernel, table = cuda_members.quantize_launch(sides, dtype, vector, wide)
+        if name is not None and not wide:
+            return False
+        addresses = dict.fromkeys(Sides._fields, (0, 0, 0))
+        for plan, result in zip(plans, results, strict=True):
+            if cuda_member_tables.any_padded(plan):
+                result.block_scale.data.memset_async(0, result.block_scale.nbytes)
+            addresses["column" if plan is sides.column else "row"] = result.addresses()
+        kernel, table = cuda_members.quantize_launch(sides, dtype, vector, wide, name)
         arguments = cuda_members.quantize_arguments(
             sides,
-            x.data.ptr,
+            sources,
             _argument(table),
             table.pieces,
             addresses["row"],
@@ -118,30 +164,7 @@ class CudaGrouped:
             seed,
         )
         cuda_run.launch_tiles(kernel, table.grid, arguments, shared if wide else 0)
-
-    def quantize_grouped_activated(
-        self,
-        name: str,
-        plan: GroupedPlan,
-        starts: tuple[int, ...],
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-    ) -> bool:
-        if not plan.members or not cuda_member_tables.has_elements(plan):
-            return True
-        if name == "swiglu" and not cuda_member_tables.is_halved(plan, starts):
-            return False
-        inputs = (x, packed) if other is None else (x, other, packed)
-        if not (cuda_member_tables.takes_vectors(plan, dtype) and are_aligned(*inputs)):
-            return False
-        # Kernels find the factors of swiglu themselves: members have widths of their own.
-        sources = cuda_activations.sources(name, x.data.ptr, address_of(other), 0, dtype)
-        results = address_of(second), packed.data.ptr, block_scale.data.ptr
-        return self._quantize_flat(sides_of((plan,)), sources, dtype, results, name)
+        return True
 
     def _quantize_flat(
         self,

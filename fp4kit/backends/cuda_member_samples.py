@@ -79,6 +79,10 @@ def _quantize_samples() -> Iterator[Instance]:
                 vector, one_level = number != 1, number != 2
                 kind = next(kinds)
                 yield quantize_grouped_kernel(directions, dtype, vector, one_level, False, kind)
+    for name, kind in zip(ACTIVATIONS, cycle(KINDS), strict=False):
+        row, column = (_plan(NVFP4, te, Variant(axis=axis)) for axis in AXES)
+        directions = Directions(row, column)
+        yield quantize_grouped_kernel(directions, "bfloat16", True, True, True, kind, name)
     for options in (
         {"block": "2d"},
         {"per_token": True},

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.scaling import second_level_range
 
-from . import cuda_activations, cuda_variants
+from . import cuda_variants
 from .base import Plan
 from .cuda_launch import (
     ITEM_SIZES,
@@ -44,6 +44,7 @@ from .cuda_module import (
     FLAT_BLOCKS,
     LANE,
     Instance,
+    function_name,
     instance,
     seed_types,
 )
@@ -123,7 +124,7 @@ def quantize_flat_launch(
     )
     if plan.scale_layout == "linear":
         kernel, table = "quantize_grouped_flat_kernel", lane_table(sides)
-        names = *names, cuda_activations.function_name(name)
+        names = *names, function_name(name)
     elif name is not None:
         return None
     elif plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE:
@@ -142,17 +143,23 @@ def quantize_flat_launch(
 
 
 def quantize_grouped_kernel(
-    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool, kind: str
+    directions: Directions,
+    dtype: str,
+    vector: bool,
+    one_level: bool,
+    wide: bool,
+    kind: str,
+    name: str | None = None,
 ) -> Instance:
     """The instance that serves everything; `one_level` unless vectors have levels of their own."""
-    config = tile_config(directions, dtype, vector, one_level, wide)
+    config = tile_config(directions, dtype, vector, one_level, wide, name)
     seed = seed_types(rounds_stochastically(directions.any))
     return instance("quantize_grouped_kernel", "quantize_grouped.cu", config, kind, *seed)
 
 
 def quantize_arguments(
     sides: Sides,
-    x: int,
+    sources: tuple[int, int],
     table: NDArray[np.void],
     tiles: int,
     row: tuple[int, int, int],
@@ -163,7 +170,7 @@ def quantize_arguments(
 
     Args:
         sides: the plans.
-        x: address of the buffer.
+        sources: addresses of the buffer, and of factors.
         table: of the tiles.
         tiles: of all members.
         row: addresses of (second, packed, block_scale) of the rowwise result.
@@ -173,7 +180,7 @@ def quantize_arguments(
     directions = _directions(sides)
     plan = directions.any
     return (
-        x,
+        *sources,
         table,
         tiles,
         *row,
@@ -191,12 +198,12 @@ def quantize_arguments(
 
 @lru_cache(maxsize=256)
 def quantize_launch(
-    sides: Sides, dtype: str, vector: bool, wide: bool
+    sides: Sides, dtype: str, vector: bool, wide: bool, name: str | None = None
 ) -> tuple[Instance, MemberTable]:
     """The kernel and table that `quantize_arguments` are for."""
     table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
     directions, one_level = _directions(sides), _share_levels(sides)
-    kernel = quantize_grouped_kernel(directions, dtype, vector, one_level, wide, table.kind)
+    kernel = quantize_grouped_kernel(directions, dtype, vector, one_level, wide, table.kind, name)
     return kernel, table
 
 

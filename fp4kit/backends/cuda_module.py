@@ -102,6 +102,11 @@ def seed_types(stochastic: bool) -> tuple[str, ...]:
     return ("i64",) * (1 + ROUNDS) if stochastic else ()
 
 
+def function_name(name: str | None) -> str:
+    """The constant of a function in the kernels."""
+    return "kNoFunction" if name is None else f"k{name.capitalize()}"
+
+
 def _recipe_name(recipe: Recipe | None) -> str:
     return "kRecipeNone" if recipe is None else CXX_RECIPES[recipe.name]
 

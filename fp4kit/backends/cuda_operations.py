@@ -13,9 +13,10 @@ from .cuda_run import address_of, current_device, is_aligned, scratch
 from .operations import Operations, RawArray
 
 
-def _sources(
+def sources_of(
     name: str | None, x: RawArray, dtype: str, other: RawArray | None, width: int
 ) -> tuple[int, int]:
+    """Addresses of gate and factor of a result of so many columns."""
     return cuda_activations.sources(name, x.data.ptr, address_of(other), width, dtype)
 
 
@@ -63,7 +64,7 @@ class CudaOperations(Operations):
         out: RawArray,
         measured: int,
     ) -> None:
-        gate, factor = _sources(name, x, dtype, other, out.shape[1])
+        gate, factor = sources_of(name, x, dtype, other, out.shape[1])
         target = out.data.ptr
         aligned = is_aligned(gate | factor | target)
         ready = cuda_ready.activate(current_device(), name, dtype, *out.shape, aligned)
@@ -106,7 +107,7 @@ class CudaOperations(Operations):
         sums: RawArray,
         measured: int,
     ) -> None:
-        gate, factor = _sources(name, x, dtype, other, out.shape[1])
+        gate, factor = sources_of(name, x, dtype, other, out.shape[1])
         addresses = gate, factor, out.data.ptr
         aligned = is_aligned(gate | factor | addresses[2])
         if not (rows_are_vectors(out.shape[1], dtype) and aligned):
@@ -138,33 +139,40 @@ class CudaOperations(Operations):
             self._activate_with_sums(name, x, dtype, other, out, sums, measured)
         return scan
 
-    def quantize_activated(
+    def quantize_activated_rows(
         self,
         name: str | None,
         plan: Plan,
-        x: RawArray,
+        sources: tuple[int, int],
         dtype: str,
-        other: RawArray | None,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
+        results: tuple[int, int, int],
         sums: RawArray | None,
     ) -> bool:
-        gate, factor = _sources(name, x, dtype, other, plan.cols)
-        addresses = gate, factor, address_of(second), packed.data.ptr, block_scale.data.ptr
-        vector = is_aligned(gate | factor | packed.data.ptr) and rows_are_vectors(plan.cols, dtype)
+        """`quantize_activated` of plain, whole rows, if they can be.
+
+        Args:
+            name: the function, or None.
+            plan: of the rows.
+            sources: addresses of gate and factor.
+            dtype: element type.
+            results: addresses of (second, packed, block_scale).
+            sums: float32 (cols,), or None.
+        """
+        gate, factor = sources
+        vector = is_aligned(gate | factor | results[1]) and rows_are_vectors(plan.cols, dtype)
         if plan.variant is not None or not quantizes_flat(plan, plan.scales, vector):
             return False
         device = current_device()
         if sums is None:
             assert name is not None
-            cuda_ready.quantize_activated(device, plan, dtype, name).launch(*addresses)
+            ready = cuda_ready.quantize_activated(device, plan, dtype, name)
+            ready.launch(*sources, *results)
             return True
-        ready = cuda_ready.quantize_sums(device, plan, dtype, name)
-        if ready is None:
+        with_sums = cuda_ready.quantize_sums(device, plan, dtype, name)
+        if with_sums is None:
             return False
         partial = _sums_of(plan.rows, sums)
-        ready.launch(*addresses, partial.data.ptr)
+        with_sums.launch(*sources, *results, partial.data.ptr)
         if partial is not sums:
             self.column_sums(partial, "float32", sums)
         return True

@@ -162,7 +162,8 @@ class Tiles(NamedTuple):
     """A kernel of tiles.
 
     Attributes:
-        ready: for (taken, x, second, packed, block_scale of either direction), and the seed.
+        ready: for (taken, x, factor, second, packed, block_scale of either direction), and the
+            seed.
         counts: whether `taken` is needed: clearing it costs a launch more, which is not worth it
             if each block gets one tile.
     """
@@ -171,22 +172,46 @@ class Tiles(NamedTuple):
     counts: bool
 
 
+def _tiles(
+    device: int, directions: Directions, kernel: cuda_module.Instance, wide: bool, shared: int
+) -> Tiles:
+    launch = cuda_variants.quantize_tiles_launch(directions, kernel, wide, shared)
+    resident = resident_blocks(device, kernel, shared)
+    (tiles,) = launch.grid
+    launch = replace(launch, grid=(min(tiles, resident),))
+    ready = Ready(device, launch, addresses=9 + seed_count(directions.any))
+    return Tiles(ready, tiles > resident)
+
+
+def _wide_shared(device: int, directions: Directions, dtype: str, vector: bool) -> int:
+    """Shared memory that wide tiles ask for, 0 if there cannot be such."""
+    one_level = cuda_variants.shares_levels(directions)
+    shared = cuda_variants.wide_shared(directions, dtype, vector, one_level)
+    return shared if has_shared_memory(device, shared) else 0
+
+
 @lru_cache(maxsize=1024)
 def quantize_tiles(
     device: int, directions: Directions, dtype: str, vector: bool, pieces: bool
 ) -> Tiles:
     """`vector`: all but the scales allows 16-byte accesses; `pieces`: those do."""
-    one_level = cuda_variants.shares_levels(directions)
-    asked = cuda_variants.wide_shared(directions, dtype, vector, one_level)
-    wide = has_shared_memory(device, asked)
-    shared = asked if wide else 0
+    shared = _wide_shared(device, directions, dtype, vector)
+    wide = shared > 0
     whole = wide and pieces and cuda_variants.is_whole(directions)
-    launch = cuda_variants.quantize_tiles_launch(directions, dtype, vector, wide, whole, shared)
-    resident = resident_blocks(device, launch.instance, shared)
-    (tiles,) = launch.grid
-    launch = replace(launch, grid=(min(tiles, resident),))
-    ready = Ready(device, launch, addresses=8 + seed_count(directions.any))
-    return Tiles(ready, tiles > resident)
+    kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide, whole)
+    return _tiles(device, directions, kernel, wide, shared)
+
+
+@lru_cache(maxsize=1024)
+def quantize_activated_tiles(
+    device: int, directions: Directions, dtype: str, name: str
+) -> Tiles | None:
+    """With 16-byte accesses; None if tiles cannot be wide."""
+    shared = _wide_shared(device, directions, dtype, True)
+    if not shared:
+        return None
+    kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, True, True, name=name)
+    return _tiles(device, directions, kernel, True, shared)
 
 
 @lru_cache(maxsize=1024)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,3 +75,22 @@ def is_aligned(addresses: int) -> bool:
 def are_aligned(*arrays: RawArray) -> bool:
     """Whether vectors may be moved of all arrays."""
     return all(is_aligned(array.data.ptr) for array in arrays)
+
+
+class Result(NamedTuple):
+    """The arrays of one direction."""
+
+    second: RawArray | None
+    packed: RawArray
+    block_scale: RawArray
+
+    def addresses(self) -> tuple[int, int, int]:
+        return address_of(self.second), self.packed.data.ptr, self.block_scale.data.ptr
+
+    def is_aligned_with(self, sources: int) -> bool:
+        """Whether vectors may be moved from addresses, joined by `|`, to the codes."""
+        return is_aligned(sources | self.packed.data.ptr)
+
+    def takes_pieces(self) -> bool:
+        """Whether scales may be stored 16 bytes at a time."""
+        return is_aligned(self.block_scale.data.ptr)

@@ -4,39 +4,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from . import cuda_ready, cuda_rotations, cuda_run, cuda_search, cuda_variants
 from .base import NO_SEED, Backend, Plan, RawArray, Seed
 from .cuda_launch import rows_are_vectors, seed_arguments
-from .cuda_run import address_of, current_device, is_aligned, scratch
+from .cuda_run import Result, address_of, current_device, is_aligned, scratch
 from .cuda_variants import Directions, variant_of
 
 
-class _Result(NamedTuple):
-    """The arrays of one direction."""
+def _clear_padding(plan: Plan, result: Result) -> None:
+    """Zeroes scales that belong to no block, where there are some, for kernels that do not."""
+    if cuda_variants.is_padded(plan):
+        result.block_scale.data.memset_async(0, result.block_scale.nbytes)
 
-    second: RawArray | None
-    packed: RawArray
-    block_scale: RawArray
 
-    def addresses(self) -> tuple[int, int, int]:
-        return address_of(self.second), self.packed.data.ptr, self.block_scale.data.ptr
-
-    def is_aligned_with(self, x: RawArray) -> bool:
-        """Whether vectors may be moved from x to the codes."""
-        return is_aligned(x.data.ptr | self.packed.data.ptr)
-
-    def takes_pieces(self) -> bool:
-        """Whether scales may be stored 16 bytes at a time."""
-        return is_aligned(self.block_scale.data.ptr)
-
-    def clear_padding(self, plan: Plan) -> None:
-        """Zeroes scales that belong to no block, where there are some, for kernels that do not."""
-        if cuda_variants.is_padded(plan):
-            self.block_scale.data.memset_async(0, self.block_scale.nbytes)
+def _launch(
+    tiles: cuda_ready.Tiles,
+    sources: tuple[int, int],
+    row: Result,
+    column: Result,
+    random: tuple[int, ...],
+) -> None:
+    """Kernels do not look at a direction without a plan."""
+    taken = scratch(1, np.uint32, clear=True) if tiles.counts else None
+    addresses = (*sources, *row.addresses(), *column.addresses())
+    tiles.ready.launch(address_of(taken), *addresses, *random)
 
 
 class CudaTiles(Backend):
@@ -54,14 +47,14 @@ class CudaTiles(Backend):
         vector: bool,
     ) -> None:
         """`quantize` of a plan with a variant; `vector`: everything allows 16-byte accesses."""
-        result = _Result(second, packed, block_scale)
+        result = Result(second, packed, block_scale)
         if cuda_search.searches_flat(plan, vector):
-            result.clear_padding(plan)
+            _clear_padding(plan, result)
             ready = cuda_ready.quantize_searched(current_device(), plan, dtype)
             ready.launch(x.data.ptr, *result.addresses())
             return
-        both = (None, plan) if plan.is_columnwise else (plan, None)
-        self._quantize_tiles(Directions(*both), x, dtype, result, result, seed, vector)
+        directions = cuda_variants.directions_of((plan,))
+        self._quantize_tiles(directions, x, dtype, result, result, seed, vector)
 
     def quantize_both(
         self,
@@ -77,10 +70,10 @@ class CudaTiles(Backend):
         column_scale: RawArray,
         seed: Seed = NO_SEED,
     ) -> None:
-        row = _Result(row_second, row_packed, row_scale)
-        column = _Result(column_second, column_packed, column_scale)
+        row = Result(row_second, row_packed, row_scale)
+        column = Result(column_second, column_packed, column_scale)
         directions = Directions(row_plan, column_plan)
-        aligned = row.is_aligned_with(x) and column.is_aligned_with(x)
+        aligned = row.is_aligned_with(x.data.ptr) and column.is_aligned_with(x.data.ptr)
         vector = aligned and rows_are_vectors(row_plan.cols, dtype)
         self._quantize_tiles(directions, x, dtype, row, column, seed, vector)
 
@@ -89,20 +82,42 @@ class CudaTiles(Backend):
         directions: Directions,
         x: RawArray,
         dtype: str,
-        row: _Result,
-        column: _Result,
+        row: Result,
+        column: Result,
         seed: Seed,
         vector: bool,
     ) -> None:
-        """One launch for the directions that have a plan; kernels do not look at the others."""
+        """One launch for the directions that have a plan."""
         for plan, result in ((directions.row, row), (directions.column, column)):
             if plan is not None:
-                result.clear_padding(plan)
+                _clear_padding(plan, result)
         pieces = row.takes_pieces() and column.takes_pieces()
         tiles = cuda_ready.quantize_tiles(current_device(), directions, dtype, vector, pieces)
-        taken = scratch(1, np.uint32, clear=True) if tiles.counts else None
-        addresses = (address_of(taken), x.data.ptr, *row.addresses(), *column.addresses())
-        tiles.ready.launch(*addresses, *seed_arguments(directions.any, seed))
+        _launch(tiles, (x.data.ptr, 0), row, column, seed_arguments(directions.any, seed))
+
+    def quantize_activated_tiles(
+        self,
+        name: str,
+        plans: tuple[Plan, ...],
+        sources: tuple[int, int],
+        dtype: str,
+        results: tuple[Result, ...],
+        seed: Seed,
+    ) -> bool:
+        """`quantize_activated` by tiles, if they can be wide; `sources`: gate and factor."""
+        row, column = results[0], results[-1]
+        directions = cuda_variants.directions_of(plans)
+        gate, factor = sources
+        vector = all(result.is_aligned_with(gate | factor) for result in results)
+        if not (vector and rows_are_vectors(plans[0].cols, dtype)):
+            return False
+        tiles = cuda_ready.quantize_activated_tiles(current_device(), directions, dtype, name)
+        if tiles is None:
+            return False
+        for plan, result in zip(plans, results, strict=True):
+            _clear_padding(plan, result)
+        _launch(tiles, sources, row, column, seed_arguments(directions.any, seed))
+        return True
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
         if plan.variant is None or (not plan.is_columnwise and plan.variant.hadamard is None):

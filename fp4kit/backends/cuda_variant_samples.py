@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from fp4kit.activations import ACTIVATIONS
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
@@ -36,7 +37,13 @@ def sample_instances() -> list[Instance]:
     """
     return list(
         dict.fromkeys(
-            [*_quantize_samples(), *_whole_samples(), *_flat_samples(), *_other_samples()]
+            [
+                *_quantize_samples(),
+                *_whole_samples(),
+                *_activated_samples(),
+                *_flat_samples(),
+                *_other_samples(),
+            ]
         )
     )
 
@@ -73,6 +80,19 @@ def _flat_samples() -> Iterator[Instance]:
                     _plan(spec, recipe, rounding="stochastic"), cols=cols, scale_layout=layout
                 )
                 yield quantize_launch(plan, dtype, 1, True, 1).instance
+
+
+def _activated_samples() -> Iterator[Instance]:
+    te, specs = ALL_RECIPES["te"], list(ALL_FORMATS.values())
+    for number, name in enumerate(ACTIVATIONS):
+        for spec in (NVFP4, specs[number % len(specs)]):
+            recipe = te if spec.has_second_level else None
+            row, column = (
+                _plan(spec, recipe, axis=axis, block=BLOCKS[number % 2]) for axis in AXES
+            )
+            dtype = ("bfloat16", "float16")[number % 2]
+            for directions in (Directions(row, column), Directions(None, column)):
+                yield quantize_tiles_kernel(directions, dtype, True, True, name=name)
 
 
 def _whole_samples() -> Iterator[Instance]:

@@ -34,6 +34,7 @@ from .cuda_module import (
     WIDE_BYTES,
     WIDE_BYTES_MOST,
     Instance,
+    function_name,
     instance,
     seed_types,
 )
@@ -76,6 +77,14 @@ class Directions:
         plan = self.row or self.column
         assert plan is not None
         return plan
+
+
+def directions_of(plans: tuple[Plan, ...]) -> Directions:
+    """Of one plan, or of the rows' and the columns'."""
+    if len(plans) == 2:
+        return Directions(*plans)
+    (plan,) = plans
+    return Directions(None, plan) if plan.is_columnwise else Directions(plan, None)
 
 
 def variant_of(plan: Plan) -> Variant:
@@ -167,13 +176,19 @@ def wide_shared(directions: Directions, dtype: str, vector: bool, one_level: boo
 
 @lru_cache(maxsize=1024)
 def quantize_tiles_kernel(
-    directions: Directions, dtype: str, vector: bool, wide: bool = False, whole: bool = False
+    directions: Directions,
+    dtype: str,
+    vector: bool,
+    wide: bool = False,
+    whole: bool = False,
+    name: str | None = None,
 ) -> Instance:
     """The instance for some directions of an element type, with 16-byte accesses or single ones.
 
-    `whole`: for what :func:`is_whole` tells of, with wide tiles.
+    `whole`: for what :func:`is_whole` tells of, with wide tiles. `name`: a function of the
+    elements, with wide tiles too.
     """
-    config = tile_config(directions, dtype, vector, shares_levels(directions), wide)
+    config = tile_config(directions, dtype, vector, shares_levels(directions), wide, name)
     if whole:
         config = f"Whole<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
@@ -181,9 +196,21 @@ def quantize_tiles_kernel(
 
 
 def tile_config(
-    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool = False
+    directions: Directions,
+    dtype: str,
+    vector: bool,
+    one_level: bool,
+    wide: bool = False,
+    name: str | None = None,
 ) -> str:
     """The TileConfig of an instance; `one_level` if the vectors of a direction share theirs."""
+    config = _tile_config(directions, dtype, vector, one_level, wide)
+    return config if name is None else _cxx("Activated", config, function_name(name))
+
+
+def _tile_config(
+    directions: Directions, dtype: str, vector: bool, one_level: bool, wide: bool
+) -> str:
     plan = directions.any
     return _cxx(
         "TileConfig",
@@ -222,18 +249,16 @@ def _tiles(plan: Plan, columns: int = TILE_COLUMNS) -> tuple[tuple[int, ...], in
 
 
 def quantize_tiles_launch(
-    directions: Directions, dtype: str, vector: bool, wide: bool, whole: bool, shared: int
+    directions: Directions, kernel: Instance, wide: bool, shared: int
 ) -> Launch:
-    """For (taken, x, second, packed, block_scale of either direction), and the seed.
+    """For (taken, x, factor, second, packed, block_scale of either direction), and the seed.
 
     The grid is that of the tiles.
 
     Args:
         directions: the plans.
-        dtype: element type.
-        vector: whether everything allows 16-byte accesses.
+        kernel: for them.
         wide: whether tiles have 128 columns.
-        whole: whether the kernel is that of whole matrices (`is_whole`).
         shared: bytes of shared memory that a block asks for.
     """
     plan = directions.any
@@ -253,7 +278,6 @@ def quantize_tiles_launch(
         sign_mask_of(directions.column),
         *fast_division(across, *grid),
     )
-    kernel = quantize_tiles_kernel(directions, dtype, vector, wide, whole)
     return Launch(kernel, grid, scalars, shared)
 
 

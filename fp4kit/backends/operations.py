@@ -11,7 +11,7 @@ from typing import Any
 from fp4kit.formats import NVFP4
 from fp4kit.layout import padded_scale_shape
 
-from .plan import Plan
+from .plan import Plan, Seed
 
 RawArray = Any
 """As in :mod:`fp4kit.backends.base`."""
@@ -154,19 +154,32 @@ class Operations:
     def quantize_activated(
         self,
         name: str | None,
-        plan: Plan,
+        plans: tuple[Plan, ...],
         x: RawArray,
         dtype: str,
         other: RawArray | None,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
         sums: RawArray | None,
+        seed: Seed,
     ) -> bool:
-        """`quantize` of what :meth:`activate_measured` would give, in one pass; nothing is empty.
+        """Quantizes what :meth:`activate_measured` would give, in one pass; nothing is empty.
+
+        Args:
+            name: one of `activations.ACTIVATIONS`, or None.
+            plans: of one direction, or of the rows and the columns.
+            x: as for :meth:`activate`.
+            dtype: element type.
+            other: as for :meth:`activate`.
+            seconds: of each direction, or None.
+            packeds: outputs of each direction.
+            block_scales: outputs of each direction.
+            sums: as for :meth:`activate_measured`.
+            seed: key and stream.
 
         Returns:
-            False if the backend has no such pass for the plan: then nothing was done.
+            False if the backend has no such pass for the plans: then nothing was done.
         """
         return False
 
