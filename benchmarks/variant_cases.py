@@ -224,20 +224,29 @@ def activation_case(
     return quantize_case(inputs, name, options, nbytes, measured=measured)
 
 
+SWIZZLED: Options = {"scale_layout": "swizzled_128x4"}
 #: Quantizations that differ by their options only: name, options, directions written, and whether
 #: there is a line with the amax measured too.
 QUANTIZATIONS: tuple[tuple[str, Options, int, bool], ...] = (
     ("rows", {}, 1, True),
-    ("rows, swizzled", {"scale_layout": "swizzled_128x4"}, 1, False),
+    ("rows, swizzled", SWIZZLED, 1, False),
     ("columns", {"axis": "column"}, 1, False),
-    ("columns, swizzled", {"axis": "column", "scale_layout": "swizzled_128x4"}, 1, False),
+    ("columns, swizzled", {"axis": "column", **SWIZZLED}, 1, False),
     ("columns, stochastic", {"axis": "column", "rounding": "stochastic", "seed": 1}, 1, False),
     ("both directions", {"axis": "both"}, 2, True),
+    ("both directions, swizzled", {"axis": "both", **SWIZZLED}, 2, True),
     ("tiles, rows", {"block": "2d"}, 1, False),
     ("tiles, both directions", {"block": "2d", "axis": "both"}, 2, False),
+    ("tiles, both directions, swizzled", {"block": "2d", "axis": "both", **SWIZZLED}, 2, False),
     ("row_scaled", {"amax": "row_scaled"}, 1, True),
     ("rotated columns", {"axis": "column", "hadamard": True}, 1, True),
     ("rows and rotated columns", {"axis": "both", "hadamard": True}, 2, True),
+    (
+        "rows and rotated columns, swizzled",
+        {"axis": "both", "hadamard": True, **SWIZZLED},
+        2,
+        False,
+    ),
     ("stochastic", {"rounding": "stochastic", "seed": 1}, 1, False),
     (
         "rotated columns, stochastic",
@@ -255,7 +264,7 @@ QUANTIZATIONS: tuple[tuple[str, Options, int, bool], ...] = (
 DEQUANTIZATIONS: tuple[tuple[str, Options], ...] = (
     ("rows", {}),
     ("columns", {"axis": "column"}),
-    ("columns, swizzled", {"axis": "column", "scale_layout": "swizzled_128x4"}),
+    ("columns, swizzled", {"axis": "column", **SWIZZLED}),
     ("rows, e4m3_max=256", {"scale_search": "four_over_six", "e4m3_max": 256}),
     ("mxfp8 columns", {"format": "mxfp8", "axis": "column"}),
 )
@@ -306,7 +315,7 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
     yield named("dequantize residual channels", residual_decode_case)
     for name, options in (
         ("rows", {}),
-        ("rows, swizzled", {"scale_layout": "swizzled_128x4"}),
+        ("rows, swizzled", SWIZZLED),
         ("columns", {"axis": "column"}),
     ):
         title = f"quantize {MEMBERS} members, {name}"
@@ -316,7 +325,7 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
     yield named(f"quantize {MEMBERS} members, rows, amax measured", grouped_case, {}, measured=True)
     for name, options in (
         ("rows", {}),
-        ("rows, swizzled", {"scale_layout": "swizzled_128x4"}),
+        ("rows, swizzled", SWIZZLED),
         ("columns", {"axis": "column"}),
     ):
         title = f"quantize {MEMBERS} members, {name}, silu"

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "dequantize_pieces.cuh"
+#include "scale_table.cuh"
 #include "tile_config.cuh"
 
 namespace fp4kit {

@@ -13,22 +13,10 @@ namespace fp4kit {
 
 constexpr u32 kStack = 4;                    // tiles
 constexpr u32 kTileScales = kTileRows / 16;  // of a vector in a tile, along rows and columns
-constexpr u32 kStackScales = kStack * kTileScales;
 
 // Four scales of one column in each of the tiles but the last, for each thread.
 struct HeldWords {
   u32 word[kStack - 1][kThreads];
-};
-
-// The scales of squares: of this tile by rows, of the stack by columns.
-struct alignas(16) HeldSquares {
-  u8 down[kTileScales][kTileScales];
-  u8 across[kTileScales][kStackScales];
-
-  __device__ __forceinline__ void set(u32 part, u32 row, u32 col, u32 byte) {
-    down[row][col] = static_cast<u8>(byte);
-    across[col][part * kTileScales + row] = static_cast<u8>(byte);
-  }
 };
 
 #ifdef __CUDACC__

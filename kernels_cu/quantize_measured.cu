@@ -22,7 +22,7 @@
 // the rows. A row has at least one element and at most kSize * kLanes lanes of the team, and more
 // than kSize * (kLanes - 1): only the last of a thread's lanes may be missing. Fewer than 2^31
 // rows.
-#include "tile_config.cuh"
+#include "tile_block.cuh"
 
 namespace fp4kit {
 
@@ -44,7 +44,6 @@ struct MeasuredConfig {
   static constexpr int kLayout = kScaleLayout;
   static constexpr bool kVector = true;
   static constexpr bool kStreams = true;
-  static constexpr bool kWhole = false;
 };
 
 // Thread blocks per multiprocessor that registers are limited for, by what a thread holds. A

@@ -68,15 +68,32 @@ __device__ __forceinline__ void clear_squares(TileShared<C>& shared, u32 parity)
   }
 }
 
+// The scales of the squares of a whole tile, in the directions asked for.
+template <class C>
+__device__ __forceinline__ void store_all_squares(const TileShared<C>& shared,
+                                                  const Task<typename C::T>& task) {
+  constexpr int kLayout = C::kLayout;
+  if constexpr (C::kRows) {
+    const ScalePlace<kLayout> place(task.row, task.row0, task.col0 / C::kBlock);
+    store_squares<kLayout>(place.base, place.stride, shared.squares.down);
+  }
+  if constexpr (C::kCols) {
+    const ScalePlace<kLayout> place(task.col, task.col0, task.row0 / C::kBlock);
+    store_squares<kLayout>(place.base, place.stride, shared.squares.across);
+  }
+}
+
 // A tile that has been loaded, under filled tables.
 template <class C>
 __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C::TileType& tile,
                                               const Task<typename C::T>& task,
                                               const Options& options, u32 parity) {
   if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, tile, task, options, parity);
+  if constexpr (C::V::kSquare && (C::kCols || C::kWhole)) __syncthreads();
+  if constexpr (C::V::kSquare && C::kWhole) store_all_squares<C>(shared, task);
   if constexpr (C::kCols) {
     if constexpr (C::V::kSquare) {
-      __syncthreads();
+      // Nothing.
     } else if constexpr (C::kSearches && C::kRows) {
       __syncthreads();
       fill_candidates(shared, task.col, options.range);

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "column_group.cuh"
-#include "tile_config.cuh"
+#include "tile_block.cuh"
 
 namespace fp4kit {
 
@@ -222,10 +222,13 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   if constexpr (C::kWhole) {
     static_assert(kEach * kHalves == 4, "four bytes of four lanes");
     const u32 column = (first_w + b % 4 / kHalves * kStep) * kHalves + b % kHalves;
-    u8* target = task.col.block_scale +
-                 (static_cast<u64>(task.col0) + column) * static_cast<u64>(task.col.stored_cols) +
-                 block0 - task.part * kTileScales;
-    store_column_scales(target, shared.held, turn_scales(scales), task.part, task.alone);
+    const u32 turned = turn_scales(scales);
+    if constexpr (C::kHolds) {
+      u8* target = place.at(column, 0) - task.part * kTileScales;
+      store_column_scales(target, shared.held, turned, task.part, task.alone);
+    } else {
+      *reinterpret_cast<u32*>(place.at(column, b / 4 * 4)) = turned;
+    }
   }
 }
 
@@ -347,8 +350,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::Ti
                               ((even[j] >> 4) & 0x0F0F0F0Fu) | (odd[j] & 0xF0F0F0F0u)};
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
-        const bool swaps = !C::kWhole && options.high_first;
-        const u32 codes[1] = {swaps ? swap_nibbles(columns[half]) : columns[half]};
+        const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
         if (C::kWhole || w * 8 + 2 * j + half < task.cols_left) {
           store_codes<C::kVector, C::kStreams>(out, codes);
         }
@@ -356,27 +358,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::Ti
       }
     }
   }
-  if constexpr (C::kWhole) {
-    const u64 row_stride = static_cast<u64>(task.row.stored_cols);
-    const u64 col_stride = static_cast<u64>(task.col.stored_cols);
-    if (C::kRows && threadIdx.x < kTileRows) {
-      *reinterpret_cast<uint2*>(task.row.block_scale + (task.row0 + threadIdx.x) * row_stride +
-                                task.col0 / kBlock) =
-          *reinterpret_cast<const uint2*>(shared.squares.down[threadIdx.x / kBlock]);
-    }
-    const u32 column = threadIdx.x / 2;
-    const u32 half = threadIdx.x % 2;
-    u8* target = task.col.block_scale + (task.col0 + column) * col_stride + block0;
-    const u8* source = shared.squares.across[column / kBlock];
-    if (task.alone) {
-      source += task.part * kTileScales + half * 4;
-      *reinterpret_cast<u32*>(target + half * 4) = *reinterpret_cast<const u32*>(source);
-    } else if (task.part == kStack - 1) {
-      target = target - task.part * kTileScales + half * 16;
-      *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source + half * 16);
-    }
-    return;
-  }
+  if (C::kWhole) return;
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   constexpr u32 kStep = kThreads / C::kDown;
   static_assert(kStep % 32 == 0, "so that places of scales add up");

@@ -4,7 +4,7 @@
 // The rows of a tile: a whole block per thread. Squares find their scale here.
 #pragma once
 
-#include "tile_config.cuh"
+#include "tile_block.cuh"
 
 namespace fp4kit {
 
@@ -145,7 +145,7 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
     if constexpr (C::V::kSquare) {
       if (r % kBlock == 0) {
         if constexpr (C::kWhole) {
-          shared.squares.set(task.part, r / kBlock, b, coded.byte);
+          shared.squares.set(r / kBlock, b, coded.byte);
         } else {
           shared.square_byte[r / kBlock][b] = static_cast<u8>(coded.byte);
         }
@@ -171,9 +171,7 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
   }
   if constexpr (C::kWhole && C::kRows && !C::V::kSquare) {
     static_assert(C::kEach == 4 && RowBlocks<C>::kLow == 4, "four bytes of four lanes");
-    const u64 row = static_cast<u64>(task.row0) + at.row + b % 4 * kStep;
-    u8* target = side.block_scale + row * static_cast<u64>(side.stored_cols) + block0 + b / 4 * 4;
-    *reinterpret_cast<u32*>(target) = turn_scales(scales);
+    *reinterpret_cast<u32*>(place.at(at.row + b % 4 * kStep, b / 4 * 4)) = turn_scales(scales);
   }
 }
 

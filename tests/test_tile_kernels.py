@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_ready, get_backend
+from fp4kit.backends import cuda_ready, cuda_variants, get_backend
 from fp4kit.backends.plan import Plan
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES
 from fp4kit.variant import Variant
@@ -102,43 +102,89 @@ def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
     assert ("kWide" in kernels.launched[-1].expression) == (width == "wide" and not searches)
 
 
-def whole_plans(block, axes, rows=512, cols=384, **options):
+def whole_plans(block, axes, rows=512, cols=384, layout="linear", **options):
     return [
         Plan(
-            ALL_FORMATS["nvfp4"], ALL_RECIPES["te"], None, rows, cols, has_second_level=True,
-            rows_per_scale=rows if axis == "row" else cols,
+            ALL_FORMATS["nvfp4"], ALL_RECIPES["te"], None, rows, cols, layout,
+            has_second_level=True, rows_per_scale=rows if axis == "row" else cols,
             variant=Variant(axis=axis, block=block, **options),
         )
         for axis in axes
     ]  # fmt: skip
 
 
+def launched(kernels, name):
+    """Whether a kernel was launched whose instance has a name in it."""
+    return any(name in instance.expression for instance in kernels.launched)
+
+
+@pytest.fixture
+def repeated(monkeypatch):
+    """Also small squares get their linear scales by a kernel of its own."""
+    monkeypatch.setattr(cuda_variants, "REPEATED_ELEMENTS", 1)
+
+
 BOTH = ("row", "column")
+DIRECTIONS = pytest.mark.parametrize(
+    "axes", [("row",), ("column",), BOTH], ids=["row", "column", "both"]
+)
 
 
 #: Three stacks of four tiles, of which the last one is taken tile by tile.
+@pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
+def test_whole_stacks(on_host, kernels, axes):
+    assert_as_cpu(on_host, whole_plans("1d", axes), "bfloat16")
+    assert launched(kernels, "Whole")
+
+
+@pytest.mark.usefixtures("repeated")
+@DIRECTIONS
+def test_whole_squares(on_host, kernels, axes):
+    assert_as_cpu(on_host, whole_plans("2d", axes, 256, 640), "bfloat16")
+    assert launched(kernels, "Whole") == (axes == BOTH)
+    assert launched(kernels, "repeat_scales") == (axes == BOTH)
+
+
+@DIRECTIONS
 @pytest.mark.parametrize("block", ["1d", "2d"])
-@pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
-def test_whole_matrices(on_host, kernels, block, axes):
-    assert_as_cpu(on_host, whole_plans(block, axes), "bfloat16")
-    assert ("Whole" in kernels.launched[-1].expression) == (block == "1d" or axes == BOTH)
+def test_whole_swizzled_tiles(on_host, kernels, block, axes):
+    plans = whole_plans(block, axes, 384, 256, "swizzled_128x4")
+    assert_as_cpu(on_host, plans, "float16")
+    assert launched(kernels, "Whole") == (block == "2d" or "column" in axes)
+    assert not launched(kernels, "repeat_scales")
 
 
+def test_small_squares_need_one_launch(on_host, kernels):
+    assert_as_cpu(on_host, whole_plans("2d", BOTH), "bfloat16")
+    assert not launched(kernels, "Whole")
+    assert not launched(kernels, "repeat_scales")
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
 @pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
-def test_whole_matrices_rounded_stochastically(on_host, kernels, axes):
-    assert_as_cpu(on_host, whole_plans("1d", axes, rounding="stochastic"), "bfloat16")
-    assert ("Whole" in kernels.launched[-1].expression) == (axes != BOTH)
+def test_whole_matrices_rounded_stochastically(on_host, kernels, axes, layout):
+    plans = whole_plans("1d", axes, layout=layout, rounding="stochastic")
+    assert_as_cpu(on_host, plans, "bfloat16")
+    assert launched(kernels, "Whole") == (axes != BOTH)
 
 
 #: A grid of a block for each tile.
 def test_whole_matrices_in_one_wave(on_host, kernels, monkeypatch):
     monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 100)
     assert_as_cpu(on_host, whole_plans("1d", BOTH), "bfloat16")
-    assert "Whole" in kernels.launched[-1].expression
+    assert launched(kernels, "Whole")
 
 
 #: Stacks that are not whole; scales that do not lie on 16 bytes.
-@pytest.mark.parametrize(("rows", "shift"), [(256, 0), (512, 8)])
-def test_nearly_whole_matrices(on_host, kernels, rows, shift):
-    assert_as_cpu(on_host, whole_plans("1d", BOTH, rows, 128), "bfloat16", shift)
-    assert "Whole" not in kernels.launched[-1].expression
+@pytest.mark.parametrize(
+    ("layout", "rows", "shift"),
+    [
+        ("linear", 256, 0),
+        ("linear", 512, 8),
+        ("swizzled_128x4", 192, 0),
+        ("swizzled_128x4", 256, 4),
+    ],
+)
+def test_nearly_whole_matrices(on_host, kernels, layout, rows, shift):
+    assert_as_cpu(on_host, whole_plans("1d", BOTH, rows, 128, layout), "bfloat16", shift)
+    assert not launched(kernels, "Whole")

@@ -38,12 +38,36 @@ def test_stochastic_rows(dtypes, dtype, format, layout):
         np.testing.assert_array_equal(got.block_scale.get(), want.block_scale)
 
 
+@pytest.mark.parametrize("axis", ["row", "column", "both"])
+@pytest.mark.parametrize("block", ["1d", "2d"])
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+def test_whole_tiles(dtypes, layout, block, axis):
+    """Scales that are stored as words, and those of squares by a kernel of their own if many."""
+    cupy = pytest.importorskip("cupy")
+    rng = np.random.default_rng(4)
+    for shape in ((512, 512), (640, 384), (4096, 8192)):
+        x = rng.standard_normal(shape, F32)
+        x[::3, ::5] *= 1e-3
+        x = x.astype(dtypes["bfloat16"])
+        device = cupy.asarray(x.view(np.uint8)).view(x.dtype)
+        got, want = (
+            fp4kit.quantize(array, axis=axis, block=block, scale_layout=layout)
+            for array in (device, x)
+        )
+        pairs = [(got, want)] if axis != "both" else zip(got, want, strict=True)
+        for one, other in pairs:
+            np.testing.assert_array_equal(one.packed.get(), other.packed)
+            np.testing.assert_array_equal(one.block_scale.get(), other.block_scale)
+
+
+#: 304 rows end within a tile, 512 do not.
 @pytest.mark.slow
+@pytest.mark.parametrize("last", [304, 512])
 @pytest.mark.parametrize("options", [{}, {"block": "2d"}, {"rounding": "stochastic", "seed": 3}])
-def test_both_directions_of_more_than_two_to_the_31_elements(options):
+def test_both_directions_of_more_than_two_to_the_31_elements(options, last):
     """The last rows lie beyond 2^31 elements and have the bytes that they have alone."""
     cupy = pytest.importorskip("cupy")
-    rows, cols, last = 1 << 20, 2048, 304
+    rows, cols = 1 << 20, 2048
     if cupy.cuda.runtime.memGetInfo()[0] < 16 << 30:
         pytest.skip("less than 16 GB free on the device")
     x = cupy.zeros((rows + last, cols), np.float16)

@@ -166,10 +166,12 @@ class Tiles(NamedTuple):
             seed.
         counts: whether `taken` is needed: clearing it costs a launch more, which is not worth it
             if each block gets one tile.
+        repeats: a kernel to follow, for the block_scale of either direction, or None.
     """
 
     ready: Ready
     counts: bool
+    repeats: Ready | None = None
 
 
 def _tiles(
@@ -199,7 +201,11 @@ def quantize_tiles(
     wide = shared > 0
     whole = wide and pieces and cuda_variants.is_whole(directions)
     kernel = cuda_variants.quantize_tiles_kernel(directions, dtype, vector, wide, whole)
-    return _tiles(device, directions, kernel, wide, shared)
+    tiles = _tiles(device, directions, kernel, wide, shared)
+    if not (whole and cuda_variants.repeats_scales(directions)):
+        return tiles
+    launch = cuda_variants.repeat_scales_launch(directions)
+    return tiles._replace(repeats=Ready(device, launch, addresses=2))
 
 
 @lru_cache(maxsize=1024)

@@ -30,6 +30,8 @@ def _launch(
     taken = scratch(1, np.uint32, clear=True) if tiles.counts else None
     addresses = (*sources, *row.addresses(), *column.addresses())
     tiles.ready.launch(address_of(taken), *addresses, *random)
+    if tiles.repeats is not None:
+        tiles.repeats.launch(row.block_scale.data.ptr, column.block_scale.data.ptr)
 
 
 class CudaTiles(Backend):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +27,13 @@ from . import cuda_rotations, cuda_search
 from .base import Plan
 from .cuda_launch import quantize_launch
 from .cuda_module import Instance
-from .cuda_variants import Directions, can_be_wide, dequantize_launch, quantize_tiles_kernel
+from .cuda_variants import (
+    Directions,
+    can_be_wide,
+    dequantize_launch,
+    quantize_tiles_kernel,
+    repeat_scales_kernel,
+)
 
 
 def sample_instances() -> list[Instance]:
@@ -96,16 +103,27 @@ def _activated_samples() -> Iterator[Instance]:
 
 
 def _whole_samples() -> Iterator[Instance]:
-    """Scales that are held over a stack of tiles."""
-    te = ALL_RECIPES["te"]
-    for block, dtype in product(BLOCKS, ("bfloat16", "float16")):
-        row, column = (_plan(NVFP4, te, axis=axis, block=block) for axis in AXES)
-        yield quantize_tiles_kernel(Directions(row, column), dtype, True, True, whole=True)
-    for column in (
-        _plan(NVFP4, ALL_RECIPES["modelopt"], axis="column"),
-        _plan(NVFP4, te, axis="column", rounding="stochastic"),
+    """Whole tiles, whose scales are stored as words."""
+    te, modelopt = ALL_RECIPES["te"], ALL_RECIPES["modelopt"]
+    types = ("bfloat16", "float16")
+    whole = partial(quantize_tiles_kernel, vector=True, wide=True, whole=True)
+    for block, layout, dtype in product(BLOCKS, ("linear", "swizzled_128x4"), types):
+        row, column = (
+            replace(_plan(NVFP4, te, axis=axis, block=block), scale_layout=layout) for axis in AXES
+        )
+        yield whole(Directions(row, column), dtype)
+        if block == "2d" and layout != "linear":
+            yield whole(Directions(row, None), dtype)
+            yield whole(Directions(None, column), dtype)
+    for recipe, layout, rounding in (
+        (modelopt, "linear", "nearest"),
+        (modelopt, "swizzled_128x4", "nearest"),
+        (te, "linear", "stochastic"),
+        (te, "swizzled_128x4", "stochastic"),
     ):
-        yield quantize_tiles_kernel(Directions(None, column), "bfloat16", True, True, whole=True)
+        column = _plan(NVFP4, recipe, axis="column", rounding=rounding)
+        yield whole(Directions(None, replace(column, scale_layout=layout)), "bfloat16")
+    yield repeat_scales_kernel()
 
 
 def _quantize_samples() -> Iterator[Instance]:

@@ -31,6 +31,7 @@ from .cuda_module import (
     CXX_LAYOUTS,
     CXX_RECIPES,
     NAMESPACE,
+    THREADS,
     WIDE_BYTES,
     WIDE_BYTES_MOST,
     Instance,
@@ -45,6 +46,10 @@ TILE_ROWS, TILE_COLUMNS = 128, 64
 WIDE_COLUMNS = 128
 #: Wide tiles below one another that a thread block takes together (held_scales.cuh).
 STACK = 4
+#: Elements from which linear scales of squares, in both directions, pay for a launch more.
+REPEATED_ELEMENTS = 1 << 25
+#: Bytes that a thread of repeat_scales.cu copies.
+PIECE = 8
 CXX_SEARCHES = {
     None: "kSearchNone",
     "four_over_six": "kSearchFourOverSix",
@@ -131,21 +136,46 @@ def can_be_wide(directions: Directions, dtype: str, vector: bool) -> bool:
 
 
 def is_whole(directions: Directions) -> bool:
-    """Whether wide tiles can keep the scales of columns over a stack (held_scales.cuh)."""
+    """Whether wide tiles can be whole ones, which store scales as words."""
     plans = [plan for plan in (directions.row, directions.column) if plan is not None]
     plan = directions.any
-    # The codes of squares' columns are those of their rows.
-    held = directions.column if variant_of(plan).block == "1d" else directions.row
+    linear = plan.scale_layout == "linear"
+    if variant_of(plan).block == "2d":
+        repeats = len(plans) == 2 and plan.rows * plan.cols >= REPEATED_ELEMENTS
+        multiple, pays = TILE_ROWS, repeats or not linear
+    else:
+        # Scales of columns are kept over a stack (held_scales.cuh).
+        multiple, pays = TILE_ROWS * (STACK if linear else 1), directions.column is not None
     return (
-        directions.column is not None
-        and held is not None
-        and plan.rows % (STACK * TILE_ROWS) == plan.cols % WIDE_COLUMNS == 0
+        pays
+        and plan.rows % multiple == plan.cols % WIDE_COLUMNS == 0
         and plan.format.name == "nvfp4"
-        and plan.scale_layout == "linear"
+        and plan.scale_layout in ("linear", "swizzled_128x4")
         and plan.nibble_order == "low_first"
         and shares_levels(directions)
         and all(_is_plain(variant_of(each), len(plans) == 1) for each in plans)
     )
+
+
+def repeats_scales(directions: Directions) -> bool:
+    """Whether whole tiles store the scales of one vector of each sixteen (square_scales.cuh)."""
+    plan = directions.any
+    return variant_of(plan).block == "2d" and plan.scale_layout == "linear"
+
+
+def repeat_scales_kernel() -> Instance:
+    """Copies of scales of squares."""
+    return instance("repeat_scales_kernel", "repeat_scales.cu")
+
+
+def repeat_scales_launch(directions: Directions) -> Launch:
+    """For (block_scale of either direction)."""
+    scalars: list[int] = []
+    for plan in (directions.row, directions.column):
+        rows, cols = (0, PIECE) if plan is None else plan.scale_shape
+        scalars += [rows // directions.any.format.block_size * cols // PIECE, cols]
+    grid = (-(-(scalars[0] + scalars[2]) // THREADS),)
+    return Launch(repeat_scales_kernel(), grid, tuple(scalars))
 
 
 def _is_plain(variant: Variant, alone: bool) -> bool:
