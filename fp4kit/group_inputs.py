@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -152,6 +152,7 @@ def group_ahead(
     return GroupAhead(raw, group, name, other, result, shape, dbias)
 
 
+@lru_cache(maxsize=256)
 def _halved(group: GroupShapes) -> GroupShapes:
     """The members as they are without the second half of each row.
 
