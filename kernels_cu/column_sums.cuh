@@ -56,10 +56,10 @@ struct PartialSums {
 };
 
 // The tile that begins at row 1024 * down and at column first_col, `lanes` pieces wide: more than 8
-// only for so few rows that there are threads enough. With a function, `out` (rows, cols) gets its
-// rounded results, and they are what is summed. What is summed is measured as well if `measured` is
-// not null (Scan in amax.cuh). Rows of the input begin `pitch` elements apart; sums is
-// (ceil(rows / 1024), cols), or null.
+// only for so few rows that there are threads enough; those left over find no rows. With a
+// function, `out` (rows, cols) gets its rounded results, and they are what is summed. What is
+// summed is measured as well if `measured` is not null (Scan in amax.cuh). Rows of the input begin
+// `pitch` elements apart; sums is (ceil(rows / 1024), cols), or null.
 template <class T, int kFunction, bool kVector>
 __device__ __forceinline__ void sum_tile(PartialSums<PieceOf<T>::kElements>& partial,
                                          const typename T::Bits* __restrict__ gate,
@@ -104,16 +104,18 @@ __device__ __forceinline__ void sum_tile(PartialSums<PieceOf<T>::kElements>& par
         if (valid > 0) store_piece<T>(out + (row + start + k) * cols + col, values);
       }
       if (measured != nullptr) scan.add(values);
+      if (kFunction != kNoFunction && sums == nullptr) continue;
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) total[i] = add_rn(total[i], values.value(i));
     }
   }
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) partial.put(group, lane, i, total[i], lanes);
-  __syncthreads();
   if (measured != nullptr) scan.store(measured, nonfinite);
-
   if (sums == nullptr) return;
+  if (group < kThreads / lanes) {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) partial.put(group, lane, i, total[i], lanes);
+  }
+  __syncthreads();
 #pragma unroll
   for (int column = threadIdx.x; column < lanes * kPiece; column += kThreads) {
     if (first_col + column >= cols) continue;

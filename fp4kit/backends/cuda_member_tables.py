@@ -304,13 +304,12 @@ class SumLevel:
 
 
 def _sum_lanes(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Threads side by side of a tile of members of so many rows, so that none are left over."""
-    lanes = np.full(rows.shape, THREADS // SUM_ROWS, np.int64)
-    limit = SUM_TILE_ROWS // 2
-    while limit >= SUM_ROWS:
-        lanes[rows <= limit] *= 2
-        limit //= 2
-    return lanes
+    """Threads side by side of a tile of members of so many rows: as many as there are.
+
+    Pieces of whole 64 bytes, so that tiles do not share what memory gives at once.
+    """
+    groups = np.minimum(-(-rows // SUM_ROWS), SUM_ROWS)
+    return THREADS // groups // 4 * 4
 
 
 @lru_cache(maxsize=64)
