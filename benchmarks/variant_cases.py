@@ -172,15 +172,27 @@ def residual_decode_case(inputs: Inputs, name: str) -> bench.Case:
 
 
 def grouped_case(
-    inputs: Inputs, name: str, options: Options, multiple: int = GROUP, *, measured: bool
+    inputs: Inputs,
+    name: str,
+    options: Options,
+    multiple: int = GROUP,
+    *,
+    measured: bool,
+    sums: bool = False,
 ) -> bench.Case:
     """Members of unequal sizes in one buffer; the result has no `out`."""
     dims = member_rows(inputs.x.shape[0], multiple=multiple)
     options = {"first_dims": dims, "nonfinite": "propagate", **options}
+    derivative = options.get("activation", "").startswith("d")
+    if derivative:
+        options["activation_input"] = inputs.x
+    nbytes = quantize_bytes(inputs.elements, reads=1 + derivative + measured)
+    if sums:
+        options["dbias"] = inputs.machine.xp.empty((MEMBERS, inputs.x.shape[1]), np.float32)
+        nbytes += 4 * options["dbias"].size
     group = fp4kit.quantize_grouped(inputs.x, **options)
     if not measured:
         options["amax"] = group.amax.copy()
-    nbytes = quantize_bytes(inputs.elements, reads=1 + measured)
     return bench.Case(name, nbytes, partial(fp4kit.quantize_grouped, inputs.x, **options))
 
 
@@ -331,6 +343,13 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
         title = f"quantize {MEMBERS} members, {name}, silu"
         options = {**options, "activation": "silu"}
         yield named(title, grouped_case, options, measured=False)
+    for name, options, measured in (
+        ("sums", {}, False),
+        ("sums, amax measured", {}, True),
+        ("dsilu and sums, amax measured", {"activation": "dsilu"}, True),
+    ):
+        title = f"quantize {MEMBERS} members, rows, {name}"
+        yield named(title, grouped_case, options, measured=measured, sums=True)
     yield named(f"dequantize {MEMBERS} members, rows", grouped_decode_case)
     for title, activation, options, sums in ACTIVATIONS:
         yield named(f"quantize {title}", activation_case, activation, options, sums=sums)

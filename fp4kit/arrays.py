@@ -61,7 +61,7 @@ class Raw(NamedTuple):
 
     bfloat16 is uint16 on the host. On a device it may be any 16-bit type: kernels see a pointer.
     `scan` is what is known already of the values: uint32 (2,), the amax (NaN ignored) as float32
-    bits, and whether some are NaN or infinite.
+    bits, and whether some are NaN or infinite; of a group, an amax for each member ahead of that.
     """
 
     data: Any

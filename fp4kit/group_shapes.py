@@ -16,9 +16,9 @@ import numpy as np
 from .errors import OptionError, ShapeError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupShapes:
-    """Sizes and places of the members of a group.
+    """Sizes and places of the members of a group; equal ones are one object, a key of caches.
 
     Attributes:
         dims: rows and columns of each member.

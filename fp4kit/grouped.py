@@ -18,7 +18,7 @@ from .backends.grouped import GroupedPlan
 from .buffers import given_second_level, per_token_amax, result_buffer, rows_of
 from .errors import OptionError, ShapeError
 from .formats import DTYPES, one_of
-from .group_inputs import check_members, group_ahead, write_group_sums
+from .group_inputs import check_members, group_ahead
 from .group_shapes import GroupShapes, group_shapes
 from .grouped_tensor import (
     GROUPED_LAYOUT,
@@ -145,18 +145,15 @@ def quantize_grouped(
         hadamard_axis, rht_rounding,
     )  # fmt: skip
     ahead = None
-    if activation is None:
+    if activation is None and dbias is None:
         refuse_lone_input(activation_input)
     else:
-        ahead = group_ahead(raw, group, activation, activation_input)
-        group = ahead.group
+        ahead = group_ahead(raw, group, activation, activation_input, dbias)
+        group, refuses = ahead.group, nonfinite != "propagate"
         measures = second_level and measures_amax(format, amax, decode_scale, encode_scale)
-        measures = measures or isinstance(amax, str)
-        if nonfinite != "propagate" or measures or dbias is not None:
+        if refuses or measures or isinstance(amax, str) or dbias is not None:
             # The result is looked at before it is quantized.
-            raw, ahead = ahead.run(nonfinite != "propagate", backend), None
-    if dbias is not None:
-        write_group_sums(raw, group, dbias, backend)
+            raw, ahead = ahead.run(refuses, measures, backend), None
     origin, dtype = raw.origin, raw.dtype
     buffer_shape = tuple(raw.data.shape) if ahead is None else ahead.shape
     one_of("scale_layout", scale_layout, GROUPED_LAYOUTS)
@@ -189,7 +186,7 @@ def quantize_grouped(
     with arrays.device_scope(origin):
         xp = arrays.array_module(origin)
         flat = None if ahead is not None else _flat(raw)
-        if options[0].refuses_nonfinite:
+        if options[0].refuses_nonfinite and (raw.scan is None or int(raw.scan[-1])):
             check_members(engine, group, flat, dtype, "the group")
         seconds: list[Any] = []
         used = []
@@ -198,6 +195,8 @@ def quantize_grouped(
             if seconds and given is None and word is None and not _any_rotated(options):
                 second = seconds[0]  # the amaxes of whole members have no direction
             else:
+                if given is None:
+                    given = _measured(plan, raw)
                 second = _second_levels(engine, plan, own, flat, dtype, given, origin)
             seconds.append(second)
             floor = second is not None and own.variant is not None and own.variant.per_token
@@ -212,7 +211,7 @@ def quantize_grouped(
         )
         parts = tuple(used), packed, filled, own_seed
         if ahead is not None and not ahead.fused(engine, plans, *parts):
-            flat = _flat(ahead.run(False, backend))
+            flat = _flat(ahead.run(False, False, backend))
         if flat is not None:
             engine.quantize_grouped(plans, flat, dtype, *parts)
         results = [
@@ -260,6 +259,13 @@ def _scale_buffer(
     flat = whole.reshape(-1)
     flat[size:] = 0
     return whole, flat[:size]
+
+
+def _measured(plan: GroupedPlan, raw: Raw) -> Any:
+    """The amaxes of all members if something before gave them and they are what counts, or None."""
+    if raw.scan is None or not all(member.has_plain_amax for member in plan.members):
+        return None
+    return raw.scan[:-1].view(np.float32)
 
 
 def _second_levels(

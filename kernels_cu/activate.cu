@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                                  scan);
     }
   }
-  if (measured != nullptr) scan.store(measured);
+  if (measured != nullptr) scan.store(measured, measured + 1);
 }
 
 }  // namespace fp4kit

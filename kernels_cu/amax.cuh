@@ -90,14 +90,14 @@ struct Scan {
     raw = max_u32(raw, own);
   }
 
-  // Raises result[0], the amax as float32 bits, and sets result[1] if some element is NaN or
-  // infinite. Every thread of the block must call it.
-  __device__ __forceinline__ void store(u32* __restrict__ result) const {
+  // Raises `amax`, as float32 bits, and sets `nonfinite` if some element is NaN or infinite. Every
+  // thread of the block must call it.
+  __device__ __forceinline__ void store(u32* __restrict__ amax, u32* __restrict__ nonfinite) const {
     const u32 top = block_max(raw);
     const u32 maximum = top > T::kInf ? block_max(largest) : top;
     if (threadIdx.x != 0) return;
-    if (maximum != 0) atomicMax(result, as_bits(from_input_bits<T>(maximum)));
-    if (top >= T::kInf) atomicMax(result + 1, 1u);
+    if (maximum != 0) atomicMax(amax, as_bits(from_input_bits<T>(maximum)));
+    if (top >= T::kInf) atomicMax(nonfinite, 1u);
   }
 };
 

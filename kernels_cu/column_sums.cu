@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   __shared__ PartialSums<PieceOf<T>::kElements> partial;
   const i64 down = blockIdx.x / tiles_across;
   const i64 first_col = (blockIdx.x - down * tiles_across) * sum_columns<T>();
-  sum_tile<T, kFunction, kVector>(partial, gate, factor, out, sums, measured, rows, cols, pitch,
-                                  down, first_col);
+  sum_tile<T, kFunction, kVector>(partial, gate, factor, out, sums, measured, measured + 1, rows,
+                                  cols, pitch, down, first_col);
 }
 
 }  // namespace fp4kit

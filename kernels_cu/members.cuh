@@ -110,18 +110,25 @@ struct MemberTile {
   i64 col0;
 };
 
-// The tile that a thread block is for, where pieces are tiles. A barrier must follow.
-template <int kRows = kTileRows, int kColumns = kTileColumns, class Table>
-__device__ __forceinline__ void find_tile(const Table& table, MemberTile& found) {
+// The tile that a thread block is for, where pieces are tiles of `rows` rows and of as many columns
+// as columns_of(member). A barrier must follow.
+template <class Table, class Columns>
+__device__ __forceinline__ void find_tile(const Table& table, MemberTile& found, u32 rows,
+                                          const Columns& columns_of) {
   const i64 at = find_member(table, blockIdx.x);
   if (at < 0) return;
   const Member member = table.member(static_cast<u32>(at));
+  const i64 columns = columns_of(member);
   // A grid has fewer than 2^31 blocks: within a member 32 bits do.
   const u32 tile = static_cast<u32>(blockIdx.x - table.first(static_cast<u32>(at)));
-  const u32 across = static_cast<u32>((member.cols + kColumns - 1) / kColumns);
+  const u32 across = static_cast<u32>((member.cols + columns - 1) / columns);
   const u32 down = tile / across;
-  found = {member, static_cast<i64>(down) * kRows,
-           static_cast<i64>(tile - down * across) * kColumns};
+  found = {member, static_cast<i64>(down) * rows, (tile - down * across) * columns};
+}
+
+template <class Table>
+__device__ __forceinline__ void find_tile(const Table& table, MemberTile& found) {
+  find_tile(table, found, kTileRows, [](const Member&) -> i64 { return kTileColumns; });
 }
 
 #endif  // __CUDACC__

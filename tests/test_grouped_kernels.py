@@ -286,27 +286,3 @@ def test_equal_groups_share_a_plan():
     starts, _ = layout_of(EVEN)
     assert plans_of(EVEN, starts, "row")[0] is plans_of(EVEN, starts, "row")[0]
     assert plans_of(EVEN, starts, "row")[0] is not plans_of(EVEN, starts, "column")[0]
-
-
-# ------------------------------------------------------------------------------------------------
-# Column sums
-# ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["aligned", "any"])
-def test_column_sums(on_host, kernels, tables, assert_bits, kind, dtype):
-    dims = [(33, 64), (1024, 16), (0, 16), (1, 64)]
-    if kind == "any":
-        dims = [(2100, 7), (0, 5), (5, 0), (1024, 70), (1, 3), (1025, 1)]
-    starts, size = layout_of(dims, gap=0 if kind == "aligned" else 1)
-    raw = values(size, dtype)
-    total = sum(cols for _, cols in dims)
-    want = np.empty(total, F32)
-    get_backend("cpu").grouped_column_sums(tuple(dims), starts, raw, dtype, want)
-    got = on_host.empty(total, F32)
-    on_host.engine.grouped_column_sums(tuple(dims), starts, on_host.put(raw), dtype, got)
-    assert_bits(np.asarray(got), want)
-    assert len(kernels.launched) == (1 if kind == "aligned" else 2)
-    ending = f"{'true' if kind == 'aligned' else 'false'}, fp4kit::{tables}>"
-    assert kernels.launched[0].expression.endswith(ending)

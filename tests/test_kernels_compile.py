@@ -40,6 +40,7 @@ INSTANCES = [
 ACTIVATING = (
     "activate.cu",
     "column_sums.cu",
+    "column_sums_grouped.cu",
     "quantize_activated.cu",
     "quantize_grouped.cu",
     "quantize_grouped_flat.cu",

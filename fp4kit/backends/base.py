@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit.group_shapes import GroupShapes
+
 from . import grouped
 from .error_sums import ErrorSums as ErrorSums
 from .error_sums import PendingSums as PendingSums
@@ -325,13 +327,38 @@ class Backend(Operations, ABC):
         """Decodes all members into flat `out`; the rest of it is left alone."""
         grouped.dequantize_group(self, plan, packed, block_scale, second, out, dtype)
 
-    def grouped_column_sums(
+    def activate_grouped(
         self,
-        dims: tuple[tuple[int, int], ...],
-        starts: tuple[int, ...],
+        name: str | None,
+        source: GroupShapes,
+        group: GroupShapes,
         x: RawArray,
         dtype: str,
+        other: RawArray | None,
         out: RawArray,
-    ) -> None:
-        """Fills float32 (sum of the members' columns,) with the column sums of all members."""
-        grouped.group_column_sums(self, dims, starts, x, dtype, out)
+        sums: RawArray | None,
+        wants: bool,
+    ) -> RawArray | None:
+        """:meth:`activate_measured` of all members of a flat buffer.
+
+        Args:
+            name: one of `activations.ACTIVATIONS`, or None: then `out` is x.
+            source: members of `x` and `other`.
+            group: members of `out`; what lies between them may be written too.
+            x: flat elements, as all arrays here.
+            dtype: element type.
+            other: as for :meth:`activate`.
+            out: results.
+            sums: float32 (sum of the columns of all members,), or None.
+            wants: as for :meth:`activate_measured`.
+
+        Returns:
+            uint32 (members + 1,): the amax of each member (NaN ignored) as float32 bits, and
+            whether some of any is NaN or infinite. None unless the backend measures that in the
+            same pass and the caller `wants` it.
+        """
+        if name is not None:
+            grouped.activate_group(self, name, source, x, dtype, other, out)
+        if sums is not None:
+            grouped.group_column_sums(self, group, out, dtype, sums)
+        return None

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.arrays import is_capturing, keep_if_captured
+from fp4kit.group_shapes import GroupShapes
 
 from . import cuda_activations, cuda_member_tables, cuda_members, cuda_ready, cuda_run
-from .base import NO_SEED, RawArray, Seed
+from .base import NO_SEED, Backend, RawArray, Seed
 from .cuda_member_tables import MemberTable, Sides, sides_of
 from .cuda_members import MemberLaunch
-from .cuda_run import Result, address_of, are_aligned, current_device, scratch
+from .cuda_run import Result, address_of, are_aligned, current_device, is_aligned, scratch
 from .grouped import GroupedPlan
 
 #: Tables that are on their way, with the events that tell of their arrival: the cache of tables may
@@ -66,7 +67,7 @@ def _run(launch: MemberLaunch, before: tuple[int, ...], after: tuple[int, ...] =
     cuda_run.launch(launch.instance, launch.grid, arguments)
 
 
-class CudaGrouped:
+class CudaGrouped(Backend):
     """The part of the CUDA backend that takes groups."""
 
     def grouped_amax(self, plan: GroupedPlan, x: RawArray, dtype: str, out: RawArray) -> None:
@@ -198,24 +199,46 @@ class CudaGrouped:
             arrays = (packed.data.ptr, block_scale.data.ptr, address_of(second), out.data.ptr)
             _run(launch, arrays)
 
-    def grouped_column_sums(
+    def activate_grouped(
         self,
-        dims: tuple[tuple[int, int], ...],
-        starts: tuple[int, ...],
+        name: str | None,
+        source: GroupShapes,
+        group: GroupShapes,
         x: RawArray,
         dtype: str,
+        other: RawArray | None,
         out: RawArray,
-    ) -> None:
-        """A launch for every 1024-fold of rows of the tallest member."""
-        if not out.size:
-            return
-        out.data.memset_async(0, out.nbytes)  # members without rows
-        levels = cuda_member_tables.sum_levels(dims, starts, dtype)
-        values = x
+        sums: RawArray | None,
+        wants: bool,
+    ) -> RawArray | None:
+        """One launch, and with sums one more for every 1024-fold of rows of the tallest member."""
+        if sums is None and not wants:
+            super().activate_grouped(name, source, group, x, dtype, other, out, sums, wants)
+            return None
+        levels = cuda_member_tables.sum_levels(source, group, dtype)
+        gate, factor = cuda_activations.sources(name, x.data.ptr, address_of(other), 0, dtype)
+        aligned = is_aligned(gate | factor | out.data.ptr)
+        if name is not None and levels and not (aligned and levels[0].vector):
+            super().activate_grouped(name, source, group, x, dtype, other, out, None, False)
+            if sums is None:
+                return None  # an amax alone has a faster pass
+            return self.activate_grouped(None, group, group, out, dtype, None, out, sums, wants)
+        scan = scratch(len(group.dims) + 1, np.uint32, clear=True) if wants else None
+        amaxes, nonfinite = address_of(scan), 0 if scan is None else address_of(scan[-1:])
+        if sums is None:
+            levels = levels[:1]
+        elif sums.size and sum(level.table.count for level in levels[:1]) < len(group.dims):
+            sums.data.memset_async(0, sums.nbytes)  # some members have no rows
+        arrays = gate, factor, out.data.ptr
         for level in levels:
-            sums = out if level is levels[-1] else scratch(level.size, np.float32)
-            vector, table = level.vector and are_aligned(values), level.table
-            kernel = cuda_members.column_sums_kernel(dtype, vector, table.kind)
-            arguments = (values.data.ptr, _argument(table), sums.data.ptr)
-            cuda_run.launch(kernel, table.grid, arguments)
-            values, dtype = sums, "float32"
+            between = sums is not None and level is not levels[-1]
+            target = scratch(level.size, np.float32) if between else sums
+            vector, table = level.vector and is_aligned(arrays[0]), level.table
+            kernel = cuda_members.column_sums_kernel(name, dtype, vector, table.kind)
+            gate, factor, result = arrays
+            arguments = (gate, factor, _argument(table), result, address_of(target))
+            cuda_run.launch(kernel, table.grid, (*arguments, amaxes, nonfinite))
+            # What follows are sums.
+            name, dtype, arrays = None, "float32", (address_of(target), 0, 0)
+            amaxes = nonfinite = 0
+        return scan

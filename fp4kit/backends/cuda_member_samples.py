@@ -107,7 +107,9 @@ def _other_samples() -> Iterator[Instance]:
                     yield dequantize_rows_kernel(plan, dtype, access, next(kinds))
         for kind in KINDS:
             yield amax_kernel(dtype, kind)
-            yield from (column_sums_kernel(dtype, vector, kind) for vector in (True, False))
+            yield from (column_sums_kernel(None, dtype, vector, kind) for vector in (True, False))
+        for name in ACTIVATIONS:
+            yield column_sums_kernel(name, dtype, True, next(kinds))
         for axis in AXES:
             for vector in (True, False):
                 plain = _plan(NVFP4, te, Variant(axis=axis))

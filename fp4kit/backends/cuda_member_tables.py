@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4kit.activations import SUM_ROWS
+from fp4kit.group_shapes import GroupShapes
 from fp4kit.layout import TILE
 
 from . import cuda_device
 from .base import Plan
-from .cuda_activations import TILE_BYTES as SUM_TILE_BYTES
 from .cuda_activations import TILE_ROWS as SUM_TILE_ROWS
 from .cuda_launch import (
     AMAX_CHUNK,
@@ -289,12 +290,12 @@ def strip_table(sides: Sides) -> MemberTable:
 
 @dataclass(frozen=True)
 class SumLevel:
-    """One launch of column sums, for (values, table, sums).
+    """One launch of column sums.
 
     Attributes:
         table: tiles of all members.
         size: numbers that it leaves.
-        vector: whether aligned values are read 16 bytes at a time.
+        vector: whether aligned arrays are accessed 16 bytes at a time.
     """
 
     table: MemberTable
@@ -302,15 +303,28 @@ class SumLevel:
     vector: bool
 
 
+def _sum_lanes(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Threads side by side of a tile of members of so many rows: as many as there are.
+
+    Pieces of whole 64 bytes, so that tiles do not share what memory gives at once.
+    """
+    groups = np.minimum(-(-rows // SUM_ROWS), SUM_ROWS)
+    return THREADS // groups // 4 * 4
+
+
 @lru_cache(maxsize=64)
-def sum_levels(
-    dims: tuple[tuple[int, int], ...], starts: tuple[int, ...], dtype: str
-) -> tuple[SumLevel, ...]:
-    """The launches that leave the column sums of all members, one after the other."""
-    numbers = [number for number, shape in enumerate(dims) if prod(shape)]
-    rows, cols = np.array(dims, np.int64).reshape(-1, 2)[numbers].T
-    begin = np.array(starts, np.int64)[numbers]
-    ends = np.cumsum([0, *(shape[1] for shape in dims)], dtype=np.int64)
+def sum_levels(source: GroupShapes, group: GroupShapes, dtype: str) -> tuple[SumLevel, ...]:
+    """The launches that leave the column sums of all members, one after the other.
+
+    Args:
+        source: the members, or what they are made of by an activation.
+        group: the members whose columns are summed.
+        dtype: element type.
+    """
+    numbers = [number for number, shape in enumerate(group.dims) if prod(shape)]
+    rows, cols = np.array(group.dims, np.int64).reshape(-1, 2)[numbers].T
+    begin, out = (np.array(each.starts, np.int64)[numbers] for each in (source, group))
+    ends = np.cumsum([0, *(shape[1] for shape in group.dims)], dtype=np.int64)
     levels: list[SumLevel] = []
     while numbers and (not levels or rows.max() > 1):
         left = -(-rows // SUM_TILE_ROWS)
@@ -318,11 +332,12 @@ def sum_levels(
         sizes = left * cols
         places = ends[:-1][numbers] if last else np.cumsum(sizes) - sizes
         members = np.zeros((len(numbers), MEMBER_WORDS), np.int64)
-        members[:, :3] = np.stack([begin, rows, cols], axis=1)
-        members[:, 6] = places
-        across = -(-cols // (SUM_TILE_BYTES // ITEM_SIZES[dtype]))
-        aligned = (np.stack([begin, cols]) * ITEM_SIZES[dtype] % VECTOR == 0).all()
+        lanes = _sum_lanes(rows)
+        # As column_sums_grouped.cu has it.
+        members[:, :7] = np.stack([begin, rows, cols, numbers, out, lanes, places], axis=1)
+        across = -(-cols // (lanes * (VECTOR // ITEM_SIZES[dtype])))
+        aligned = (np.stack([begin, out, cols]) * ITEM_SIZES[dtype] % VECTOR == 0).all()
         table = _make_table((left * across).tolist(), members)
         levels.append(SumLevel(table, int(ends[-1] if last else sizes.sum()), bool(aligned)))
-        rows, begin, dtype = left, places, "float32"
+        rows, begin, out, dtype = left, places, places, "float32"
     return tuple(levels)

@@ -305,7 +305,7 @@ def vector_amax_kernel(plan: Plan, dtype: str, vector: bool, kind: str) -> Insta
     )
 
 
-def column_sums_kernel(dtype: str, vector: bool, kind: str) -> Instance:
-    """Two levels of the sums of an element type."""
-    names = CXX_DTYPES[dtype], vector, kind
+def column_sums_kernel(name: str | None, dtype: str, vector: bool, kind: str) -> Instance:
+    """Two levels of the sums of an element type, of its activation's results if one is named."""
+    names = CXX_DTYPES[dtype], function_name(name), vector, kind
     return instance("grouped_column_sums_kernel", "column_sums_grouped.cu", *names)

@@ -11,10 +11,15 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from fp4kit.group_shapes import GroupShapes
+
 from .plan import NO_SEED, Plan, RawArray, Seed
 
 if TYPE_CHECKING:
     from .base import Backend
+
+#: Columns of the matrix that elementwise work on members of different lengths is arranged in.
+ROW = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,26 +168,71 @@ def dequantize_group(
         )
 
 
-def group_column_sums(
+def activate_group(
     engine: Backend,
-    dims: tuple[tuple[int, int], ...],
-    starts: tuple[int, ...],
+    name: str,
+    source: GroupShapes,
     x: RawArray,
     dtype: str,
+    other: RawArray | None,
     out: RawArray,
+) -> None:
+    """Fills flat `out` with `Operations.activate` of all members; see `Backend.activate_grouped`.
+
+    Results begin where members of x do, or at half of these elements if they are halved.
+    """
+    halves = name == "swiglu"
+    for begin, end, cols in _blocks(source, halves):
+        target = out[begin // 2 : begin // 2 + (end - begin) // 2] if halves else out[begin:end]
+        engine.activate(
+            name,
+            x[begin:end].reshape(-1, cols),
+            dtype,
+            None if other is None else other[begin:end].reshape(-1, cols),
+            target.reshape(-1, cols // 2 if halves else cols),
+        )
+
+
+def _blocks(group: GroupShapes, by_rows: bool) -> list[tuple[int, int, int]]:
+    """Ranges of elements, and the columns to arrange them in, that take in all members.
+
+    What lies between members is worked on as well where that makes the ranges few.
+
+    Args:
+        group: the members.
+        by_rows: whether rows matter; otherwise any columns will do.
+    """
+    filled = [
+        (start, start + prod(shape), shape[1])
+        for shape, start in zip(group.dims, group.starts, strict=True)
+        if prod(shape)
+    ]
+    if not filled:
+        return []
+    begin, end, cols = filled[0][0], filled[-1][1], filled[0][2]
+    if all((start - begin) % cols == 0 and own == cols for start, _, own in filled):
+        return [(begin, end, cols)]
+    if by_rows:
+        return filled
+    middle = end - (end - begin) % ROW
+    ranges = ((begin, middle, ROW), (middle, end, max(end - middle, 1)))
+    return [block for block in ranges if block[0] < block[1]]
+
+
+def group_column_sums(
+    engine: Backend, group: GroupShapes, x: RawArray, dtype: str, out: RawArray
 ) -> None:
     """Fills `out` with `Operations.column_sums` of every member of flat `x`, one after the other.
 
     Args:
         engine: backend.
-        dims: rows and columns of each member.
-        starts: element where each begins.
+        group: the members.
         x: flat elements.
         dtype: element type of `x`.
         out: float32 (sum of the columns,).
     """
     place = 0
-    for (rows, cols), start in zip(dims, starts, strict=True):
+    for (rows, cols), start in zip(group.dims, group.starts, strict=True):
         target = out[place : place + cols]
         place += cols
         if rows and cols:
