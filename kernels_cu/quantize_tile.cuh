@@ -35,6 +35,8 @@ __device__ __forceinline__ void load_task(typename C::TileType* tile,
                                           const Task<typename C::T>& task) {
   if constexpr (C::kFunction != kNoFunction) {
     load_activated<C>(tile, task);
+  } else if constexpr (C::kFolds) {
+    load_folded<C>(*tile, task);
   } else {
     load_tile<C::kVector>(*tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
                           task.rows_left, task.cols_left);

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "column_group.cuh"
-#include "tile_config.cuh"
+#include "folded_tile.cuh"
 
 namespace fp4kit {
 
@@ -114,17 +114,18 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   // Blocks of one column lie together in the result.
   const u32 b = threadIdx.x % C::kDown;
   const u32 first_w = threadIdx.x / C::kDown;
-  const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
-  if (!C::kWhole && (b >= blocks_left || (kItems < kThreads && threadIdx.x >= kItems))) return;
+  const Strip strip = strip_of<C>(task, b);
+  if (!C::kWhole && (!strip.inside || (kItems < kThreads && threadIdx.x >= kItems))) return;
   u32 scales = 0;  // of a whole matrix, one byte each
   const i64 block0 = task.row0 / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks);
   // The number of the block in the first of a thread's columns.
   u64 piece =
-      static_cast<u64>(task.col0 + first_w * kHalves) * pitch + static_cast<u64>(block0 + b);
+      static_cast<u64>(strip.col0 + first_w * kHalves) * pitch +
+      static_cast<u64>(block0 + strip.down);
   u8* out = task.col.packed + piece * (kLanes * kLaneBytes);
-  const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
-  u8* scale = place.at(first_w * kHalves, b);
+  const ScalePlace<C::kLayout> place(task.col, strip.col0, block0);
+  u8* scale = place.at(first_w * kHalves, strip.down);
 #pragma unroll 1
   for (u32 k = 0; k < kEach; ++k) {
     const u32 w = first_w + k * kStep;
@@ -171,13 +172,14 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
 #pragma unroll
           for (u32 l = 0; l < kLanes; ++l) {
             // What fills a block up stays +0.0. Rows come in whole lanes.
-            const bool inside = kLanes == 1 || b * kBlock + l * kLaneElements < task.rows_left;
+            const bool inside = kLanes == 1 || strip.down * kBlock + l * kLaneElements < task.rows_left;
             x[l] = inside ? rotate_column<R>(group[l], half) : Words<R>{};
           }
         } else if constexpr (C::kRotateCols) {
           Words<T> elements[kLanes];
           gather_column<T>(word, half, elements);
-          const u32 left = task.rows_left > b * kBlock ? task.rows_left - b * kBlock : 0;
+          const u32 above = strip.down * kBlock;
+          const u32 left = task.rows_left > above ? task.rows_left - above : 0;
           maybe_rotate<true>(elements, options.col_mask, left, x);
         } else {
           gather_column<T>(word, half, x);
@@ -203,7 +205,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     }
 #pragma unroll
     for (u32 half = 0; half < kHalves; ++half) {
-      if (!C::kWhole && w * kHalves + half >= task.cols_left) continue;
+      if (!C::kWhole && w * kHalves + half >= strip.cols_left) continue;
       u8* target = out + half * (pitch * (kLanes * kLaneBytes));
 #pragma unroll
       for (u32 l = 0; l < kLanes; ++l) {

@@ -46,6 +46,9 @@ struct Task {
   bool alone = true;
   // What multiplies the results of some functions (activated_tile.cuh), of the shape of x.
   const typename T::Bits* factor = nullptr;
+  // Where tiles are folded (folded_tile.cuh): the first strip. What is left of the columns then is
+  // that of all strips.
+  u32 first_strip = 0;
 };
 
 // What all tiles of a launch share.
@@ -114,6 +117,8 @@ struct TileConfig {
   static constexpr bool kStreams = false;
   // Nothing reaches beyond the matrix, and scales are held (held_scales.cuh).
   static constexpr bool kWhole = false;
+  // Tiles of few rows take columns from further on (folded_tile.cuh).
+  static constexpr bool kFolds = false;
   // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;
 };

@@ -188,8 +188,14 @@ def takes_vectors(plan: GroupedPlan, dtype: str) -> bool:
 # ------------------------------------------------------------------------------------------------
 
 
-def _tiles(plan: Plan, columns: int) -> int:
-    return -(-plan.rows // TILE_ROWS) * -(-plan.cols // columns)
+def _tiles(plan: Plan, columns: int, folded: bool) -> int:
+    """Of all rows of tiles; `folded`: of the whole ones, and what the strips of the last one fill."""
+    across = -(-plan.cols // columns)
+    if not folded:
+        return -(-plan.rows // TILE_ROWS) * across
+    down, rest = divmod(plan.rows, TILE_ROWS)
+    height = plan.format.block_size
+    return down * across + -(-(-(-rest // height) * across) // (TILE_ROWS // height))
 
 
 def _lane_rounds(plan: Plan) -> int:
@@ -256,9 +262,11 @@ def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
 
 
 @lru_cache(maxsize=256)
-def tile_table(sides: Sides, columns: int = TILE_COLUMNS) -> MemberTable:
-    """Pieces are tiles of TILE_ROWS rows and so many columns."""
-    return _table(sides, lambda plan: _tiles(plan, columns))
+def tile_table(
+    sides: Sides, columns: int = TILE_COLUMNS, folded: bool = False
+) -> MemberTable:
+    """Pieces are tiles of TILE_ROWS rows and so many columns, or `folded` (folded_tile.cuh)."""
+    return _table(sides, lambda plan: _tiles(plan, columns, folded))
 
 
 @lru_cache(maxsize=256)

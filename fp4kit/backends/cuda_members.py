@@ -43,6 +43,7 @@ from .cuda_module import (
     DEQUANTIZE_ACCESSES,
     FLAT_BLOCKS,
     LANE,
+    NAMESPACE,
     Instance,
     function_name,
     instance,
@@ -52,6 +53,7 @@ from .cuda_variants import (
     TILE_COLUMNS,
     WIDE_COLUMNS,
     Directions,
+    can_fold,
     cxx_recipe,
     decoded_tile,
     rotated,
@@ -153,6 +155,8 @@ def quantize_grouped_kernel(
 ) -> Instance:
     """The instance that serves everything; `one_level` unless vectors have levels of their own."""
     config = tile_config(directions, dtype, vector, one_level, wide, name)
+    if can_fold(directions, wide, one_level, name):
+        config = f"Folded<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
     return instance("quantize_grouped_kernel", "quantize_grouped.cu", config, kind, *seed)
 
@@ -201,8 +205,9 @@ def quantize_launch(
     sides: Sides, dtype: str, vector: bool, wide: bool, name: str | None = None
 ) -> tuple[Instance, MemberTable]:
     """The kernel and table that `quantize_arguments` are for."""
-    table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
     directions, one_level = _directions(sides), _share_levels(sides)
+    folded = can_fold(directions, wide, one_level, name)
+    table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS, folded)
     kernel = quantize_grouped_kernel(directions, dtype, vector, one_level, wide, table.kind, name)
     return kernel, table
 

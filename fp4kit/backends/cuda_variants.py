@@ -148,6 +148,20 @@ def is_whole(directions: Directions) -> bool:
     )
 
 
+def can_fold(directions: Directions, wide: bool, one_level: bool, name: str | None) -> bool:
+    """Whether tiles of few rows can take columns from further on (folded_tile.cuh)."""
+    plan = directions.column
+    return (
+        plan is not None
+        and directions.row is None
+        and plan.format.element.bits == 4
+        and variant_of(plan).block == "1d"
+        and wide
+        and one_level
+        and name is None
+    )
+
+
 def _is_plain(variant: Variant, alone: bool) -> bool:
     """Whether nothing but axis and block differ from what is usual, or the rounding if `alone`.
 
