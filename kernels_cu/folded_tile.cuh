@@ -1,24 +1,32 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles that waste no rows. A member's last rows of tiles (a band) seldom are 128 rows high, but a
-// tile of few rows takes nearly as long as a whole one: its threads are there. So a band is cut
-// into strips as high as a block and as wide as a tile, counted downwards, then to the right, and
-// every tile is the next 128 rows of strips, one below the other. Of a whole band those are tiles
-// as usual.
+// Tiles of columns alone, 256 rows high and 64 columns wide, that waste no rows.
+//
+// A column's codes of such a tile are 128 bytes. Where columns do not begin on 32 bytes, both ends
+// of each piece share a sector with another tile's: the fewer and longer the pieces, the better.
+//
+// A member's last rows of tiles (a band) seldom are 256 rows high, but a tile of few rows takes
+// nearly as long as a whole one: its threads are there. So a band is cut into strips as high as a
+// block and as wide as a tile, counted downwards, then to the right, and every tile is the next 256
+// rows of strips, one below the other. Of a whole band those are tiles as usual.
 #pragma once
 
 #include "tile_config.cuh"
 
 namespace fp4kit {
 
-// A configuration for columns of blocks, whose tiles may be folded.
+// Such a configuration, from that of wide tiles.
 template <class C>
 struct Folded : C {
-  static_assert(C::kVector && C::kCols && !C::kRows && !C::kWhole, "columns alone");
+  static_assert(C::kIsWide && C::kVector && C::kCols && !C::kRows && !C::kWhole, "columns alone");
   static_assert(C::Format::kIsFp4 && !C::V::kSquare && C::kOneLevel, "of one factor table");
-  static_assert(C::kBlock % (kThreads / (C::TileType::kWords / 4)) == 0, "rows loaded at once");
   static constexpr bool kFolds = true;
+  static constexpr u32 kColumns = kNarrow;
+  static constexpr u32 kHeight = 2 * kTileRows;
+  static constexpr u32 kDown = kHeight / C::kBlock;
+  // Nobody takes blocks of several rows at once: groups of rows alone are padded.
+  using TileType = Tile<typename C::T, kColumns, kHeight, 0>;
 };
 
 // Strips of a band of so many rows.
@@ -59,29 +67,48 @@ template <class C>
 __device__ __forceinline__ void load_folded(typename C::TileType& tile,
                                             const Task<typename C::T>& task) {
   using T = typename C::T;
-  const typename T::Bits* source = task.x + (task.row0 * task.cols + task.col0);
-  if (task.rows_left == kTileRows && task.cols_left >= C::kColumns) {
-    load_tile<true>(tile, source, task.cols, kTileRows, C::kColumns);
-    return;
-  }
   constexpr u32 kPieces = C::TileType::kWords / 4;  // of 16 bytes in a row
   constexpr u32 kRowsAtOnce = kThreads / kPieces;
+  constexpr u32 kRounds = C::kHeight / kRowsAtOnce;
+  constexpr u32 kStrips = kRowsAtOnce / C::kBlock;  // of a round
+  static_assert(kStrips * C::kBlock == kRowsAtOnce, "whole strips");
   const u32 first = threadIdx.x / kPieces;
-  const u32 end = band_strips<C>(task.rows_left) * C::kBlock;
-  u32 row = task.first_strip * C::kBlock;
-  u32 col = threadIdx.x % kPieces * (16 / T::kSize);
-  source += (row + first) * task.cols + col;
+  const u32 place = threadIdx.x % kPieces * (16 / T::kSize);
+  const typename T::Bits* source = task.x + (task.row0 * task.cols + task.col0 + place);
   u32* target = &tile.at(first, threadIdx.x % kPieces * 4);
+  i64 step = kRowsAtOnce * task.cols;
+  if (task.rows_left == C::kHeight && task.cols_left >= C::kColumns) {
+    source += first * task.cols;
 #pragma unroll
-  for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
+    for (u32 k = 0; k < kRounds; ++k) {
+      copy_piece(target + C::TileType::offset(k * kRowsAtOnce, 0), source, true);
+      source += step;
+    }
+    return;
+  }
+  const u32 height = band_strips<C>(task.rows_left);
+  const u32 end = height * C::kBlock;
+  const i64 back = end * task.cols - C::kColumns;  // from below the band to the next columns
+  const Strip begin = strip_of<C>(task, first / C::kBlock);
+  u32 row = begin.down * C::kBlock + first % C::kBlock;
+  u32 col = static_cast<u32>(begin.col0 - task.col0) + place;
+  source += row * task.cols + (col - place);
+  // A round of several strips is all to the right in a band of one.
+  const bool flat = end < kRowsAtOnce;
+  const u32 rows = flat ? 0 : kRowsAtOnce;
+  const u32 cols = flat ? kStrips * C::kColumns : 0;
+  if (flat) step = cols;
+#pragma unroll
+  for (u32 k = 0; k < kRounds; ++k) {
     copy_piece(target + C::TileType::offset(k * kRowsAtOnce, 0), source,
-               row + first < task.rows_left && col < task.cols_left);
-    row += kRowsAtOnce;
-    source += kRowsAtOnce * task.cols;
-    if (row == end) {
-      source += C::kColumns - end * task.cols;
-      row = 0;
+               row < task.rows_left && col < task.cols_left);
+    row += rows;
+    col += cols;
+    source += step;
+    if (row >= end) {
+      row -= end;
       col += C::kColumns;
+      source -= back;
     }
   }
 }

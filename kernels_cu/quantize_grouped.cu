@@ -107,9 +107,9 @@ struct GroupTiles {
   __device__ __forceinline__ void fold() {
     strip = 0;
     const i64 rows = table.member(at).rows;
-    const u32 whole = static_cast<u32>(rows / kTileRows);
+    const u32 whole = static_cast<u32>(rows / C::kHeight);
     if (tile_row < whole) return;
-    const u32 height = band_strips<C>(static_cast<u32>(rows % kTileRows));
+    const u32 height = band_strips<C>(static_cast<u32>(rows % C::kHeight));
     const u32 strips = (tile - begin - whole * across) * C::kDown;
     tile_row = whole;
     tile_col = strips / height;
@@ -119,7 +119,7 @@ struct GroupTiles {
   __device__ __forceinline__ Task<T> task() const {
     using Format = typename C::Format;
     const Member member = table.member(at);
-    const i64 row0 = static_cast<i64>(tile_row) * kTileRows;
+    const i64 row0 = static_cast<i64>(tile_row) * C::kHeight;
     const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
     // For swiglu the input of a member begins at twice its place in the table.
     const i64 start = C::kFunction == kSwiglu ? 2 * member.start : member.start;
@@ -128,7 +128,7 @@ struct GroupTiles {
             member.cols,
             row0,
             col0,
-            tile_rest(member.rows, row0, kTileRows),
+            tile_rest(member.rows, row0, C::kHeight),
             tile_rest(member.cols, col0, C::kFolds ? C::kDown * C::kColumns : C::kColumns),
             side_of<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
                             member.cols, row.per_vector != 0, C::kLayout),

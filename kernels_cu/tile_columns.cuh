@@ -120,9 +120,8 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   const i64 block0 = task.row0 / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks);
   // The number of the block in the first of a thread's columns.
-  u64 piece =
-      static_cast<u64>(strip.col0 + first_w * kHalves) * pitch +
-      static_cast<u64>(block0 + strip.down);
+  u64 piece = static_cast<u64>(strip.col0 + first_w * kHalves) * pitch +
+              static_cast<u64>(block0 + strip.down);
   u8* out = task.col.packed + piece * (kLanes * kLaneBytes);
   const ScalePlace<C::kLayout> place(task.col, strip.col0, block0);
   u8* scale = place.at(first_w * kHalves, strip.down);
@@ -172,7 +171,8 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
 #pragma unroll
           for (u32 l = 0; l < kLanes; ++l) {
             // What fills a block up stays +0.0. Rows come in whole lanes.
-            const bool inside = kLanes == 1 || strip.down * kBlock + l * kLaneElements < task.rows_left;
+            const bool inside =
+                kLanes == 1 || strip.down * kBlock + l * kLaneElements < task.rows_left;
             x[l] = inside ? rotate_column<R>(group[l], half) : Words<R>{};
           }
         } else if constexpr (C::kRotateCols) {

@@ -92,10 +92,12 @@ struct TileConfig {
   static constexpr bool kRotateCols = kRotatesCols;
   static constexpr bool kVector = kVectors;
   static constexpr u32 kColumns = kTileWidth;
+  static constexpr u32 kHeight = kTileRows;
+  static constexpr bool kIsWide = kColumns == kWide;
   using TileType = Tile<T, kColumns>;
   static constexpr u32 kBlock = Format::kBlockSize;
   static constexpr u32 kAcross = kColumns / kBlock;
-  static constexpr u32 kDown = kTileRows / kBlock;
+  static constexpr u32 kDown = kHeight / kBlock;
   static constexpr u32 kEach = kTileRows * kAcross / kThreads;  // blocks of rows for a thread
   static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
   // All vectors of a direction have the same second level.
@@ -117,7 +119,7 @@ struct TileConfig {
   static constexpr bool kStreams = false;
   // Nothing reaches beyond the matrix, and scales are held (held_scales.cuh).
   static constexpr bool kWhole = false;
-  // Tiles of few rows take columns from further on (folded_tile.cuh).
+  // Tiles are tall, and those of few rows take columns from further on (folded_tile.cuh).
   static constexpr bool kFolds = false;
   // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;

@@ -158,11 +158,11 @@ def test_rotation(on_host, assert_bits, axis, rounding, per_vector):
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
 
 
-#: Members whose last rows of tiles are 1 to 8 blocks high, or none; with columns that fill tiles of
-#: strips and that do not.
+#: Members whose last rows of tiles are 1 to 16 blocks high, or none; with columns that fill tiles
+#: of strips and that do not.
 FOLDED = [
-    *((16 * height, 136) for height in range(1, 9)),
-    (128, 256), (0, 128), (176, 128), (1, 520), (131, 8), (304, 1032), (250, 392),
+    *((16 * height, 72) for height in range(1, 17)), (256, 128), (0, 64), (304, 64), (1, 1040),
+    (131, 8), (560, 520), (250, 200), (273, 136), (16, 1024),
 ]  # fmt: skip
 
 
@@ -283,15 +283,15 @@ def test_a_table_holds_the_members_with_elements():
 def test_folded_tiles_have_rows_for_all_strips(format, block):
     starts, _ = layout_of(FOLDED)
     sides = sides_of(plans_of(FOLDED, starts, "column", format=format))
-    table = cuda_member_tables.tile_table(sides, 128, folded=True)
+    table = cuda_member_tables.folded_table(sides)
     want = []
     for rows, cols in FOLDED:
         if rows:
-            across = -(-cols // 128)
-            strips = -(-(rows % 128) // block) * across * block
-            want.append(rows // 128 * across + -(-strips // 128))
+            across = -(-cols // 64)
+            strips = -(-(rows % 256) // block) * across * block
+            want.append(rows // 256 * across + -(-strips // 256))
     assert np.diff(table.words[: len(want) + 1]).tolist() == want
-    assert table.pieces < cuda_member_tables.tile_table(sides, 128).pieces
+    assert cuda_member_tables.folded_table(sides) is table
 
 
 def test_few_members_are_the_same_in_32_bits():

@@ -35,7 +35,7 @@ from .cuda_launch import (
     rows_are_vectors,
 )
 from .cuda_module import LANE, THREADS
-from .cuda_variants import TILE_COLUMNS, TILE_ROWS, is_padded
+from .cuda_variants import TALL_COLUMNS, TALL_ROWS, TILE_COLUMNS, TILE_ROWS, is_padded
 from .grouped import GroupedPlan, filled
 
 #: 64-bit words of a Member (members.cuh).
@@ -188,14 +188,16 @@ def takes_vectors(plan: GroupedPlan, dtype: str) -> bool:
 # ------------------------------------------------------------------------------------------------
 
 
-def _tiles(plan: Plan, columns: int, folded: bool) -> int:
-    """Of all rows of tiles; `folded`: of the whole ones, and what the strips of the last one fill."""
-    across = -(-plan.cols // columns)
-    if not folded:
-        return -(-plan.rows // TILE_ROWS) * across
-    down, rest = divmod(plan.rows, TILE_ROWS)
+def _tiles(plan: Plan, columns: int) -> int:
+    return -(-plan.rows // TILE_ROWS) * -(-plan.cols // columns)
+
+
+def _folded_tiles(plan: Plan) -> int:
+    """Of the whole rows of tiles, and those that the strips of the last one fill."""
+    across = -(-plan.cols // TALL_COLUMNS)
+    down, rest = divmod(plan.rows, TALL_ROWS)
     height = plan.format.block_size
-    return down * across + -(-(-(-rest // height) * across) // (TILE_ROWS // height))
+    return down * across + -(-(-(-rest // height) * across) // (TALL_ROWS // height))
 
 
 def _lane_rounds(plan: Plan) -> int:
@@ -262,11 +264,15 @@ def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
 
 
 @lru_cache(maxsize=256)
-def tile_table(
-    sides: Sides, columns: int = TILE_COLUMNS, folded: bool = False
-) -> MemberTable:
-    """Pieces are tiles of TILE_ROWS rows and so many columns, or `folded` (folded_tile.cuh)."""
-    return _table(sides, lambda plan: _tiles(plan, columns, folded))
+def tile_table(sides: Sides, columns: int = TILE_COLUMNS) -> MemberTable:
+    """Pieces are tiles of TILE_ROWS rows and so many columns."""
+    return _table(sides, lambda plan: _tiles(plan, columns))
+
+
+@lru_cache(maxsize=256)
+def folded_table(sides: Sides) -> MemberTable:
+    """Pieces are tiles of folded_tile.cuh."""
+    return _table(sides, _folded_tiles)
 
 
 @lru_cache(maxsize=256)

@@ -29,6 +29,7 @@ from .cuda_member_tables import (
     amax_chunk,
     amax_table,
     first_plan,
+    folded_table,
     lane_table,
     per_vector,
     piece_table,
@@ -206,8 +207,10 @@ def quantize_launch(
 ) -> tuple[Instance, MemberTable]:
     """The kernel and table that `quantize_arguments` are for."""
     directions, one_level = _directions(sides), _share_levels(sides)
-    folded = can_fold(directions, wide, one_level, name)
-    table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS, folded)
+    if can_fold(directions, wide, one_level, name):
+        table = folded_table(sides)
+    else:
+        table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
     kernel = quantize_grouped_kernel(directions, dtype, vector, one_level, wide, table.kind, name)
     return kernel, table
 

@@ -43,6 +43,8 @@ from .cuda_module import (
 TILE_ROWS, TILE_COLUMNS = 128, 64
 #: Columns of a wide one.
 WIDE_COLUMNS = 128
+#: Extent of a tall one (folded_tile.cuh).
+TALL_ROWS, TALL_COLUMNS = 256, 64
 #: Wide tiles below one another that a thread block takes together (held_scales.cuh).
 STACK = 4
 CXX_SEARCHES = {
@@ -149,7 +151,7 @@ def is_whole(directions: Directions) -> bool:
 
 
 def can_fold(directions: Directions, wide: bool, one_level: bool, name: str | None) -> bool:
-    """Whether tiles of few rows can take columns from further on (folded_tile.cuh)."""
+    """Whether tiles can be tall, and folded where there are few rows (folded_tile.cuh)."""
     plan = directions.column
     return (
         plan is not None
