@@ -43,6 +43,7 @@ struct GroupTiles {
   u32 across = 1;
   u32 tile_row = 0;
   u32 tile_col = 0;
+  u32 strip = 0;
   bool same_member = false;
 
   __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const typename T::Bits* factor_,
@@ -99,12 +100,26 @@ struct GroupTiles {
     if (!same_member) find_member_from(at);
     tile_row = (tile - begin) / across;
     tile_col = tile - begin - tile_row * across;
+    if constexpr (C::kFolds) fold();
+  }
+
+  // The place of a tile that may be folded: those of whole rows of tiles come first.
+  __device__ __forceinline__ void fold() {
+    strip = 0;
+    const i64 rows = table.member(at).rows;
+    const u32 whole = static_cast<u32>(rows / C::kHeight);
+    if (tile_row < whole) return;
+    const u32 height = band_strips<C>(static_cast<u32>(rows % C::kHeight));
+    const u32 strips = (tile - begin - whole * across) * C::kDown;
+    tile_row = whole;
+    tile_col = strips / height;
+    strip = strips - tile_col * height;
   }
 
   __device__ __forceinline__ Task<T> task() const {
     using Format = typename C::Format;
     const Member member = table.member(at);
-    const i64 row0 = static_cast<i64>(tile_row) * kTileRows;
+    const i64 row0 = static_cast<i64>(tile_row) * C::kHeight;
     const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
     // For swiglu the input of a member begins at twice its place in the table.
     const i64 start = C::kFunction == kSwiglu ? 2 * member.start : member.start;
@@ -113,8 +128,8 @@ struct GroupTiles {
             member.cols,
             row0,
             col0,
-            tile_rest(member.rows, row0, kTileRows),
-            tile_rest(member.cols, col0, C::kColumns),
+            tile_rest(member.rows, row0, C::kHeight),
+            tile_rest(member.cols, col0, C::kFolds ? C::kDown * C::kColumns : C::kColumns),
             side_of<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
                             member.cols, row.per_vector != 0, C::kLayout),
             side_of<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
@@ -122,7 +137,8 @@ struct GroupTiles {
             stream + static_cast<u32>(member.number),
             0,
             true,
-            factor + start};
+            factor + start,
+            strip};
   }
 };
 

@@ -35,6 +35,8 @@ __device__ __forceinline__ void load_task(typename C::TileType* tile,
                                           const Task<typename C::T>& task) {
   if constexpr (C::kFunction != kNoFunction) {
     load_activated<C>(tile, task);
+  } else if constexpr (C::kFolds) {
+    load_folded<C>(*tile, task);
   } else {
     load_tile<C::kVector>(*tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
                           task.rows_left, task.cols_left);
@@ -106,7 +108,7 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C:
 // Thread blocks per multiprocessor that registers are limited for.
 template <class C>
 FP4KIT_HD constexpr int tile_blocks() {
-  return C::kColumns == kWide && C::kTiles == 2 ? FP4KIT_WIDE_BLOCKS : FP4KIT_TILE_BLOCKS;
+  return C::kIsWide && C::kTiles == 2 ? FP4KIT_WIDE_BLOCKS : FP4KIT_TILE_BLOCKS;
 }
 
 // Where the shared memory of an instance lies: what a launch grants without being asked, or what it
@@ -117,7 +119,7 @@ __device__ __forceinline__ TileShared<C>& tile_shared() {
   if constexpr (sizeof(TileShared<C>) > 48 * 1024) {
     extern __shared__ uint4 asked_for[];
     static_assert(sizeof(TileShared<C>) <= C::kSharedBytes, "as the launcher counts");
-    static_assert(C::kColumns == kWide, "for others the launcher asks for nothing");
+    static_assert(C::kIsWide, "for others the launcher asks for nothing");
     return *reinterpret_cast<TileShared<C>*>(asked_for);
   } else
 #endif

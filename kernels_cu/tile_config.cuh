@@ -42,6 +42,9 @@ struct Task {
   bool alone = true;
   // What multiplies the results of some functions (activated_tile.cuh), of the shape of x.
   const typename T::Bits* factor = nullptr;
+  // Where tiles are folded (folded_tile.cuh): the first strip. What is left of the columns then is
+  // that of all strips.
+  u32 first_strip = 0;
 };
 
 // What all tiles of a launch share.
@@ -85,10 +88,12 @@ struct TileConfig {
   static constexpr bool kRotateCols = kRotatesCols;
   static constexpr bool kVector = kVectors;
   static constexpr u32 kColumns = kTileWidth;
+  static constexpr u32 kHeight = kTileRows;
+  static constexpr bool kIsWide = kColumns == kWide;
   using TileType = Tile<T, kColumns>;
   static constexpr u32 kBlock = Format::kBlockSize;
   static constexpr u32 kAcross = kColumns / kBlock;
-  static constexpr u32 kDown = kTileRows / kBlock;
+  static constexpr u32 kDown = kHeight / kBlock;
   static constexpr u32 kEach = kTileRows * kAcross / kThreads;  // blocks of rows for a thread
   static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
   // All vectors of a direction have the same second level.
@@ -112,6 +117,8 @@ struct TileConfig {
   static constexpr bool kWhole = false;
   // Those of columns are kept over a stack of tiles (held_scales.cuh).
   static constexpr bool kHolds = false;
+  // Tiles are tall, and those of few rows take columns from further on (folded_tile.cuh).
+  static constexpr bool kFolds = false;
   // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;
 };

@@ -20,12 +20,12 @@ constexpr int kWide = 128;  // elements of 16 bits: pieces of 64 bytes of a row 
 constexpr u32 kRowGroup = 16;
 constexpr u32 kPadding = 4;
 
-template <class T, u32 kWidth = kTileColumns>
+template <class T, u32 kWidth = kTileColumns, u32 kHeight = kTileRows, u32 kRowPadding = kPadding>
 struct alignas(16) Tile {
   static constexpr u32 kColumns = kWidth;
   static constexpr u32 kWords = kColumns * T::kSize / 4;
-  static constexpr u32 kStride = kWords + kPadding;
-  static constexpr u32 kGroups = kTileRows / kRowGroup;
+  static constexpr u32 kStride = kWords + kRowPadding;
+  static constexpr u32 kGroups = kHeight / kRowGroup;
   static constexpr u32 kPerWord = 4 / T::kSize;
   u32 word[kGroups * (kRowGroup * kStride + kPadding)];
 

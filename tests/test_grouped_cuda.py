@@ -94,6 +94,25 @@ def test_stretches_of_rows(cupy, tables, cols, layout):
     assert_groups(fp4kit.quantize_grouped(cupy.asarray(host), pad=True, **options), want)
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"scale_layout": "swizzled_128x4"}, {"hadamard": True},
+    {"rounding": "stochastic", "seed": 7}, {"format": "mxfp4"}, {"recipe": "torchao"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("cols", [128, 1000, 4096])
+def test_folded_tiles_of_columns(cupy, tables, cols, options):
+    """Last rows of tiles of every height, some of them not whole blocks where these are padded."""
+    rng = np.random.default_rng(cols)
+    heights = [*range(1, 25), *(int(rows) for rows in rng.integers(0, 40, 20))]
+    first = [16 * height for height in heights]
+    if "hadamard" not in options:
+        first += [1, 0, 33, 127, 129, 250]
+    host = normal((sum(first), cols))
+    options = {"first_dims": first, "axis": "column", "pad": True, **options}
+    x = cupy.asarray(host).astype(np.float16)
+    want = fp4kit.quantize_grouped(x.get(), nonfinite="propagate", **options)
+    assert_groups(fp4kit.quantize_grouped(x, nonfinite="propagate", **options), want)
+
+
 @pytest.mark.parametrize("members", [150, 600, 3000])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_many_members(cupy, options, members):

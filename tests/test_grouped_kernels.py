@@ -158,6 +158,50 @@ def test_rotation(on_host, assert_bits, axis, rounding, per_vector):
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
 
 
+#: Members whose last rows of tiles are 1 to 16 blocks high, or none; with columns that fill tiles
+#: of strips and that do not.
+FOLDED = [
+    *((16 * height, 72) for height in range(1, 17)), (256, 128), (0, 64), (304, 64), (1, 1040),
+    (131, 8), (560, 520), (250, 200), (273, 136), (16, 1024),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "layout", "options"), [
+    ("nvfp4", "linear", {}),
+    ("nvfp4", "swizzled_128x4", {"nibble_order": "high_first"}),
+    ("nvfp4", "swizzled_8x4", {"rounding": "stochastic"}),
+    ("mxfp4", "linear", {}),
+    ("mxfp4", "swizzled_128x4", {}),
+], ids=str)  # fmt: skip
+def test_columns_of_few_rows_are_folded(
+    on_host, kernels, tables, width, assert_bits, format, layout, options
+):
+    starts, size = layout_of(FOLDED)
+    plans = plans_of(FOLDED, starts, "column", format=format, scale_layout=layout, **options)
+    assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits, (3, 4))
+    (kernel,) = {own for own in kernels.launched if own.file == "quantize_grouped.cu"}
+    assert ("Folded" in kernel.expression) == (width == "wide")
+
+
+def test_rotated_columns_are_folded(on_host, kernels, assert_bits):
+    dims = [(rows // 16 * 16, cols) for rows, cols in FOLDED]
+    starts, size = layout_of(dims)
+    plans = plans_of(dims, starts, "column", hadamard=0xD7E8, rht_rounding="bf16")
+    assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
+    assert any("Folded" in own.expression for own in kernels.launched)
+
+
+@pytest.mark.parametrize(("axis", "options"), [
+    ("column", {"per_vector": True}), ("column", {"block": "2d"}),
+    ("column", {"format": "mxfp8"}), ("both", {}),
+], ids=str)  # fmt: skip
+def test_what_is_not_folded(on_host, kernels, assert_bits, axis, options):
+    starts, size = layout_of(EVEN)
+    plans = plans_of(EVEN, starts, axis, **options)
+    assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
+    assert not any("Folded" in own.expression for own in kernels.launched)
+
+
 @pytest.mark.parametrize("start", [0, 1, 8])
 def test_alignment_is_looked_at(on_host, kernels, assert_bits, start):
     """Members that begin or end off a 16-byte boundary take single accesses."""
@@ -233,6 +277,21 @@ def test_a_table_holds_the_members_with_elements():
             for offsets in (plan.packed_offsets, plan.scale_offsets, plan.second_offsets)
         ]
         assert own.tolist() == [starts[number], *ODD[number], number, *places]
+
+
+@pytest.mark.parametrize(("format", "block"), [("nvfp4", 16), ("mxfp4", 32)])
+def test_folded_tiles_have_rows_for_all_strips(format, block):
+    starts, _ = layout_of(FOLDED)
+    sides = sides_of(plans_of(FOLDED, starts, "column", format=format))
+    table = cuda_member_tables.folded_table(sides)
+    want = []
+    for rows, cols in FOLDED:
+        if rows:
+            across = -(-cols // 64)
+            strips = -(-(rows % 256) // block) * across * block
+            want.append(rows // 256 * across + -(-strips // 256))
+    assert np.diff(table.words[: len(want) + 1]).tolist() == want
+    assert cuda_member_tables.folded_table(sides) is table
 
 
 def test_few_members_are_the_same_in_32_bits():

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle, product
 
 from fp4kit.activations import ACTIVATIONS
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, MXFP8, NVFP4, FormatSpec, Recipe
+from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, MXFP4, MXFP8, NVFP4, FormatSpec, Recipe
 from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
 
 from .base import Plan
@@ -83,6 +84,16 @@ def _quantize_samples() -> Iterator[Instance]:
         row, column = (_plan(NVFP4, te, Variant(axis=axis)) for axis in AXES)
         directions = Directions(row, column)
         yield quantize_grouped_kernel(directions, "bfloat16", True, True, True, kind, name)
+    # Tiles that are folded.
+    columns = Variant(axis="column")
+    for plan in (
+        _plan(NVFP4, te, columns),
+        _plan(NVFP4, te, replace(columns, rounding="stochastic")),
+        _plan(NVFP4, te, replace(columns, hadamard=1, rht_rounding="bf16")),
+        _plan(MXFP4, None, columns),
+    ):
+        directions = Directions(None, plan)
+        yield quantize_grouped_kernel(directions, "bfloat16", True, True, True, next(kinds))
     for options in (
         {"block": "2d"},
         {"per_token": True},

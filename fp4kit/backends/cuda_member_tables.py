@@ -36,7 +36,7 @@ from .cuda_launch import (
     rows_are_vectors,
 )
 from .cuda_module import LANE, THREADS
-from .cuda_variants import TILE_COLUMNS, TILE_ROWS, is_padded
+from .cuda_variants import TALL_COLUMNS, TALL_ROWS, TILE_COLUMNS, TILE_ROWS, is_padded
 from .grouped import GroupedPlan, filled
 
 #: 64-bit words of a Member (members.cuh).
@@ -193,6 +193,14 @@ def _tiles(plan: Plan, columns: int) -> int:
     return -(-plan.rows // TILE_ROWS) * -(-plan.cols // columns)
 
 
+def _folded_tiles(plan: Plan) -> int:
+    """Of the whole rows of tiles, and those that the strips of the last one fill."""
+    across = -(-plan.cols // TALL_COLUMNS)
+    down, rest = divmod(plan.rows, TALL_ROWS)
+    height = plan.format.block_size
+    return down * across + -(-(-(-rest // height) * across) // (TALL_ROWS // height))
+
+
 def _lane_rounds(plan: Plan) -> int:
     return -(-plan.rows * plan.cols // (LANE * THREADS))
 
@@ -260,6 +268,12 @@ def _table(sides: Sides, pieces: Callable[[Plan], int]) -> MemberTable:
 def tile_table(sides: Sides, columns: int = TILE_COLUMNS) -> MemberTable:
     """Pieces are tiles of TILE_ROWS rows and so many columns."""
     return _table(sides, lambda plan: _tiles(plan, columns))
+
+
+@lru_cache(maxsize=256)
+def folded_table(sides: Sides) -> MemberTable:
+    """Pieces are tiles of folded_tile.cuh."""
+    return _table(sides, _folded_tiles)
 
 
 @lru_cache(maxsize=256)

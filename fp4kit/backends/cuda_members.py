@@ -29,6 +29,7 @@ from .cuda_member_tables import (
     amax_chunk,
     amax_table,
     first_plan,
+    folded_table,
     lane_table,
     per_vector,
     piece_table,
@@ -43,6 +44,7 @@ from .cuda_module import (
     DEQUANTIZE_ACCESSES,
     FLAT_BLOCKS,
     LANE,
+    NAMESPACE,
     Instance,
     function_name,
     instance,
@@ -52,6 +54,7 @@ from .cuda_variants import (
     TILE_COLUMNS,
     WIDE_COLUMNS,
     Directions,
+    can_fold,
     cxx_recipe,
     decoded_tile,
     rotated,
@@ -153,6 +156,8 @@ def quantize_grouped_kernel(
 ) -> Instance:
     """The instance that serves everything; `one_level` unless vectors have levels of their own."""
     config = tile_config(directions, dtype, vector, one_level, wide, name)
+    if can_fold(directions, wide, one_level, name):
+        config = f"Folded<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
     return instance("quantize_grouped_kernel", "quantize_grouped.cu", config, kind, *seed)
 
@@ -201,8 +206,11 @@ def quantize_launch(
     sides: Sides, dtype: str, vector: bool, wide: bool, name: str | None = None
 ) -> tuple[Instance, MemberTable]:
     """The kernel and table that `quantize_arguments` are for."""
-    table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
     directions, one_level = _directions(sides), _share_levels(sides)
+    if can_fold(directions, wide, one_level, name):
+        table = folded_table(sides)
+    else:
+        table = tile_table(sides, WIDE_COLUMNS if wide else TILE_COLUMNS)
     kernel = quantize_grouped_kernel(directions, dtype, vector, one_level, wide, table.kind, name)
     return kernel, table
 

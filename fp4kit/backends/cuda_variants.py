@@ -44,6 +44,8 @@ from .cuda_module import (
 TILE_ROWS, TILE_COLUMNS = 128, 64
 #: Columns of a wide one.
 WIDE_COLUMNS = 128
+#: Extent of a tall one (folded_tile.cuh).
+TALL_ROWS, TALL_COLUMNS = 256, 64
 #: Wide tiles below one another that a thread block takes together (held_scales.cuh).
 STACK = 4
 #: Elements from which linear scales of squares, in both directions, pay for a launch more.
@@ -176,6 +178,20 @@ def repeat_scales_launch(directions: Directions) -> Launch:
         scalars += [rows // directions.any.format.block_size * cols // PIECE, cols]
     grid = (-(-(scalars[0] + scalars[2]) // THREADS),)
     return Launch(repeat_scales_kernel(), grid, tuple(scalars))
+
+
+def can_fold(directions: Directions, wide: bool, one_level: bool, name: str | None) -> bool:
+    """Whether tiles can be tall, and folded where there are few rows (folded_tile.cuh)."""
+    plan = directions.column
+    return (
+        plan is not None
+        and directions.row is None
+        and plan.format.element.bits == 4
+        and variant_of(plan).block == "1d"
+        and wide
+        and one_level
+        and name is None
+    )
 
 
 def _is_plain(variant: Variant, alone: bool) -> bool:
