@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups activated, summed and measured in one pass: on the host, and public calls on a GPU."""
 
+import weakref
 from math import prod
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import pytest
 import fp4kit
 from fp4kit import codecs
 from fp4kit.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
-from fp4kit.backends import cuda_member_tables, get_backend
+from fp4kit.backends import cuda_grouped, cuda_member_tables, get_backend
 from fp4kit.backends.cuda_member_tables import MEMBER_WORDS
 from fp4kit.formats import DTYPES
 from fp4kit.group_shapes import GroupShapes
@@ -120,6 +121,26 @@ def test_members_of_any_width(on_host, kernels, tables, assert_bits, dtype):
         done = check(on_host, kernels, assert_bits, None, dtype, ODD, gap=gap, wants=wants)
         assert done == ([SUMS, SUMS], wants)
         assert kernels.launched[0].expression.endswith(f"false, fp4kit::{tables}>")
+
+
+def test_sums_between_live_until_they_are_read(on_host, kernels, assert_bits, monkeypatch):
+    """Memory that is given back could be taken for the table of the launch that reads it."""
+    made, argument = [], cuda_grouped._argument
+
+    def scratch(shape, dtype):
+        array = on_host.empty(shape, dtype)
+        made.append(weakref.ref(array))
+        return array
+
+    def looked_at(table):
+        assert all(each() is not None for each in made)
+        return argument(table)
+
+    monkeypatch.setattr(cuda_grouped, "scratch", scratch)
+    monkeypatch.setattr(cuda_grouped, "_argument", looked_at)
+    done = check(on_host, kernels, assert_bits, None, "float32", wants=False)
+    assert done == ([SUMS, SUMS], False)
+    assert len(made) == 1
 
 
 def test_what_is_asked_for(on_host, kernels, assert_bits):

@@ -230,9 +230,11 @@ class CudaGrouped(Backend):
         elif sums.size and sum(level.table.count for level in levels[:1]) < len(group.dims):
             sums.data.memset_async(0, sums.nbytes)  # some members have no rows
         arrays = gate, factor, out.data.ptr
+        kept = []  # until what reads them is launched: memory given back may hold its table then
         for level in levels:
             between = sums is not None and level is not levels[-1]
             target = scratch(level.size, np.float32) if between else sums
+            kept.append(target)
             vector, table = level.vector and is_aligned(arrays[0]), level.table
             kernel = cuda_members.column_sums_kernel(name, dtype, vector, table.kind)
             gate, factor, result = arrays
