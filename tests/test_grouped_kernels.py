@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of groups, run on the host, give the bytes of the CPU backend; tables of members."""
 
+import sys
 from math import prod
 from types import SimpleNamespace
 
@@ -10,7 +11,13 @@ import numpy as np
 import pytest
 
 from fp4kit import codecs
-from fp4kit.backends import cuda_device, cuda_member_tables, get_backend
+from fp4kit.backends import (
+    cuda_device,
+    cuda_grouped,
+    cuda_member_tables,
+    cuda_run,
+    get_backend,
+)
 from fp4kit.backends.cuda_member_tables import MEMBER_WORDS, sides_of
 from fp4kit.grouped_tensor import grouped_plan
 from fp4kit.variant import Variant
@@ -237,6 +244,26 @@ def test_many_members(on_host, kernels, assert_bits, members, table):
     files = [instance.file for instance in kernels.launched]
     assert files == ["amax_grouped.cu", "quantize_grouped.cu", "dequantize_grouped.cu"]
     assert all(f", fp4kit::{table}" in instance.expression for instance in kernels.launched)
+
+
+@pytest.mark.parametrize("axis", ["row", "column", "both"])
+def test_nothing_is_allocated_between_a_table_and_its_launch(on_host, kernels, monkeypatch, axis):
+    """It could get the memory of the table, which is given back as soon as it is sent."""
+    events, empty, sent = [], sys.modules["cupy"].empty, cuda_grouped._sent
+
+    def recorded(event, function):
+        return lambda *arguments: (events.append(event), function(*arguments))[1]
+
+    monkeypatch.setattr(sys.modules["cupy"], "empty", recorded("empty", empty))
+    monkeypatch.setattr(cuda_grouped, "_sent", recorded("sent", sent))
+    monkeypatch.setattr(cuda_run, "launch", recorded("launch", cuda_run.launch))
+    dims = [(1 + number % 3, 16) for number in range(1200)]
+    starts, size = layout_of(dims)
+    run(on_host, plans_of(dims, starts, axis), values(size, "bfloat16"), "bfloat16", (0, 0))
+    tables = [number for number, event in enumerate(events) if event == "sent"]
+    assert len(tables) > 2
+    for number in tables:  # the table itself is allocated, then its kernel is launched
+        assert events[number + 1 : number + 3] == ["empty", "launch"]
 
 
 def test_no_elements(on_host, kernels):

@@ -55,7 +55,8 @@ def _sent(table: MemberTable) -> NDArray[np.void]:
             _on_their_way.append((arrival, table))
             while _on_their_way and _on_their_way[0][0].done:
                 _on_their_way.popleft()
-    # The array is freed in the order of this stream, so that its memory is good for the kernel.
+    # The array is freed in the order of this stream, so that its memory is good for the kernel, if
+    # nothing else is allocated ahead of the launch.
     address = target.data.ptr
     members = address + table.records * table.words.itemsize
     image = np.array([address, members, table.count], np.int64)
@@ -155,6 +156,9 @@ class CudaGrouped(Backend):
                 result.block_scale.data.memset_async(0, result.block_scale.nbytes)
             addresses["column" if plan is sides.column else "row"] = result.addresses()
         kernel, table = cuda_members.quantize_launch(sides, dtype, vector, wide, name)
+        asked = shared if wide else 0
+        # Ahead of the table, whose memory is given back as soon as it is sent.
+        grid, taken = cuda_run.grid_of_tiles(kernel, table.grid, asked)
         arguments = cuda_members.quantize_arguments(
             sides,
             sources,
@@ -164,7 +168,7 @@ class CudaGrouped(Backend):
             addresses["column"],
             seed,
         )
-        cuda_run.launch_tiles(kernel, table.grid, arguments, shared if wide else 0)
+        cuda_run.launch(kernel, grid, (address_of(taken), *arguments), asked)
         return True
 
     def _quantize_flat(

@@ -46,20 +46,17 @@ def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) ->
     return array
 
 
-def launch_tiles(
-    instance: cuda_module.Instance,
-    tiles: tuple[int, ...],
-    arguments: tuple[Any, ...],
-    shared: int = 0,
-) -> None:
-    """Launches a kernel whose blocks take tiles one after the other: `taken`, then the arguments.
+def grid_of_tiles(
+    instance: cuda_module.Instance, tiles: tuple[int, ...], shared: int = 0
+) -> tuple[tuple[int, ...], RawArray | None]:
+    """Grid of a kernel whose blocks take tiles one after the other, and how many are `taken`.
 
     Counting costs a launch more, which is not worth it if each block gets one tile.
     """
     resident = cuda_ready.resident_blocks(current_device(), instance, shared)
     (count,) = tiles
     taken = scratch(1, np.uint32, clear=True) if count > resident else None
-    launch(instance, (min(count, resident),), (address_of(taken), *arguments), shared)
+    return (min(count, resident),), taken
 
 
 def address_of(array: RawArray | None) -> int:
