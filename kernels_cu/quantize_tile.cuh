@@ -94,9 +94,7 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C:
   if constexpr (C::V::kSquare && (C::kCols || C::kWhole)) __syncthreads();
   if constexpr (C::V::kSquare && C::kWhole) store_all_squares<C>(shared, task);
   if constexpr (C::kCols) {
-    if constexpr (C::V::kSquare) {
-      // Nothing.
-    } else if constexpr (C::kSearches && C::kRows) {
+    if constexpr (C::kSearches && C::kRows && !C::V::kSquare) {
       __syncthreads();
       fill_candidates(shared, task.col, options.range);
       __syncthreads();
