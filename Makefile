@@ -5,17 +5,20 @@ PEERS ?= .venv-peers
 NVRTC12 ?= .venv-nvrtc12
 BIN := $(VENV)/bin
 SOURCES := fp4kit cli tests benchmarks
+# In as many processes as there are processors, up to 8.
+PARALLEL := -n auto --maxprocesses 8
 
-.PHONY: demo test check lint format kernels peers wheel-smoke clean
+.PHONY: demo test check lint format kernels kernels-all peers wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
 	$(BIN)/fp4kit demo -o demo.safetensors --force
 	$(BIN)/fp4kit quantize demo.safetensors -o demo-nvfp4.safetensors --force
 
-# All tests that need no GPU and no peer (GPU tests are skipped with the reason).
+# All tests that need no GPU and no peer (GPU tests are skipped with the reason). A module stays in
+# one process, since those that run kernels on the host build them once each.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PARALLEL) --dist loadfile
 
 # Style and types.
 check lint: $(VENV)/.dev
@@ -29,10 +32,14 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp tests/*.hpp
 
-# Every kernel instance for every architecture with NVRTC 13, and once more with NVRTC 12.9.
-kernels: $(VENV)/.dev $(NVRTC12)/.installed
-	$(BIN)/python -m pytest -q -m slow tests/test_kernels_compile.py
-	$(NVRTC12)/bin/python -m pytest -q tests/test_kernels_compile.py
+# Every kernel instance with NVRTC 12.9; `make test` has done it with NVRTC 13.
+kernels: $(NVRTC12)/.installed
+	$(NVRTC12)/bin/python -m pytest -q $(PARALLEL) --dist worksteal tests/test_kernels_compile.py
+
+# Every kernel instance for every architecture, with both. An hour or two: before a release.
+kernels-all: $(VENV)/.dev $(NVRTC12)/.installed
+	$(BIN)/python -m pytest -q $(PARALLEL) --dist worksteal -m slow tests/test_kernels_compile.py
+	$(NVRTC12)/bin/python -m pytest -q $(PARALLEL) --dist worksteal -m slow tests/test_kernels_compile.py
 
 # Live comparison with torch, torchao, compressed-tensors, transformers, ModelOpt, comfy-kitchen.
 peers: $(PEERS)/.installed

@@ -3,8 +3,9 @@
 """Every kernel instance compiles with NVRTC, without a GPU, under the options used on one.
 
 The plain run compiles every instance at least once, spread over the architectures, and every kernel
-for every architecture; `-m slow` compiles every instance for every architecture. The NVRTC is that
-of the installed `cuda-bindings` (tried: 12.9 and 13.5).
+for every architecture; `-m slow` compiles every instance for every architecture, which takes an
+hour. The NVRTC is that of the installed `cuda-bindings` (tried: 12.9 and 13.5); an instance meets
+NVRTC 12 for another architecture than NVRTC 13.
 """
 
 import re
@@ -68,6 +69,11 @@ def nvrtc():
     return module
 
 
+def nvrtc_major():
+    _, major, _ = nvrtc().nvrtcVersion()
+    return major
+
+
 def read_back(size_of, copy, program):
     _, size = size_of(program)
     # Not bytes: one of length 1 would be the interpreter's shared b" ", and NVRTC writes into it.
@@ -105,7 +111,8 @@ def kernel_of(instance):
 
 def share_of(capability, file):
     """This architecture's part of a file's instances, and one instance of each kernel."""
-    position = CAPABILITIES.index(capability)
+    shift = nvrtc_major() % 2 * len(CAPABILITIES) // 2
+    position = (CAPABILITIES.index(capability) + shift) % len(CAPABILITIES)
     mine = [instance for instance in INSTANCES if instance.file == file]
     chosen = {kernel_of(instance): instance for instance in reversed(mine)}
     rotated = mine[position :: len(CAPABILITIES)]
