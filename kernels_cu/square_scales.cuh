@@ -12,7 +12,7 @@
 
 namespace fp4kit {
 
-constexpr u32 kSquareRows = 16;
+constexpr u32 kSquareRows = FP4KIT_NVFP4_BLOCK_SIZE;
 constexpr u32 kTileSquares = kTileRows / kSquareRows;
 
 // By squares, in the order of rows and in that of columns.
