@@ -64,8 +64,19 @@ def empty(shape, dtype, shift=0):
     start = GUARD - (memory.ctypes.data + GUARD) % -16 + shift
     address = memory.ctypes.data + start
     _ranges[address] = address + size
-    weakref.finalize(memory, _ranges.pop, address)
+    weakref.finalize(memory, _give_back, address, size)
     return memory[start : start + size].view(dtype).reshape(shape).view(HostArray)
+
+
+def _give_back(address, size):
+    """What is read of an array afterwards is nothing that it held."""
+    del _ranges[address]
+    ctypes.memset(address, PATTERN, size)
+
+
+def end_of_array(address):
+    """Where the array ends that begins at an address; None if none that lives does."""
+    return _ranges.get(address)
 
 
 def _check_guards(ranges):
@@ -89,15 +100,8 @@ class _Event:
 def fake_cupy():
     """A module that stands in for CuPy."""
     stream = types.SimpleNamespace(ptr=0)
-    # Memory that a device frees is good for what was launched before: here it is not freed.
-    kept = []
-
-    def allocate(shape, dtype):
-        kept.append(empty(shape, dtype))
-        return kept[-1]
-
     return types.SimpleNamespace(
-        empty=allocate,
+        empty=empty,
         cuda=types.SimpleNamespace(
             Event=_Event,
             alloc_pinned_memory=bytearray,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,24 @@ _on_their_way: deque[tuple[Any, MemberTable]] = deque()
 _lock = Lock()
 
 
-def _argument(table: MemberTable) -> NDArray[np.void]:
-    """What a kernel takes of a table's kind, one element: CuPy passes such an array by value."""
-    return _sent(table) if table.few is None else table.few
+class TableArgument(NamedTuple):
+    """A table as a kernel takes it.
+
+    Attributes:
+        value: one element of the table's kind: CuPy passes such an array by value.
+        memory: what `value` points into, if it does. Hold it until the kernel is launched: before,
+            other memory could be had in its place.
+    """
+
+    value: NDArray[np.void]
+    memory: RawArray | None
 
 
-def _sent(table: MemberTable) -> NDArray[np.void]:
+def _argument(table: MemberTable) -> TableArgument:
+    return _sent(table) if table.few is None else TableArgument(table.few, None)
+
+
+def _sent(table: MemberTable) -> TableArgument:
     """ManyMembers (members.cuh): where the parts of the table are on the device, and its count."""
     import cupy
 
@@ -55,16 +67,15 @@ def _sent(table: MemberTable) -> NDArray[np.void]:
             _on_their_way.append((arrival, table))
             while _on_their_way and _on_their_way[0][0].done:
                 _on_their_way.popleft()
-    # The array is freed in the order of this stream, so that its memory is good for the kernel, if
-    # nothing else is allocated ahead of the launch.
     address = target.data.ptr
     members = address + table.records * table.words.itemsize
     image = np.array([address, members, table.count], np.int64)
-    return image.view(np.dtype((np.void, image.nbytes)))
+    return TableArgument(image.view(np.dtype((np.void, image.nbytes))), target)
 
 
 def _run(launch: MemberLaunch, before: tuple[int, ...], after: tuple[int, ...] = ()) -> None:
-    arguments = (*before, _argument(launch.table), *after, *launch.scalars)
+    table = _argument(launch.table)
+    arguments = (*before, table.value, *after, *launch.scalars)
     cuda_run.launch(launch.instance, launch.grid, arguments)
 
 
@@ -157,12 +168,12 @@ class CudaGrouped(Backend):
             addresses["column" if plan is sides.column else "row"] = result.addresses()
         kernel, table = cuda_members.quantize_launch(sides, dtype, vector, wide, name)
         asked = shared if wide else 0
-        # Ahead of the table, whose memory is given back as soon as it is sent.
         grid, taken = cuda_run.grid_of_tiles(kernel, table.grid, asked)
+        sent = _argument(table)
         arguments = cuda_members.quantize_arguments(
             sides,
             sources,
-            _argument(table),
+            sent.value,
             table.pieces,
             addresses["row"],
             addresses["column"],
@@ -234,7 +245,7 @@ class CudaGrouped(Backend):
         elif sums.size and sum(level.table.count for level in levels[:1]) < len(group.dims):
             sums.data.memset_async(0, sums.nbytes)  # some members have no rows
         arrays = gate, factor, out.data.ptr
-        kept = []  # until what reads them is launched: memory given back may hold its table then
+        kept = []  # until what reads them is launched: its table could take their memory
         for level in levels:
             between = sums is not None and level is not levels[-1]
             target = scratch(level.size, np.float32) if between else sums
@@ -242,7 +253,8 @@ class CudaGrouped(Backend):
             vector, table = level.vector and is_aligned(arrays[0]), level.table
             kernel = cuda_members.column_sums_kernel(name, dtype, vector, table.kind)
             gate, factor, result = arrays
-            arguments = (gate, factor, _argument(table), result, address_of(target))
+            sent = _argument(table)
+            arguments = (gate, factor, sent.value, result, address_of(target))
             cuda_run.launch(kernel, table.grid, (*arguments, amaxes, nonfinite))
             # What follows are sums.
             name, dtype, arrays = None, "float32", (address_of(target), 0, 0)
