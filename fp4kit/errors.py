@@ -10,9 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+#: Longest message: names and values come from files that anyone may have written.
+MAX_MESSAGE = 4000
+
+
+def shortened(text: str, limit: int) -> str:
+    """A text of at most `limit` characters; what is too much is cut out of the middle."""
+    if len(text) <= limit:
+        return text
+    head = (limit - 3) * 2 // 3
+    return f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
+
+
+def brief(value: object, limit: int = 100) -> str:
+    """`repr` of a value from a file, short enough for a message."""
+    if isinstance(value, (str, bytes, list, tuple)) and len(value) > 2 * limit:
+        # The repr of all of it would take several times its memory; what is left is cut anyway.
+        value = value[:limit] + value[-limit:]
+    return shortened(repr(value), limit)
+
 
 class Fp4kitError(Exception):
     """Base class: catch this to catch everything fp4kit raises on purpose."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__(), MAX_MESSAGE)
 
 
 class OptionError(Fp4kitError, ValueError):

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import get_recipe
 from fp4kit.io.description import Constant, QuantizedEntry
-from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec, strict_json
+from fp4kit.io.json_text import strict_json
+from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
 from fp4kit.io.source import SourceTensor
 from fp4kit.io.work import TensorPlan
 from fp4kit.scaling import convert_second_level, quiet

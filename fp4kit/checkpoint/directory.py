@@ -16,7 +16,7 @@ from typing import Any
 
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.files import InputFile, check_content
-from fp4kit.io.safetensors import strict_json
+from fp4kit.io.json_text import strict_json
 from fp4kit.io.source import SafetensorsSource, Source
 
 CONFIG = "config.json"

@@ -27,8 +27,9 @@ from fp4kit.planning import plan_quantize
 from fp4kit.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 
+from .json_text import strict_json
 from .naming import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
-from .safetensors import TensorSpec, strict_json
+from .safetensors import TensorSpec
 from .source import Source
 
 METADATA_KEY = "fp4kit"

@@ -24,7 +24,8 @@ import numpy as np
 from fp4kit.errors import FileFormatError
 
 from .files import InputFile
-from .safetensors import DTYPE_CODES, TensorSpec, strict_json
+from .json_text import strict_json
+from .safetensors import DTYPE_CODES, TensorSpec
 
 RECORD_MEMBER = "__fp4kit_dtypes__"
 RECORD_VERSION = 1

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from fp4kit.errors import DtypeError, FileFormatError
 
 from .files import AtomicFile, InputFile
+from .json_text import strict_json
 
 #: The common readers refuse longer headers.
 MAX_HEADER_BYTES = 100_000_000
@@ -95,34 +96,6 @@ def _integers(value: object, limit: int) -> bool:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item <= limit for item in value
     )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} appears twice")
-        found[key] = value
-    return found
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
-
-
-def strict_json(text: str) -> Any:
-    """Parses JSON, refusing duplicate keys, NaN and unpaired surrogates.
-
-    Raises:
-        ValueError: with the reason.
-    """
-    try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return value
 
 
 def header_length(first: bytes, file_size: int, name: str) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 from fp4kit.errors import FileFormatError
 from fp4kit.io.description import Constant, QuantizedEntry
+from fp4kit.io.json_text import strict_json
 from fp4kit.io.naming import Storage
-from fp4kit.io.safetensors import TensorSpec, strict_json
+from fp4kit.io.safetensors import TensorSpec
 
 from .base import Layout, Summary, module_of
 
