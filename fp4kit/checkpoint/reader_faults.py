@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Model types whose reader is known to fail on a checkpoint that has no fault.
+
+Found by loading small models of every model type of transformers 5.24 from files of
+compressed-tensors, also from those that compressed-tensors itself writes. The peer tests fail when
+an entry is not true any more. `KNOWN` has one row for a model type, of these columns:
+
+- reader: which library fails, with the version that was tried;
+- happens: what a user sees;
+- reason: why, in a few words;
+- issue: where it is reported, "" if that is not known;
+- formats: block formats that it happens with;
+- modules: a regular expression; it happens only where a quantized module's name has a match.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+READER = "transformers 5.24"
+ANY_FORMAT = ("nvfp4", "mxfp4", "mxfp8")
+
+
+@dataclass(frozen=True)
+class ReaderFault:
+    """A fault of a reader; see the module for what each column means."""
+
+    happens: str
+    reason: str
+    issue: str = ""
+    formats: tuple[str, ...] = ANY_FORMAT
+    modules: str = ""
+    reader: str = READER
+
+
+_INIT = ReaderFault(
+    "loading stops with AttributeError: no attribute 'weight'",
+    "its initialization reads `.weight` of layers that are quantized, whatever tool wrote them",
+)
+_FORWARD = ReaderFault(
+    "loading or running stops with AttributeError: no attribute 'weight'",
+    "its own linear class reads `.weight` of layers that are quantized",
+)
+_CONVOLUTION = ReaderFault(
+    "loading stops with an error of the automatic conversion of weights",
+    "it concatenates the three conv1d weights with the parts that a quantized layer would have",
+)
+#: Experts that are stored one by one, for every model type.
+EXPERTS = ReaderFault(
+    "experts are decoded wrongly, without an error",
+    "the second-level scale of experts stored one by one is dropped",
+    "https://github.com/huggingface/transformers/issues/48371",
+    ("nvfp4",),
+    r"\bexperts\.\d+\.",
+)
+#: Model type to the fault of its reader.
+KNOWN: dict[str, ReaderFault] = {
+    **dict.fromkeys(
+        (
+            "falcon_mamba",
+            "gpt_bigcode",
+            "longt5",
+            "mamba",
+            "mamba2",
+            "modernvbert",
+            "mt5",
+            "nanochat",
+            "pix2struct",
+            "pop2piano",
+            "recurrent_gemma",
+            "rwkv",
+            "siglip",
+            "switch_transformers",
+            "t5",
+            "udop",
+            "umt5",
+            "xlstm",
+        ),
+        _INIT,
+    ),
+    "falcon": _FORWARD,
+    **dict.fromkeys(("bailing_hybrid", "kimi_linear", "olmo_hybrid"), _CONVOLUTION),
+}
+
+
+def model_types(config: dict[str, Any]) -> Iterator[str]:
+    """Every model type that a config.json names, the outermost first."""
+    if isinstance(config.get("model_type"), str):
+        yield config["model_type"]
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from model_types(value)
+
+
+def reader_faults(
+    config: dict[str, Any], formats: Iterable[str], quantized: Iterable[str]
+) -> list[str]:
+    """What a user should know about the reader of a compressed-tensors checkpoint.
+
+    Args:
+        config: content of config.json.
+        formats: block formats of the quantized weights.
+        quantized: modules that are quantized.
+
+    Returns:
+        One line for each fault that is known; empty if there is none.
+    """
+    modules, used = list(quantized), set(formats)
+    types = list(dict.fromkeys(model_types(config)))
+    rows = [(f"model type {name}", KNOWN[name]) for name in types if name in KNOWN]
+    rows.append(("experts", EXPERTS))
+    said = []
+    for what, fault in rows:
+        hit = any(re.search(fault.modules, module) for module in modules)
+        if hit and used.intersection(fault.formats):
+            issue = f" ({fault.issue})" if fault.issue else ""
+            said.append(
+                f"{fault.reader} is known to fail for {what}: {fault.happens}, as {fault.reason}"
+                f"{issue}; this is no fault of the file"
+            )
+    return said
