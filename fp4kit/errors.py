@@ -9,6 +9,7 @@ built-in exception that callers would expect, so `except ValueError` keeps worki
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 #: Longest message: names and values come from files that anyone may have written.
 MAX_MESSAGE = 4000
@@ -22,7 +23,7 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
 
 
-def brief(value: object, limit: int = 100) -> str:
+def brief(value: Any, limit: int = 100) -> str:
     """`repr` of a value from a file, short enough for a message."""
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > 2 * limit:
         # The repr of all of it would take several times its memory; what is left is cut anyway.
