@@ -23,12 +23,13 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[:head]}...{text[len(text) - (limit - 3 - head) :]}"
 
 
-def brief(value: Any, limit: int = 100) -> str:
+def brief(value: object, limit: int = 100) -> str:
     """`repr` of a value from a file, short enough for a message."""
+    ends: Any = value
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > 2 * limit:
         # The repr of all of it would take several times its memory; what is left is cut anyway.
-        value = value[:limit] + value[-limit:]
-    return shortened(repr(value), limit)
+        ends = ends[:limit] + ends[-limit:]
+    return shortened(repr(ends), limit)
 
 
 class Fp4kitError(Exception):
