@@ -14,106 +14,7 @@ from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.rules import Rules, is_embedding, is_linear_weight
 from fp4kit.checkpoint.verify import structure_faults
 from fp4kit.errors import OptionError
-
-L = "model.layers.3"
-QUANTIZED = [
-    f"{L}.self_attn.{name}_proj.weight" for name in ("q", "k", "v", "o", "q_a", "q_b", "kv_b")
-]
-QUANTIZED += [
-    f"{L}.self_attn.kv_a_proj_with_mqa.weight",
-    f"{L}.mlp.gate_proj.weight",
-    f"{L}.mlp.gate_up_proj.weight",
-    f"{L}.mlp.up_proj.weight",
-    f"{L}.mlp.down_proj.weight",
-    f"{L}.mlp.experts.17.gate_proj.weight",
-    f"{L}.mlp.experts.17.w1.weight",
-    f"{L}.mlp.shared_expert.gate_proj.weight",
-    f"{L}.mlp.shared_experts.up_proj.weight",
-    f"{L}.block_sparse_moe.experts.0.w3.weight",
-    f"{L}.linear_attn.in_proj_qkv.weight",
-    f"{L}.linear_attn.in_proj_z.weight",
-    f"{L}.linear_attn.out_proj.weight",
-    "encoder.layer.0.attention.self.query.weight",
-    "encoder.layer.0.intermediate.dense.weight",
-    "pooler.dense.weight",
-    "transformer.h.0.mlp.c_fc.weight",
-    "transformer.h.0.attn.gate.weight",  # not a router: nothing of experts around it
-    f"{L}.self_attn.indexer.wq_b.weight",
-    f"{L}.self_attn.wk.weight",
-    f"{L}.mixer.in_proj.weight",
-    f"{L}.self_attn.output_projection.o_proj.weight",
-    f"{L}.output.dense.weight",
-    "model.head.k_proj.weight",
-    "transformer_blocks.0.norm1_proj.linear.dense.weight",
-    "decoder.layers.0.fc1.weight",
-    "double_blocks.0.img_attn.qkv.weight",
-    "transformer_blocks.0.attn.to_q.weight",
-    "weight_matrix.weight",
-]
-#: Names that a default rule keeps, with a word of the reason.
-KEPT = {
-    "lm_head.weight": "output head",
-    "model.lm_head.weight": "output head",
-    "embed_out.weight": "output head",
-    "model.embed_tokens.weight": "embedding",
-    "transformer.wte.weight": "embedding",
-    "transformer.wpe.weight": "embedding",
-    "shared.weight": "embedding",
-    "embeddings.word_embeddings.weight": "embedding",
-    "embeddings.position_embeddings.weight": "embedding",
-    "embeddings.token_type_embeddings.weight": "embedding",
-    f"{L}.mlp.gate.weight": "router",
-    f"{L}.block_sparse_moe.gate.weight": "router",
-    f"{L}.feed_forward.router.weight": "router",
-    f"{L}.mlp.router.weight": "router",
-    f"{L}.router.layer.weight": "router",
-    f"{L}.mlp.shared_expert_gate.weight": "router",
-    f"{L}.linear_attn.in_proj_a.weight": "linear attention",
-    f"{L}.linear_attn.in_proj_b.weight": "linear attention",
-    f"{L}.linear_attn.conv1d.weight": "convolution by its name",
-    f"{L}.input_layernorm.weight": "norm",
-    # Routers of Nemotron-H, Ernie 4.5 VL and Gemma 3n.
-    f"{L}.mixer.gate.weight": "router",
-    f"{L}.mlp.text_moe.gate.weight": "router",
-    f"{L}.mlp.vision_moe.gate.weight": "router",
-    f"{L}.altup.modality_router.weight": "router",
-    f"{L}.self_attn.indexer.wk.weight": "chooses the tokens",
-    f"{L}.self_attn.indexer.weights_proj.weight": "chooses the tokens",
-    f"{L}.self_attn.compressor.indexer.scorer.weights_proj.weight": "chooses the tokens",
-    "cls.predictions.decoder.weight": "output head",
-    "lm_head.decoder.weight": "output head",
-    "lm_head.dense.weight": "output head",
-    "transformer.output_layer.weight": "output head",
-    "output.weight": "output head",
-    "head.weight": "output head",
-    "proj_out.weight": "output head",
-    "model.vision_tower.embeddings.patch_embedding.weight": "part of vision_tower",
-    "embeddings.patch_embedding.weight": "embedding by its name",
-    "embeddings.token_type_embeddings_3.weight": "embedding by its name",
-    "prompt.point_embed.2.weight": "embedding by its name",
-    "decoder.class_embed.weight": "embedding by its name",
-    "model.visual.blocks.0.attn.qkv.weight": "part of visual",
-    "vision_tower.encoder.layers.0.self_attn.q_proj.weight": "part of vision_tower",
-    "audio_tower.layers.0.fc1.weight": "part of audio_tower",
-    "multi_modal_projector.linear_1.weight": "part of multi_modal_projector",
-    "mm_projector.0.weight": "part of mm_projector",
-    "model.projector.linear_fc1.weight": "part of projector",
-    "model.merger.linear_1.weight": "part of merger",
-    "model.embed_tokens_extend.audio_embed.up_proj.weight": "part of embed_tokens_extend",
-    "qformer.encoder.layer.0.attention.attention.query.weight": "part of qformer",
-    "model.vision_projection.linear_1.weight": "part of vision_projection",
-    "mtp.layers.0.mlp.up_proj.weight": "multi-token",
-    "model.mtp.fc.weight": "multi-token",
-    "final_layer.linear.weight": "diffusion",
-    "img_in.weight": "diffusion",
-    "double_blocks.0.img_mod.lin.weight": "diffusion",
-    "single_blocks.0.modulation.lin.weight": "diffusion",
-    # The same weights by the names of diffusers.
-    "transformer_blocks.0.norm1.linear.weight": "diffusion",
-    "transformer_blocks.0.norm1_context.linear.weight": "diffusion",
-    "down_blocks.0.resnets.1.time_emb_proj.weight": "diffusion",
-    "transformer_blocks.0.proj_out.weight": "diffusion",
-}
+from weight_names import KEPT, PREFIXES, QUANTIZED, L
 
 
 def reason(name, shape=(64, 64), dtype="bfloat16", include=(), exclude=(), config=None):
@@ -130,6 +31,36 @@ def test_linear_layers_are_quantized(name, dtype):
 @pytest.mark.parametrize(("name", "why"), KEPT.items())
 def test_what_engines_keep(name, why):
     assert why in reason(name)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_wraps_a_model_changes_nothing(prefix):
+    """A rule that is anchored at the root of the names would fail in the next file."""
+    for name, why in KEPT.items():
+        assert why in reason(prefix + name), name
+    for name in QUANTIZED:
+        assert reason(prefix + name) == "", name
+
+
+@pytest.mark.parametrize("config", [{}, {"num_experts": 4}, {"text_config": {"num_experts": 4}}])
+@pytest.mark.parametrize("experts", ["experts.0.w1.weight", "experts.gate_up_proj"])
+@pytest.mark.parametrize("parent", ["layers.1", "model.layers.1.anything", "model.layers.1.mlp"])
+def test_routers_beside_experts(parent, experts, config):
+    """By what stands around it, whatever the parent; by its rows, whatever its own name."""
+    names = [f"{parent}.{name}" for name in (experts, "gate.weight", "chooser.weight")]
+    rules = Rules((), (), config, names)
+    assert rules.reason_to_keep(names[1], (4, 64), "bfloat16") == "router"
+    chooser = rules.reason_to_keep(names[2], (4, 64), "bfloat16")
+    assert chooser == ("router" if config else "")
+    assert rules.reason_to_keep(names[2], (64, 64), "bfloat16") == ""
+
+
+@pytest.mark.parametrize(
+    "kind", ["AutoencoderKL", "AutoencoderKLWan", "AsymmetricAutoencoderKL", "VQModel"]
+)
+def test_autoencoders_are_kept_whole(kind):
+    assert "autoencoder" in reason("any.attn.to_q.weight", config={"_class_name": kind})
+    assert reason("any.attn.to_q.weight", config={"_class_name": "UNet2DConditionModel"}) == ""
 
 
 @pytest.mark.parametrize("name", QUANTIZED + list(KEPT))
@@ -249,7 +180,7 @@ def test_include_wins_over_defaults_and_exclude_over_include(name):
 
 
 @pytest.mark.parametrize("option", ["include", "exclude"])
-@pytest.mark.parametrize("pattern", ["*typo*", "re:typo", "lm_heads", "re:layers"])
+@pytest.mark.parametrize("pattern", ["*typo*", "re:typo", "lm_heads", "re:self_attn"])
 def test_patterns_that_match_nothing(option, pattern):
     """G3: most likely misspelt, so the result would not be what was asked for."""
     names = [*QUANTIZED, *KEPT]

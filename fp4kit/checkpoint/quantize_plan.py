@@ -223,7 +223,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
         )
     config = checkpoint.config
     source, codes, dropped = open_logical(checkpoint, options)
-    rules = Rules(options.include, options.exclude, config)
+    rules = Rules(options.include, options.exclude, config, source.tensors)
     rules.check_used(source.tensors)
     reasons = _reasons(source, options, rules, config)
     _rejoin(source, reasons)

@@ -1,0 +1,163 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names of weights as checkpoints have them, and what the default rules say of each."""
+
+from __future__ import annotations
+
+L = "model.layers.3"
+QUANTIZED = [
+    f"{L}.self_attn.{name}_proj.weight" for name in ("q", "k", "v", "o", "q_a", "q_b", "kv_b")
+]
+QUANTIZED += [
+    f"{L}.self_attn.kv_a_proj_with_mqa.weight",
+    f"{L}.mlp.gate_proj.weight",
+    f"{L}.mlp.gate_up_proj.weight",
+    f"{L}.mlp.up_proj.weight",
+    f"{L}.mlp.down_proj.weight",
+    f"{L}.mlp.experts.17.gate_proj.weight",
+    f"{L}.mlp.experts.17.w1.weight",
+    f"{L}.mlp.shared_expert.gate_proj.weight",
+    f"{L}.mlp.shared_experts.up_proj.weight",
+    f"{L}.block_sparse_moe.experts.0.w3.weight",
+    f"{L}.linear_attn.in_proj_qkv.weight",
+    f"{L}.linear_attn.in_proj_z.weight",
+    f"{L}.linear_attn.out_proj.weight",
+    "encoder.layer.0.attention.self.query.weight",
+    "encoder.layer.0.intermediate.dense.weight",
+    "pooler.dense.weight",
+    "transformer.h.0.mlp.c_fc.weight",
+    "transformer.h.0.attn.gate.weight",  # not a router: nothing of experts around it
+    f"{L}.self_attn.indexer.wq_b.weight",
+    f"{L}.self_attn.wk.weight",
+    f"{L}.mixer.in_proj.weight",
+    f"{L}.self_attn.output_projection.o_proj.weight",
+    f"{L}.output.dense.weight",
+    "model.head.k_proj.weight",
+    "transformer_blocks.0.norm1_proj.linear.dense.weight",
+    "decoder.layers.0.fc1.weight",
+    "double_blocks.0.img_attn.qkv.weight",
+    "transformer_blocks.0.attn.to_q.weight",
+    "weight_matrix.weight",
+    f"{L}.mlp.experts.3.gate.weight",  # a projection of one expert, as Mixtral's kin name it
+    "input_blocks.1.1.transformer_blocks.0.ff.net.0.proj.weight",
+    "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.weight",
+]
+#: Names that a default rule keeps, with a word of the reason.
+KEPT = {
+    "lm_head.weight": "output head",
+    "model.lm_head.weight": "output head",
+    "embed_out.weight": "output head",
+    "model.embed_tokens.weight": "embedding",
+    "transformer.wte.weight": "embedding",
+    "transformer.wpe.weight": "embedding",
+    "shared.weight": "embedding",
+    "embeddings.word_embeddings.weight": "embedding",
+    "embeddings.position_embeddings.weight": "embedding",
+    "embeddings.token_type_embeddings.weight": "embedding",
+    f"{L}.mlp.gate.weight": "router",
+    f"{L}.block_sparse_moe.gate.weight": "router",
+    f"{L}.feed_forward.router.weight": "router",
+    f"{L}.mlp.router.weight": "router",
+    f"{L}.router.layer.weight": "router",
+    f"{L}.mlp.shared_expert_gate.weight": "router",
+    f"{L}.linear_attn.in_proj_a.weight": "linear attention",
+    f"{L}.linear_attn.in_proj_b.weight": "linear attention",
+    f"{L}.linear_attn.conv1d.weight": "convolution by its name",
+    f"{L}.input_layernorm.weight": "norm",
+    # Routers of Nemotron-H, Ernie 4.5 VL and Gemma 3n.
+    f"{L}.mixer.gate.weight": "router",
+    f"{L}.mlp.text_moe.gate.weight": "router",
+    f"{L}.mlp.vision_moe.gate.weight": "router",
+    f"{L}.altup.modality_router.weight": "router",
+    f"{L}.self_attn.indexer.wk.weight": "chooses the tokens",
+    f"{L}.self_attn.indexer.weights_proj.weight": "chooses the tokens",
+    f"{L}.self_attn.compressor.indexer.scorer.weights_proj.weight": "chooses the tokens",
+    "cls.predictions.decoder.weight": "output head",
+    "lm_head.decoder.weight": "output head",
+    "lm_head.dense.weight": "output head",
+    "transformer.output_layer.weight": "output head",
+    "output.weight": "output head",
+    "head.weight": "output head",
+    "proj_out.weight": "output head",
+    "model.vision_tower.embeddings.patch_embedding.weight": "part of vision_tower",
+    "embeddings.patch_embedding.weight": "embedding by its name",
+    "embeddings.token_type_embeddings_3.weight": "embedding by its name",
+    "prompt.point_embed.2.weight": "embedding by its name",
+    "decoder.class_embed.weight": "embedding by its name",
+    "model.visual.blocks.0.attn.qkv.weight": "part of visual",
+    "vision_tower.encoder.layers.0.self_attn.q_proj.weight": "part of vision_tower",
+    "audio_tower.layers.0.fc1.weight": "part of audio_tower",
+    "multi_modal_projector.linear_1.weight": "part of multi_modal_projector",
+    "mm_projector.0.weight": "part of mm_projector",
+    "model.projector.linear_fc1.weight": "part of projector",
+    "model.merger.linear_1.weight": "part of merger",
+    "model.embed_tokens_extend.audio_embed.up_proj.weight": "part of embed_tokens_extend",
+    "qformer.encoder.layer.0.attention.attention.query.weight": "part of qformer",
+    "model.vision_projection.linear_1.weight": "part of vision_projection",
+    "mtp.layers.0.mlp.up_proj.weight": "multi-token",
+    "model.mtp.fc.weight": "multi-token",
+    "final_layer.linear.weight": "diffusion",
+    "img_in.weight": "diffusion",
+    "double_blocks.0.img_mod.lin.weight": "diffusion",
+    "single_blocks.0.modulation.lin.weight": "diffusion",
+    # The same weights by the names of diffusers.
+    "transformer_blocks.0.norm1.linear.weight": "diffusion",
+    "transformer_blocks.0.norm1_context.linear.weight": "diffusion",
+    "down_blocks.0.resnets.1.time_emb_proj.weight": "diffusion",
+    "transformer_blocks.0.proj_out.weight": "diffusion",
+    # LTX, Wan, SDXL, Chroma, Lumina, AuraFlow.
+    "patchify_proj.weight": "diffusion",
+    "audio_patchify_proj.weight": "diffusion",
+    "adaln_single.linear.weight": "diffusion",
+    "adaln_single.emb.timestep_embedder.linear_1.weight": "diffusion",
+    "caption_projection.linear_1.weight": "diffusion",
+    "av_ca_video_scale_shift_adaln_single.linear.weight": "diffusion",
+    "av_ca_a2v_gate.linear.weight": "diffusion",
+    "head.head.weight": "output head",
+    "img_emb.proj.1.weight": "diffusion",
+    "input_blocks.1.0.emb_layers.1.weight": "diffusion",
+    "label_emb.0.0.weight": "diffusion",
+    "distilled_guidance_layer.layers.0.in_layer.weight": "diffusion",
+    "cap_embedder.1.weight": "diffusion",
+    "blocks.0.adaln_modulation_self_attn.1.weight": "diffusion",
+    "final_linear.weight": "diffusion",
+    # Other parts of files that hold a whole pipeline.
+    "vae.decoder.mid_block.attentions.0.to_q.weight": "part of vae",
+    "first_stage_model.decoder.mid.attn_1.q.weight": "part of first_stage_model",
+    "decoder.mid_block.attentions.0.to_q.weight": "autoencoder",
+    "encoder.down_blocks.0.attentions.0.to_q.weight": "autoencoder",
+    "text_encoders.clip_l.transformer.text_projection.weight": "part of text_projection",
+    "control_model.zero_convs.0.0.weight": "part of control_model",
+    "model_ema.decay.x.weight": "part of model_ema",
+    # Vision parts of Mistral, Kimi, DeepSeek-OCR, Qwen.
+    "vision_language_adapter.w_in.weight": "part of vision_language_adapter",
+    "patch_merger.merging_layer.weight": "part of patch_merger",
+    "visual_projection.weight": "part of visual_projection",
+    "vit_large_projector.weight": "part of vit_large_projector",
+    "deepstack_merger_list.0.linear_fc1.weight": "part of deepstack_merger_list",
+    "vision_embed_tokens.img_projection.0.weight": "part of vision_embed_tokens",
+    # Decay and beta of linear attention, and what Mamba reads as plain tensors.
+    f"{L}.self_attn.b_proj.weight": "small projection",
+    f"{L}.self_attn.f_a_proj.weight": "small projection",
+    f"{L}.self_attn.f_b_proj.weight": "small projection",
+    f"{L}.linear_attn.a_proj.weight": "small projection",
+    f"{L}.mamba.x_proj.weight": "small projection",
+    f"{L}.mixer.dt_proj.weight": "small projection",
+    "backbone.blocks.0.mlstm_layer.fgate_preact.weight": "small projection",
+    f"{L}.ada_rms_norm.linear1.weight": "diffusion",
+    # Routers by every name that was met.
+    **{
+        f"{name}.weight": "router"
+        for name in (
+            "layers.1.gate", f"{L}.moe.gate", f"{L}.ffn.gate", f"{L}.mlp.experts.gate",
+            f"{L}.mlp.gate.wg", f"{L}.mlp.gate_score", f"{L}.mlp.router.classifier",
+            f"{L}.mlp.routing", f"{L}.moe_gate", f"{L}.mlp.switch", f"{L}.mlp.expert_gate",
+            f"{L}.block_sparse_moe.router_weight", "transformer.blocks.0.ffn.router.layer",
+        )
+    },
+}  # fmt: skip
+#: What stands before the names of a model, or not, from file to file.
+PREFIXES = (
+    "", "model.", "language_model.", "model.language_model.", "language_model.model.",
+    "transformer.", "diffusion_model.", "model.diffusion_model.", "module.",
+)  # fmt: skip
