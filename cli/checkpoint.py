@@ -81,6 +81,7 @@ def quantize(
         activations=given["activations"],
         experts_layout=given["experts_layout"],
         max_shard_size=parse_size(given["max_shard_size"] or DEFAULT_SHARD_SIZE),
+        follow_links=given["follow_links"],
     )
     if dry_run:
         report = plan_quantize_checkpoint(source, options)
@@ -107,11 +108,13 @@ def dequantize(
     device: str,
     max_shard_size: str | None,
     resume: bool,
+    follow_links: bool,
     force: bool,
     as_json: bool,
 ) -> None:
     """`fp4kit dequantize` of a checkpoint; the arguments are those of the command."""
-    options = DequantizeOptions(dtype, parse_size(max_shard_size or DEFAULT_SHARD_SIZE))
+    limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
+    options = DequantizeOptions(dtype, limit, follow_links=follow_links)
     devices = resolve_devices(device)
     with progress_bar(f"Dequantizing {source.name}") as progress:
         report = dequantize_checkpoint(
@@ -133,12 +136,14 @@ def convert(
     *,
     max_shard_size: str | None,
     resume: bool,
+    follow_links: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """`fp4kit convert`; the arguments are those of the command."""
-    options = ConvertOptions(layout, parse_size(max_shard_size or DEFAULT_SHARD_SIZE))
+    limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
+    options = ConvertOptions(layout, limit, follow_links=follow_links)
     if dry_run:
         report = plan_convert_checkpoint(source, options)
     else:
@@ -170,7 +175,7 @@ def finish(
     for warning in report.warnings:
         say(f"Warning: {warning}")
     for name in report.left_out:
-        say(f"Not copied: {name} (weights in another form)")
+        say(f"Not copied: {name} (belongs to another form of the weights)")
     reasons: dict[str, list[str]] = {}
     for name, why in report.dropped.items():
         reasons.setdefault(why, []).append(name)

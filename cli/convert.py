@@ -12,6 +12,7 @@ from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 
 from . import checkpoint
 from .options import (
+    follow_links_option,
     force_option,
     json_option,
     max_shard_size_option,
@@ -39,6 +40,7 @@ from .text import example
 @max_shard_size_option
 @click.option("--dry-run", is_flag=True, help="Print the plan from the headers; write nothing.")
 @resume_option
+@follow_links_option
 @force_option
 @json_option
 def command(
@@ -48,6 +50,7 @@ def command(
     max_shard_size: str | None,
     dry_run: bool,
     resume: bool,
+    follow_links: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -63,6 +66,7 @@ def command(
         layout,
         max_shard_size=max_shard_size,
         resume=resume,
+        follow_links=follow_links,
         force=force,
         dry_run=dry_run,
         as_json=as_json,

@@ -15,6 +15,7 @@ from . import checkpoint
 from .options import (
     device_option,
     dtype_option,
+    follow_links_option,
     force_option,
     json_option,
     max_shard_size_option,
@@ -46,6 +47,7 @@ from .text import example
 @threads_option
 @max_shard_size_option
 @resume_option
+@follow_links_option
 @force_option
 @json_option
 @click.pass_context
@@ -57,6 +59,7 @@ def command(
     device: str,
     max_shard_size: str | None,
     resume: bool,
+    follow_links: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -77,12 +80,14 @@ def command(
             device=device,
             max_shard_size=max_shard_size,
             resume=resume,
+            follow_links=follow_links,
             force=force,
             as_json=as_json,
         )
         return
-    if resume or max_shard_size:
-        flag = "--resume" if resume else "--max-shard-size"
+    if resume or max_shard_size or follow_links:
+        given = {"--resume": resume, "--max-shard-size": max_shard_size}
+        flag = next((name for name, value in given.items() if value), "--follow-links")
         raise click.UsageError(f"{flag} is for model directories", ctx)
     resolved = resolve_device(device)
     with progress_bar(f"Dequantizing {source.name}") as progress:

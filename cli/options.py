@@ -100,6 +100,12 @@ resume_option: Decorator = click.option(
     is_flag=True,
     help="Model directories: finish what an interrupted run of the same command began.",
 )
+follow_links_option: Decorator = click.option(
+    "--follow-links",
+    is_flag=True,
+    help="Model directories: copy also what links out of IN point to. Without it they are refused, "
+    "except those into the cache of the Hugging Face hub.",
+)
 report_option: Decorator = click.option(
     "--report",
     "report_file",

@@ -19,6 +19,7 @@ from . import checkpoint
 from .options import (
     device_option,
     experts_layout_option,
+    follow_links_option,
     force_option,
     format_options,
     json_option,
@@ -36,7 +37,14 @@ from .reports import say_written, show, write_report
 from .text import example
 
 #: Options that only mean something for a checkpoint layout, and those that only do without one.
-CHECKPOINT_ONLY = ("weights_only", "activations", "experts_layout", "max_shard_size", "resume")
+CHECKPOINT_ONLY = (
+    "weights_only",
+    "activations",
+    "experts_layout",
+    "max_shard_size",
+    "resume",
+    "follow_links",
+)
 FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
 
 
@@ -87,6 +95,7 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
 @experts_layout_option
 @max_shard_size_option
 @resume_option
+@follow_links_option
 @click.option(
     "--void-dtype",
     type=click.Choice(["bfloat16"]),

@@ -14,7 +14,7 @@ from .convert_plan import plan_convert
 from .dequantize_plan import plan_dequantize
 from .directory import Checkpoint
 from .options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from .output import carry_out, others_bytes
+from .output import carry_out
 from .quantize_plan import plan_checkpoint
 from .report import CheckpointReport, make_report
 
@@ -31,10 +31,9 @@ def plan_quantize_checkpoint(source: Path, options: CheckpointOptions) -> Checkp
         FileFormatError: if the checkpoint is malformed or quantized already.
     """
     started = time.perf_counter()
-    with Checkpoint(source) as checkpoint:
+    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
         plan = plan_checkpoint(checkpoint, options)
-        others = others_bytes(checkpoint)
-        return make_report(plan, None, others, time.perf_counter() - started)
+        return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
 
 
 def quantize_checkpoint(
@@ -70,7 +69,7 @@ def quantize_checkpoint(
         BackendUnavailableError: if a device cannot be used.
         OutputError: if the output cannot be written.
     """
-    with Checkpoint(source) as checkpoint:
+    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
         plan = plan_checkpoint(checkpoint, options)
         return carry_out(
             plan, target, devices=devices, resume=resume, force=force, progress=progress
@@ -104,7 +103,7 @@ def dequantize_checkpoint(
         BackendUnavailableError: if a device cannot be used.
         OutputError: if the output cannot be written.
     """
-    with Checkpoint(source) as checkpoint:
+    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
         plan = plan_dequantize(checkpoint, options)
         return carry_out(
             plan, target, devices=devices, resume=resume, force=force, progress=progress
@@ -119,9 +118,9 @@ def plan_convert_checkpoint(source: Path, options: ConvertOptions) -> Checkpoint
         FileFormatError: as there.
     """
     started = time.perf_counter()
-    with Checkpoint(source) as checkpoint:
+    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
         plan = plan_convert(checkpoint, options)
-        return make_report(plan, None, others_bytes(checkpoint), time.perf_counter() - started)
+        return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
 
 
 def convert_checkpoint(
@@ -148,6 +147,6 @@ def convert_checkpoint(
         FileFormatError: if nothing is quantized, or in a way that is not known.
         OutputError: if the output cannot be written.
     """
-    with Checkpoint(source) as checkpoint:
+    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
         plan = plan_convert(checkpoint, options)
         return carry_out(plan, target, resume=resume, force=force, progress=progress)

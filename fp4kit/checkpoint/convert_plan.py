@@ -27,7 +27,7 @@ from .codes import Codes
 from .directory import Checkpoint
 from .layouts import Layout, Summary, get_layout, module_of
 from .options import ConvertOptions
-from .plan import CheckpointPlan, Unit, check_names, in_stored_order, pack
+from .plan import CheckpointPlan, Unit, check_names, check_source, in_stored_order, pack
 from .quantize_plan import embedding_modules, ignored_modules
 from .reading import Quantized
 from .sources import entry_codes, open_quantized
@@ -141,10 +141,7 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
             f"{checkpoint.path}: holds {' and '.join(sorted(foreign))}; layout {layout.name} takes "
             f"{' or '.join(layout.formats)} only"
         )
-    if not checkpoint.is_directory and not layout.single_file:
-        raise OptionError(
-            f"{checkpoint.path}: layout {layout.name} needs a model directory with its config.json"
-        )
+    check_source(checkpoint, layout)
     return quantized
 
 

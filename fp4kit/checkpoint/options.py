@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fp4kit.errors import OptionError
@@ -19,7 +19,13 @@ UNCALIBRATED = "uncalibrated"
 
 @dataclass(frozen=True)
 class Options:
-    """What all operations are asked for."""
+    """What all operations are asked for.
+
+    Attributes:
+        follow_links: copy also what links out of a model directory point to.
+    """
+
+    follow_links: bool = field(default=False, kw_only=True)
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -15,7 +15,8 @@ from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.files import AtomicFile, OutputError, check_output, output_suffix
 from fp4kit.io.slabs import Progress, Tally
 
-from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, Checkpoint
+from .directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint
+from .mistral_native import new_params
 from .plan import CheckpointPlan
 from .report import CheckpointReport, make_report
 from .shards import make_engine, write_shard, write_shards
@@ -25,12 +26,6 @@ from .verify import structure_faults
 #: Keys of config.json that describe an older quantization.
 OLD_KEYS = ("quantization_config", "compression_config")
 COPY_BYTES = 16 << 20
-
-
-def others_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of the files that are copied."""
-    copied, _ = checkpoint.other_files()
-    return sum((checkpoint.path / name).stat().st_size for name in copied)
 
 
 def check_target(source: Path, target: Path, state: State, *, resume: bool, force: bool) -> None:
@@ -97,8 +92,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 def copy_others(checkpoint: Checkpoint, target: Path) -> None:
     """Copies tokenizer, generation config, chat template and whatever else is no weight."""
-    copied, _ = checkpoint.other_files()
-    for name in copied:
+    for name in checkpoint.others.copied:
         copy_file(checkpoint.path / name, target / name)
 
 
@@ -113,13 +107,13 @@ def new_config(config: dict[str, Any], quantization: dict[str, Any] | None) -> d
     return result
 
 
-def write_index(target: Path, base: str, plan: CheckpointPlan) -> None:
+def write_index(target: Path, plan: CheckpointPlan) -> None:
     """The index of a sharded checkpoint, from what was written."""
     content = {
         "metadata": {"total_parameters": plan.parameters, "total_size": plan.nbytes},
         "weight_map": dict(sorted(plan.weight_map.items())),
     }
-    write_json(target / f"{base}{INDEX_SUFFIX}", content)
+    write_json(target / plan.source.checkpoint.index.name, content)
 
 
 def write_documents(plan: CheckpointPlan, target: Path) -> None:
@@ -127,16 +121,19 @@ def write_documents(plan: CheckpointPlan, target: Path) -> None:
     checkpoint = plan.source.checkpoint
     copy_others(checkpoint, target)
     if len(plan.shards) > 1:
-        write_index(target, checkpoint.base, plan)
+        write_index(target, plan)
     quantization = None
     if plan.layout is not None:
         hf_quant = plan.layout.hf_quant_config(plan.summary)
         if hf_quant is not None:
             write_json(target / HF_QUANT_CONFIG, hf_quant)
         quantization = plan.layout.quantization_config(plan.summary)
-    if checkpoint.config or quantization is not None:
-        config = new_config(checkpoint.config | plan.config, quantization)
-        write_json(target / CONFIG, config)
+    if checkpoint.native:
+        params = new_params(checkpoint.documents[PARAMS], plan.config, quantization)
+        write_json(target / PARAMS, params)
+    stored = checkpoint.documents.get(CONFIG, {})
+    if stored or (quantization is not None and not checkpoint.native):
+        write_json(target / CONFIG, new_config(stored | plan.config, quantization))
 
 
 def check_result(plan: CheckpointPlan, target: Path) -> None:
@@ -181,7 +178,7 @@ def carry_out(
     started = time.perf_counter()
     checkpoint = plan.source.checkpoint
     tally = Tally(progress, sum(work.tensor.spec.nbytes for work in plan.works))
-    others = others_bytes(checkpoint)
+    others = checkpoint.others.nbytes
     if not checkpoint.is_directory:
         output_suffix(target, (".safetensors",))
         check_output(checkpoint.path, target, force=force, nbytes=plan.nbytes)

@@ -7,18 +7,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from dataclasses import replace as with_changes
 from math import prod
 from typing import Any
 
-from fp4kit.errors import FileFormatError
+from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.description import METADATA_KEY, search_facts
 from fp4kit.io.safetensors import TensorSpec
 from fp4kit.io.work import TensorPlan
 
 from .codes import Codes
-from .layouts import Layout, Summary
+from .directory import Checkpoint
+from .layouts import Layout, Summary, module_of
 from .layouts.comfy import LAYERS_KEY, SHAPES_KEY
 from .logical import LogicalSource
+from .mistral_native import ignore_list
 from .options import Options
 
 #: Header metadata of files whose block scales were searched: how. Decoding does not need it.
@@ -93,6 +96,15 @@ class CheckpointPlan:
     config: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Readers of Mistral's own format build modules under other names than it stores."""
+        if self.source.checkpoint.native and self.layout is not None:
+            quantized = [
+                module_of(work.tensor.name) for work in self.works if work.entry is not None
+            ]
+            ignore = ignore_list(self.summary.ignore, quantized)
+            self.summary = with_changes(self.summary, ignore=ignore)
+
     @property
     def works(self) -> list[TensorPlan]:
         """Every tensor, in output order."""
@@ -125,6 +137,24 @@ class CheckpointPlan:
         if searched is not None:
             own = {**own, SEARCH_KEY: json.dumps(searched, separators=(",", ":"))}
         return {"format": "pt", **kept, **self.header, **own}
+
+
+def check_source(checkpoint: Checkpoint, layout: Layout) -> None:
+    """Refuses a source that a layout is not for.
+
+    Raises:
+        OptionError: for a file without the config.json that its readers need, or a directory whose
+            settings they do not read.
+    """
+    if not checkpoint.is_directory and not layout.single_file:
+        raise OptionError(
+            f"{checkpoint.path}: layout {layout.name} needs a model directory with its config.json"
+        )
+    if checkpoint.native and not (layout.single_file or layout.in_params):
+        raise OptionError(
+            f"{checkpoint.path}: is in Mistral's own format, whose readers know no layout "
+            f"{layout.name}; choose --layout compressed-tensors"
+        )
 
 
 def in_stored_order(source: LogicalSource, units: dict[str, Unit]) -> list[Unit]:

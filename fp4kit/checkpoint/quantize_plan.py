@@ -13,6 +13,7 @@ from fp4kit.io.work import SecondLevel, TensorPlan
 from fp4kit.planning import resolve_rules
 from fp4kit.variant import search_variant
 
+from . import mistral_native
 from .activations import activation_amaxes
 from .codes import Codes
 from .directory import Checkpoint, listed
@@ -21,7 +22,7 @@ from .heads import absent_head
 from .layouts import Layout, Summary, get_layout, module_of
 from .logical import LogicalSource
 from .options import UNCALIBRATED, CheckpointOptions
-from .plan import CheckpointPlan, Unit, check_names, pack
+from .plan import CheckpointPlan, Unit, check_names, check_source, pack
 from .rules import Rules, is_embedding, is_linear_weight, setting
 from .sources import open_logical
 
@@ -61,6 +62,8 @@ def _reasons(
         reason = rules.reason_to_keep(name, shape, tensor.dtype)
         if not reason and tied and name.rpartition("lm_head")[1]:
             reason = "tied to the embedding"
+        if not reason and source.checkpoint.native:
+            reason = mistral_native.reason_to_keep(name)
         if not reason and 0 in shape:
             reason = "empty"
         if not reason and shape[-1] % block:
@@ -194,6 +197,11 @@ def _reader_warnings(plan: CheckpointPlan) -> list[str]:
     floats = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype in DTYPES)
     # Without a word in config.json, transformers takes the type of the first float tensor.
     dtype = _model_dtype(checkpoint.config) or next(floats, DECODED_DTYPE)
+    if plan.layout is not None and not plan.layout.diffusion and checkpoint.is_diffusion:
+        return [
+            f"this is a component of a diffusion model, and no reader of such models knows layout "
+            f"{plan.layout.name}: diffusers will not load it. ComfyUI reads --layout comfy"
+        ]
     decoded = None if plan.layout is None else plan.layout.decoded_dtype
     if decoded in (None, dtype):
         return []
@@ -217,10 +225,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
             names would collide.
     """
     layout = check_options(options)
-    if not checkpoint.is_directory and not layout.single_file:
-        raise OptionError(
-            f"{checkpoint.path}: layout {layout.name} needs a model directory with its config.json"
-        )
+    checkpoint.refuse_adapter()
+    check_source(checkpoint, layout)
     config = checkpoint.config
     source, codes, dropped = open_logical(checkpoint, options)
     rules = Rules(options.include, options.exclude, config, source.tensors)

@@ -26,7 +26,7 @@ class CheckpointReport(FileReport):
         ignore: modules of linear weights that are not quantized.
         dropped: stored tensors that appear nowhere in the output, and why.
         copied: other files that are carried along.
-        left_out: weights in another form, which are not.
+        left_out: weights in another form and what belongs to them, which are not.
         disk_needed: bytes that the output takes.
         warnings: what the user should know.
         versions: of fp4kit, Python and NumPy.
@@ -60,8 +60,7 @@ def make_report(
         seconds: wall time.
     """
     checkpoint = plan.source.checkpoint
-    copied, left_out = checkpoint.other_files()
-    warnings = list(plan.warnings)
+    warnings = [*checkpoint.warnings, *plan.warnings]
     flushed = sum(work.sums.scale_subnormal for work in plan.works)
     if target is not None and flushed and plan.summary.format == "nvfp4":
         warnings.append(
@@ -77,8 +76,8 @@ def make_report(
         groups=plan.groups,
         ignore=list(plan.summary.ignore),
         dropped=plan.dropped,
-        copied=copied,
-        left_out=left_out,
+        copied=list(checkpoint.others.copied),
+        left_out=list(checkpoint.others.left_out),
         disk_needed=plan.nbytes + others,
         warnings=warnings,
         versions={

@@ -16,7 +16,7 @@ from fp4kit.io.naming import SCALE_DTYPES
 from fp4kit.io.source import Source
 
 from .detect import check_ignore
-from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, Checkpoint, read_json
+from .directory import CONFIG, HF_QUANT_CONFIG, Checkpoint, read_json
 from .fusion import groups
 from .layouts import module_of
 from .layouts.comfy import recorded_layers
@@ -64,7 +64,12 @@ def _index_faults(checkpoint: Checkpoint) -> Iterator[str]:
     """The index names every tensor (checked on opening); what it says about sizes must hold."""
     if not checkpoint.indexed:
         return
-    index = checkpoint.path / f"{checkpoint.base}{INDEX_SUFFIX}"
+    for name, shard in checkpoint.stale.items():
+        yield (
+            f"{name}: {shard} holds a copy, but {checkpoint.index.name} names another shard; "
+            "engines that load whole files may take either"
+        )
+    index = checkpoint.index
     metadata = read_json(index).get("metadata")
     if not isinstance(metadata, dict) or "total_size" not in metadata:
         yield f"{index.name}: has no metadata.total_size"

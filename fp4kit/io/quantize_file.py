@@ -15,6 +15,7 @@ from fp4kit.formats import DTYPES, get_format
 from fp4kit.planning import plan_quantize
 from fp4kit.variant import search_variant
 
+from .adapters import refuse_adapter
 from .description import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
 from .files import check_output, output_suffix
 from .naming import Patterns
@@ -94,6 +95,7 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
     block = get_format(options.format).block_size
     _plan_for((1, block), options)
     _refuse_quantized(source)
+    refuse_adapter(source.path, source.tensors)
     unused = include.unused(list(source.tensors))
     if unused:
         raise OptionError(f"{source.path}: no tensor matches include={unused[0]!r}")

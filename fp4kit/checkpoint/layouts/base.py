@@ -62,6 +62,8 @@ class Layout(ABC):
         single_file: whether a file without a directory is complete.
         decoded_dtype: the only element type that transformers decodes it to, None if that follows
             the model or it does not read it.
+        in_params: whether readers of Mistral's own format take it from params.json.
+        diffusion: whether a reader of it loads diffusion models.
     """
 
     name: str
@@ -72,6 +74,8 @@ class Layout(ABC):
     activation_shape: tuple[int, ...]
     single_file: bool = False
     decoded_dtype: str | None = None
+    in_params: bool = False
+    diffusion: bool = True
 
     @abstractmethod
     def quantization_config(self, summary: Summary) -> dict[str, Any] | None:

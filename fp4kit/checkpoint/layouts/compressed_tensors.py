@@ -41,6 +41,8 @@ class CompressedTensors(Layout):
     activation_suffix = ".input_global_scale"
     activation_shape = (1,)
     decoded_dtype = "bfloat16"
+    in_params = True
+    diffusion = False
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json; the reader refuses unknown keys."""

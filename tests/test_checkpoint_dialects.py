@@ -1,0 +1,395 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Forms of a model that lie side by side: variants, Mistral's own, adapters, folders of modules."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fp4kit.checkpoint.convert import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    plan_quantize_checkpoint,
+    quantize_checkpoint,
+)
+from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
+from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.io.quantize_file import quantize_file
+from fp4kit.io.report import QuantizeOptions
+
+
+def rename(folder, old, new, index):
+    """Gives the shards and the index of a model other names."""
+    (found,) = folder.glob("*.index.json")
+    text = found.read_text()
+    found.unlink()
+    for path in list(folder.glob(f"{old}*.safetensors")):
+        name = path.name.replace(old, new)
+        text = text.replace(path.name, name)
+        path.rename(folder / name)
+    (folder / index).write_text(text)
+
+
+# ------------------------------------------------------------------------------------------------
+# F12: variants
+# ------------------------------------------------------------------------------------------------
+
+VARIANTS = [
+    # how transformers and diffusers have called index and shards
+    ("model", "model.fp16", "model.safetensors.index.fp16.json"),
+    ("diffusion_pytorch_model", "diffusion_pytorch_model.fp16",
+     "diffusion_pytorch_model.safetensors.index.fp16.json"),
+    ("diffusion_pytorch_model", "diffusion_pytorch_model.bf16",
+     "diffusion_pytorch_model.bf16.safetensors.index.json"),
+    ("diffusion_pytorch_model", "diffusion_pytorch_model.fp16",
+     "diffusion_pytorch_model.safetensors.fp16.index.json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "variant", "index"), VARIANTS)
+@pytest.mark.parametrize("size", [10**9, 20_000])
+def test_a_variant_alone(checkpoints, tmp_path, base, variant, index, size):
+    """It keeps its names, so that it is loaded as before; `verify` and back find it again."""
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config, shards=3, base=base)
+    rename(source, base, variant, index)
+    out, back = tmp_path / "out", tmp_path / "back"
+    report = quantize_checkpoint(source, out, CheckpointOptions(max_shard_size=size))
+    assert all(name.startswith(variant) for name in report.shards)
+    assert not report.left_out
+    expected = {index} if size < 10**9 else set()
+    assert {path.name for path in out.glob("*index*")} == expected
+    assert structure_faults(out) == []
+    dequantize_checkpoint(out, back, DequantizeOptions())
+    assert checkpoints.read(back).keys() == tensors.keys()
+
+
+@pytest.mark.parametrize(("base", "variant", "index"), VARIANTS)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_default_variant_wins(checkpoints, tmp_path, base, variant, index, sharded):
+    """The other is named, and neither its weights nor its index are copied."""
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config, shards=2, base=base)
+    rename(source, base, variant, index)
+    others = {path.name for path in source.glob("*safetensors*")}
+    checkpoints.save(source, tensors, config, shards=2 if sharded else 1, base=base)
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    assert list(report.shards) == [f"{base}.safetensors"]
+    assert set(report.left_out) == others
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        f"{base}.safetensors",
+    }
+
+
+def test_single_files_of_variants(checkpoints, tmp_path):
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config, base="model.fp16")
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    assert list(report.shards) == ["model.fp16.safetensors"]
+    checkpoints.save(source, tensors, config, base="model.bf16")
+    with pytest.raises(FileFormatError, match=r"2 variants .*model\.bf16\.safetensors.*keep one"):
+        plan_quantize_checkpoint(source, CheckpointOptions())
+    checkpoints.save(source, tensors, config)
+    report = plan_quantize_checkpoint(source, CheckpointOptions())
+    assert list(report.shards) == ["model.safetensors"]
+    assert report.left_out == ["model.bf16.safetensors", "model.fp16.safetensors"]
+
+
+# ------------------------------------------------------------------------------------------------
+# F15: the index decides
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_index_decides_over_stale_copies(checkpoints, tmp_path, after):
+    """The copy may stand before or after: its values are nowhere in the output, and it is named."""
+    tensors, config = checkpoints.llama(1)
+    fresh = checkpoints.save(tmp_path / "fresh", tensors, config, shards=2)
+    source = checkpoints.save(tmp_path / "in", tensors, config, shards=2)
+    shards = sorted(source.glob("*.safetensors"))
+    held = [list(checkpoints.read_file(path)[0]) for path in shards]
+    name = held[0 if after else 1][1]
+    dtype, array = tensors[name]
+    stale = shards[1 if after else 0]
+    part = {key: tensors[key] for key in held[1 if after else 0]}
+    checkpoints.write_file(stale, part | {name: (dtype, array * 0 + 7)}, {"format": "pt"})
+    for folder in (fresh, source):
+        report = quantize_checkpoint(folder, tmp_path / f"{folder.name}-out", CheckpointOptions())
+    assert checkpoints.digest(tmp_path / "in-out") == checkpoints.digest(tmp_path / "fresh-out")
+    (warning,) = report.warnings
+    assert f"{name} ({stale.name})" in warning
+    assert "left out" in warning
+    faults = structure_faults(source, plain=True)
+    assert any(name in fault and "holds a copy" in fault for fault in faults)
+
+
+# ------------------------------------------------------------------------------------------------
+# F4: weights of other modules
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2_Dense/model.safetensors",
+        "2_Dense/pytorch_model.bin",
+        "2_Dense/model.safetensors.index.json",
+        "3_Head/adapter_config.json",
+        "speech/tokenizer.pt",
+        "spk_dict.pt",
+        "training_args.bin",
+        "params.json",
+    ],
+)
+def test_what_is_not_understood_is_copied(checkpoints, tmp_path, name):
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    (source / name).parent.mkdir(exist_ok=True)
+    (source / name).write_bytes(b"content")
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    assert report.copied == [name]
+    assert report.left_out == []
+    assert (tmp_path / "out" / name).read_bytes() == b"content"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch_model.bin",
+        "pytorch_model-00001-of-00002.bin",
+        "pytorch_model.bin.index.json",
+        "pytorch_model.fp16.bin",
+        "model.pt",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "consolidated.00.pth",
+        "consolidated.safetensors",
+        "some-model-Q4.gguf",
+        "onnx/model.onnx",
+    ],
+)
+def test_other_forms_of_the_same_weights_are_not(checkpoints, tmp_path, name):
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    (source / name).parent.mkdir(exist_ok=True)
+    (source / name).write_bytes(b"content")
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    assert report.left_out == [name]
+    assert not (tmp_path / "out" / name).exists()
+
+
+# ------------------------------------------------------------------------------------------------
+# F9: adapters
+# ------------------------------------------------------------------------------------------------
+
+FACTORS = [
+    ("base_model.model.layers.0.q_proj", ".lora_A.weight", ".lora_B.weight"),
+    ("base_model.model.layers.0.q_proj", ".lora_A.default.weight", ".lora_B.default.weight"),
+    ("lora_unet_blocks_0_attn_to_q", ".lora_down.weight", ".lora_up.weight"),
+    ("transformer.blocks.0.attn.to_q", ".lora.down.weight", ".lora.up.weight"),
+    ("lora_unet_blocks_0", ".lokr_w1", ".lokr_w2"),
+    ("lora_unet_blocks_0", ".hada_w1_a", ".hada_w1_b"),
+]
+
+
+@pytest.mark.parametrize(("module", "first", "second"), FACTORS)
+@pytest.mark.parametrize("base", ["adapter_model", "model", "pytorch_lora_weights"])
+def test_adapters_are_refused(checkpoints, tmp_path, module, first, second, base):
+    tensors = {f"{module}{part}": checkpoints.normal((16, 64)) for part in (first, second)}
+    tensors[f"{module}.alpha"] = checkpoints.normal(())
+    source = checkpoints.save(tmp_path / "in", tensors, None, base=base)
+    for run in (
+        lambda: plan_quantize_checkpoint(source, CheckpointOptions()),
+        lambda: quantize_checkpoint(source, tmp_path / "out", CheckpointOptions()),
+        lambda: quantize_checkpoint(
+            source / f"{base}.safetensors",
+            tmp_path / "out.safetensors",
+            CheckpointOptions(layout="comfy"),
+        ),
+        lambda: quantize_file(
+            source / f"{base}.safetensors", tmp_path / "out.safetensors", QuantizeOptions()
+        ),
+    ):
+        with pytest.raises(FileFormatError, match=r"is an adapter, no model; .*merge"):
+            run()
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+def test_an_adapter_by_its_settings(checkpoints, tmp_path):
+    """Trained heads alone have no factors."""
+    tensors = {"base_model.model.score.weight": checkpoints.normal((16, 64))}
+    source = checkpoints.save(tmp_path / "in", tensors, None, base="adapter_model")
+    (source / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileFormatError, match="is an adapter"):
+        plan_quantize_checkpoint(source, CheckpointOptions())
+
+
+def test_an_adapter_beside_a_model(checkpoints, tmp_path):
+    """Both of its files stay behind: transformers would look for a base model by the settings."""
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    factors = {"".join(FACTORS[0][:2]): checkpoints.normal((16, 64))}
+    checkpoints.save(source, factors, None, base="adapter_model")
+    (source / "adapter_config.json").write_text("{}")
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    assert report.left_out == ["adapter_config.json", "adapter_model.safetensors"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+
+
+def test_a_model_with_adapters_inside_is_one(checkpoints, tmp_path):
+    """Phi-4-multimodal comes with the factors of two adapters beside each weight."""
+    tensors, config = checkpoints.llama(1)
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        module = name.removesuffix(".weight")
+        tensors[f"{module}.base_layer.weight"] = tensors.pop(name)
+        for sense in ("vision", "speech"):
+            for factor in ("lora_A", "lora_B"):
+                tensors[f"{module}.{factor}.{sense}.weight"] = checkpoints.normal((16, 64))
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    assert plan_quantize_checkpoint(source, CheckpointOptions()).shards
+
+
+# ------------------------------------------------------------------------------------------------
+# F6: Mistral's own format
+# ------------------------------------------------------------------------------------------------
+
+
+def native(checkpoints, folder, *, mla=False, shards=1, params=None):
+    """A model directory of consolidated weights and params.json."""
+    shapes = {"tok_embeddings.weight": (80, 64), "output.weight": (80, 64), "norm.weight": (64,)}
+    names = {"wq": (64, 64), "wk": (32, 64), "wv": (32, 64), "wo": (64, 64)}
+    if mla:
+        names = {"wq_a": (32, 64), "wq_b": (64, 32), "wkv_a_with_mqa": (48, 64)}
+        names |= {"wkv_b": (64, 32), "wo": (64, 64)}
+    for layer in range(2):
+        shapes |= {f"layers.{layer}.attention.{n}.weight": shape for n, shape in names.items()}
+        mlp = {"w1": (96, 64), "w3": (96, 64), "w2": (64, 96)}
+        if mla and layer:
+            shapes[f"layers.{layer}.gate.weight"] = (2, 64)
+            for part in ("experts.0", "experts.1", "shared_experts"):
+                shapes |= {f"layers.{layer}.{part}.{n}.weight": s for n, s in mlp.items()}
+        else:
+            shapes |= {f"layers.{layer}.feed_forward.{n}.weight": s for n, s in mlp.items()}
+    shapes["vision_language_adapter.w_in.weight"] = (64, 64)
+    shapes["vision_encoder.transformer.layers.0.attention.wo.weight"] = (64, 64)
+    tensors = {
+        name: checkpoints.normal(shape, seed=number)
+        for number, (name, shape) in enumerate(shapes.items())
+    }
+    checkpoints.save(folder, tensors, None, base="consolidated", shards=shards)
+    given = {"dim": 64, "n_layers": 2, "vocab_size": 80, "tied_embeddings": False}
+    (folder / "params.json").write_text(json.dumps(given | (params or {})))
+    return tensors, given
+
+
+def params_of(folder):
+    return json.loads((folder / "params.json").read_text())
+
+
+@pytest.mark.parametrize("mla", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_mistral_native(checkpoints, tmp_path, mla, shards):
+    """As vLLM reads it: `quantization` of params.json, stored and built names, no config.json."""
+    source, out, back = (tmp_path / name for name in ("in", "out", "back"))
+    tensors, given = native(checkpoints, source, mla=mla, shards=shards)
+    size = 10**9 if shards == 1 else 20_000
+    report = quantize_checkpoint(source, out, CheckpointOptions(max_shard_size=size))
+    assert not list(out.glob("config.json"))
+    assert all(name.startswith("consolidated") for name in report.shards)
+    assert (out / "consolidated.safetensors.index.json").exists() == (shards > 1)
+    params = params_of(out)
+    quantization = params.pop("quantization")
+    assert params == given
+    assert quantization["quant_method"] == "compressed-tensors"
+    assert quantization["format"] == "nvfp4-pack-quantized"
+    ignore = quantization["ignore"]
+    assert {"output", "lm_head", "re:vision_encoder.*", "re:vision_language_adapter.*"} <= {*ignore}
+    quantized = {name.removesuffix("_packed") for name in checkpoints.read(out) if "packed" in name}
+    assert "layers.0.feed_forward.w1.weight" in quantized
+    if mla:
+        assert {"layers.1.gate", "model.layers.1.mlp.gate"} <= {*ignore}
+        assert "layers.1.experts.1.w2.weight" in quantized
+        assert "layers.1.shared_experts.w3.weight" in quantized
+        assert "layers.0.attention.wkv_b.weight" in quantized
+    else:
+        # vLLM reorders rows of wq and wk, but not of their codes; wv is fused with them.
+        assert {"layers.0.attention.wq", "model.layers.0.self_attn.k_proj"} <= {*ignore}
+        assert not any(".wq." in name or ".wk." in name or ".wv." in name for name in quantized)
+        assert "layers.0.attention.wo.weight" in quantized
+    assert structure_faults(out) == []
+    dequantize_checkpoint(out, back, DequantizeOptions())
+    assert params_of(back) == given
+    assert not list(back.glob("config.json"))
+    decoded = checkpoints.read(back)
+    assert decoded.keys() == tensors.keys()
+    for name, (_, array) in tensors.items():
+        got = checkpoints.array(decoded[name]).astype(np.float32)
+        assert got.shape == array.shape
+        if name not in quantized:
+            assert decoded[name][2] == array.tobytes()
+    with pytest.raises(FileFormatError, match="quantized already"):
+        plan_quantize_checkpoint(out, CheckpointOptions())
+
+
+def test_layouts_of_mistral_native(checkpoints, tmp_path):
+    """vLLM refuses other methods in params.json."""
+    source = tmp_path / "in"
+    native(checkpoints, source)
+    with pytest.raises(OptionError, match=r"Mistral's own format.*--layout compressed-tensors"):
+        plan_quantize_checkpoint(source, CheckpointOptions(layout="modelopt"))
+    quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    with pytest.raises(OptionError, match="Mistral's own format"):
+        convert_checkpoint(tmp_path / "out", tmp_path / "x", ConvertOptions("modelopt"))
+    convert_checkpoint(tmp_path / "out", tmp_path / "comfy", ConvertOptions("comfy"))
+    assert "quantization" not in params_of(tmp_path / "comfy")
+    convert_checkpoint(tmp_path / "comfy", tmp_path / "again", ConvertOptions("compressed-tensors"))
+    assert checkpoints.digest(tmp_path / "again") == checkpoints.digest(tmp_path / "out")
+
+
+def test_mistral_native_that_is_quantized_by_others(checkpoints, tmp_path):
+    source = tmp_path / "in"
+    fp8 = {"quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}}
+    native(checkpoints, source, params=fp8)
+    with pytest.raises(FileFormatError, match=r"quantized already by Mistral's fp8_e4m3"):
+        plan_quantize_checkpoint(source, CheckpointOptions())
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_both_forms_of_mistral(checkpoints, tmp_path, sharded, own):
+    """The Hugging Face form is converted; the other is left out with its settings, and named."""
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config, shards=2 if sharded else 1)
+    native(checkpoints, source, shards=2 if own else 1)
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    left = {path.name for path in source.glob("consolidated*")} | {"params.json"}
+    assert set(report.left_out) == left
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+    assert structure_faults(tmp_path / "out") == []
+
+
+# ------------------------------------------------------------------------------------------------
+# F12: components of pipelines
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt", "comfy"])
+def test_a_layout_that_no_diffusers_reader_knows(checkpoints, tmp_path, layout):
+    config = {"_class_name": "FluxTransformer2DModel"}
+    source = checkpoints.save(
+        tmp_path / "in", checkpoints.diffusion(), config, base="diffusion_pytorch_model"
+    )
+    warnings = plan_quantize_checkpoint(source, CheckpointOptions(layout=layout)).warnings
+    said = any("--layout comfy" in warning for warning in warnings)
+    assert said == (layout == "compressed-tensors")
