@@ -20,6 +20,7 @@ from fp4kit.checkpoint.convert import (
     plan_convert_checkpoint,
     quantize_checkpoint,
 )
+from fp4kit.checkpoint.fusion import fusion_group
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
 from fp4kit.checkpoint.verify import structure_faults
 from fp4kit.errors import FileFormatError, OptionError
@@ -62,15 +63,22 @@ def odd_scales(count):
 
 
 def with_scales(checkpoints, source, target, suffix, values):
-    """A copy of a one-file checkpoint with other values in tensors of some name, in order."""
+    """A copy of a one-file checkpoint with other values in tensors of some name, in order.
+
+    Those that belong to modules which engines fuse get one value.
+    """
     (path,) = source.glob("*.safetensors")
     tensors, metadata = checkpoints.read_file(path)
     values = iter(values)
+    shared = {}
     changed = {}
     for name, tensor in tensors.items():
         array = checkpoints.array(tensor)
         if name.endswith(suffix):
-            array = np.full(array.shape, next(values), np.float32)
+            key = fusion_group(f"{name.removesuffix(suffix).rstrip('.')}.weight") or name
+            if key not in shared:
+                shared[key] = next(values)
+            array = np.full(array.shape, shared[key], np.float32)
         changed[name] = tensor[0], array
     checkpoints.save(target, changed, checkpoints.config_of(source), metadata=metadata)
     extra = source / "hf_quant_config.json"
@@ -124,10 +132,12 @@ def test_scales_without_an_exact_inverse(checkpoints, tmp_path, first, second):
     between = there_and_back(checkpoints, odd_source, first, second)
     turned = checkpoints.read(between)
     if "compressed-tensors" in (first, second):
-        values = [checkpoints.array(t) for n, t in turned.items() if n.endswith(INPUT[second])]
-        assert len(values) > 10
-        for value, origin in zip(values, odd[1:], strict=False):
-            assert value == np.float32(1) / origin
+        before = checkpoints.read(odd_source)
+        names = [name for name in before if name.endswith(INPUT[first])]
+        assert len(names) > 10
+        for name in names:
+            value = checkpoints.array(turned[name.removesuffix(INPUT[first]) + INPUT[second]])
+            assert value == np.float32(1) / checkpoints.array(before[name]).item()
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_methods_of_others_are_named(checkpoints, tmp_path, method, place):
             "pack-quantized",
         ),
         ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, None, "INT4_AWQ"),
-        # Its weights need a pre_quant_scale that nothing here applies.
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, None, "NVFP4_AWQ"),
+        # Its weights need a low-rank correction that nothing here applies.
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, None, "NVFP4_SVD"),
         (None, {"quantization": {"quant_algo": "FP8"}}, "FP8"),
         (None, {"quantization": {}}, "None"),
         (None, {"quantization": []}, "None"),

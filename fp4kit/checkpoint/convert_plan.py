@@ -10,6 +10,7 @@ so that converting back gives the same file.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,13 @@ from fp4kit.io.work import TensorPlan
 from fp4kit.scaling import convert_second_level, quiet
 
 from .codes import Codes
-from .directory import Checkpoint
+from .directory import Checkpoint, listed
 from .layouts import Layout, Summary, get_layout, module_of
 from .options import ConvertOptions
 from .plan import CheckpointPlan, Unit, check_names, check_source, in_stored_order, pack
 from .quantize_plan import embedding_modules, ignored_modules
 from .reading import Quantized
-from .sources import entry_codes, open_quantized
+from .sources import Opened, entry_codes, open_quantized
 
 #: Header metadata: bits of second-level scales before a conversion that does not invert itself.
 SECOND_LEVEL_KEY = "fp4kit_second_level"
@@ -145,12 +146,53 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
     return quantized
 
 
+def _check_activations(path: Path, quantized: Quantized) -> None:
+    """Refuses activation scales of which some are missing or no scales.
+
+    Raises:
+        FileFormatError: naming them.
+    """
+    suffix = quantized.layout.activation_suffix
+    bad = [
+        f"{module}{suffix}"
+        for module, value in quantized.activations.items()
+        if not (np.isfinite(value[0]) and value[0] > 0)
+    ]
+    if bad:
+        raise FileFormatError(
+            f"{path}: {len(bad)} activation scales are not finite and above 0: {listed(bad)}; "
+            "repair the checkpoint"
+        )
+    wanted = [
+        module_of(name) for name, entry in quantized.entries.items() if entry.second is not None
+    ]
+    missing = [f"{name}{suffix}" for name in wanted if name not in quantized.activations]
+    said = quantized.facts is not None and quantized.facts.activations
+    if missing and (said or len(missing) < len(wanted)):
+        raise FileFormatError(
+            f"{path}: {len(missing)} of {len(wanted)} activation scales are missing: "
+            f"{listed(missing)}; the checkpoint is incomplete"
+        )
+
+
 def _activations(quantized: Quantized) -> str | None:
     """What the JSON files say about activations."""
     if not quantized.activations:
         return None
     ones = all(float(value[0]) == 1.0 for value in quantized.activations.values())
     return "uncalibrated" if ones else "calibrated"
+
+
+def _dropped(opened: Opened, works: dict[str, TensorPlan]) -> dict[str, str]:
+    """Stored tensors that appear nowhere, with the reason; not what has another name now."""
+    assert opened.quantized is not None
+    suffix = opened.quantized.layout.activation_suffix
+    converted = {
+        f"{module_of(name)}{suffix}"
+        for name, work in works.items()
+        if work.origin is not None and work.origin.second is not None
+    }
+    return {name: why for name, why in opened.dropped.items() if name not in converted}
 
 
 def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointPlan:
@@ -163,6 +205,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     layout = get_layout(options.layout)
     opened = open_quantized(checkpoint)
     quantized = _check(checkpoint, opened.quantized, layout)
+    _check_activations(checkpoint.path, quantized)
     source = opened.source
     directions = _Directions(checkpoint, quantized.layout, layout)
     codes = entry_codes(opened)
@@ -194,7 +237,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
             _activations(quantized),
             embedding_modules(works),
         ),
-        dropped=opened.dropped,
+        dropped=_dropped(opened, works),
     )
     if directions.kept:
         plan.header[SECOND_LEVEL_KEY] = json.dumps(directions.kept, separators=(",", ":"))

@@ -35,7 +35,8 @@ def absent_head(names: Iterable[str], config: dict[str, Any]) -> str | None:
         config: content of config.json.
     """
     tied = setting(config, "tie_word_embeddings")
-    architectures = config.get("architectures") or []
+    said = config.get("architectures")
+    architectures = said if isinstance(said, list) else []
     built = any(str(name).endswith(ARCHITECTURES) for name in architectures)
     if tied is False or not (tied or built):
         return None

@@ -15,7 +15,8 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.description import METADATA_KEY, QuantizedEntry, complete
 from fp4kit.io.source import Source
 
-from .detect import QuantFacts, detect
+from .config_facts import QuantFacts
+from .detect import detect
 from .directory import Checkpoint, listed
 from .layouts import ALL_LAYOUTS, Layout, get_layout
 from .layouts.comfy import MARKER, padded_shapes

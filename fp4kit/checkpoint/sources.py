@@ -10,7 +10,7 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.source import Source
 
 from .codes import Codes, EntryCodes, Mxfp4Codes
-from .detect import QuantFacts
+from .config_facts import QuantFacts
 from .directory import Checkpoint, listed
 from .logical import LogicalSource
 from .mxfp4_views import Mxfp4View

@@ -170,7 +170,17 @@ def _activation_faults(quantized: Quantized) -> Iterator[str]:
     facts = quantized.facts
     for module, value in quantized.activations.items():
         if not (np.isfinite(value[0]) and value[0] > 0):
-            yield f"{module}{quantized.layout.activation_suffix}: is {float(value[0])}"
+            yield (
+                f"{module}{quantized.layout.activation_suffix}: is {float(value[0])}; an "
+                "activation scale is finite and above 0"
+            )
+    for members in groups(f"{module}.weight" for module in quantized.activations).values():
+        scales = {name: quantized.activations[module_of(name)] for name in members}
+        if len({_bits(scale) for scale in scales.values()}) > 1:
+            values = ", ".join(
+                f"{module_of(name)} {float(scale[0])!r}" for name, scale in sorted(scales.items())
+            )
+            yield f"fused modules have different activation scales: {values}"
     if facts is None or not facts.activations or quantized.layout.single_file:
         return
     for name, entry in quantized.entries.items():

@@ -12,6 +12,7 @@ decode them. Files without the entry but with compressed-tensors' names are unde
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
@@ -182,6 +183,8 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
         direction, bits = level["direction"], level["bits"]
         if direction != plan.recipe.direction or not isinstance(bits, str) or len(bits) != 8:
             raise OptionError(f"second level {level} does not belong to recipe {plan.recipe.name}")
+        if re.fullmatch("[0-9a-f]{8}", bits) is None:
+            raise OptionError(f"second level {level} is no 32-bit pattern")
         second = np.array([int(bits, 16)], np.uint32).view(np.float32)
     return QuantizedEntry(name, shape, one_of("dtype", facts["dtype"], DTYPES), plan, second)
 

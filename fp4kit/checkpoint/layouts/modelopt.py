@@ -15,6 +15,12 @@ METHOD = "modelopt"
 PRODUCER = {"name": METHOD, "version": "0.47.0"}
 WEIGHTS_ONLY = "W4A16_NVFP4"
 WITH_ACTIVATIONS = "NVFP4"
+#: AWQ: readers multiply the input of each module by its `pre_quant_scale`.
+PRE_SCALED = "NVFP4_AWQ"
+#: Every module has an algorithm of its own.
+MIXED = "MIXED_PRECISION"
+#: Algorithms whose readers need an activation scale of each module.
+ACTIVATED = (WITH_ACTIVATIONS, PRE_SCALED)
 GROUP_SIZE = 16
 
 

@@ -1,0 +1,73 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ignore lists as engines read them: which modules a quantized checkpoint leaves alone."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+
+from .expressions import PatternError, compiled
+from .layouts import modelopt
+
+EXPRESSION = "re:"
+#: What makes a name of ModelOpt's list a glob.
+GLOB = re.compile(r"[*?\[]")
+
+
+class IgnoreList:
+    """The patterns of a list, sorted by how they match.
+
+    Attributes:
+        faults: what is wrong with the list itself; such patterns match nothing.
+    """
+
+    def __init__(self, patterns: Iterable[str], layout: str) -> None:
+        """Takes the patterns.
+
+        Args:
+            patterns: compressed-tensors: names, `re:` and a regular expression that matches from
+                the start, or the class name `Linear`; ModelOpt: names of modules or of something
+                that holds them, and globs.
+            layout: whose rules apply.
+        """
+        self.faults: list[str] = []
+        self._by_parent = layout == modelopt.METHOD
+        self._names: set[str] = set()
+        self._tests: list[tuple[str, Callable[[str], object]]] = []
+        for pattern in patterns:
+            if pattern.startswith(EXPRESSION):
+                self._add(pattern)
+                continue
+            self._names.add(pattern)
+            if self._by_parent and GLOB.search(pattern):
+                self._tests.append((pattern, re.compile(fnmatch.translate(pattern)).match))
+
+    def _add(self, pattern: str) -> None:
+        try:
+            self._tests.append((pattern, compiled(pattern.removeprefix(EXPRESSION))))
+        except PatternError as error:
+            self.faults.append(f"{pattern[:80]!r} in the ignore list is not understood: {error}")
+
+    def matches(self, module: str) -> bool:
+        """Whether an engine would leave a module alone, by its full name."""
+        if module in self._names:
+            return True
+        if self._by_parent:
+            parts = module.split(".")
+            parents = (".".join(parts[:count]) for count in range(1, len(parts)))
+            if any(parent in self._names for parent in parents):
+                return True
+        elif "Linear" in self._names:
+            return True
+        return any(self._test(pattern, test, module) for pattern, test in self._tests)
+
+    def _test(self, pattern: str, test: Callable[[str], object], module: str) -> bool:
+        try:
+            return bool(test(module))
+        except PatternError as error:
+            fault = f"{pattern[:80]!r} in the ignore list is not understood: {error}"
+            if fault not in self.faults:
+                self.faults.append(fault)
+            return False
