@@ -114,8 +114,9 @@ def write_demo(path: Path, *, force: bool = False) -> None:
     output_suffix(path, (".safetensors",))
     tensors = demo_tensors()
     # There is no source that the output could overwrite.
-    check_output(None, path, force=force, nbytes=sum(spec.nbytes for spec in tensors))
-    with SafetensorsWriter(path, tensors, {"format": "pt"}) as writer:
+    nbytes = sum(spec.nbytes for spec in tensors)
+    output = check_output(None, path, force=force, nbytes=nbytes)
+    with SafetensorsWriter(output, tensors, {"format": "pt"}) as writer:
         for spec, bits in _data():
             writer.write(spec.name, 0, bits.reshape(-1).view(np.uint8))
         writer.finish()

@@ -281,7 +281,7 @@ def test_things_that_cannot_be_copied(source, kind, tmp_path):
 def test_targets_that_would_destroy_something(
     checkpoints, source, tmp_path, target, kind, match, force
 ):
-    """D3, G4: refused before any work, also with --force, which only starts a conversion over."""
+    """D3, G4: refused before any work, also with --force, which replaces only fp4kit's own."""
     (tmp_path / "link").symlink_to(source)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
@@ -296,7 +296,7 @@ def test_an_empty_directory_is_a_target(source, tmp_path):
     (tmp_path / "out").mkdir()
     quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
     with pytest.raises(OptionError, match="not empty"):
-        quantize_checkpoint(source, tmp_path / "out", CheckpointOptions(), force=True)
+        quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
 
 
 def test_too_little_space(source, tmp_path, monkeypatch):

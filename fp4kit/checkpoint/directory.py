@@ -179,6 +179,10 @@ class Checkpoint(Source):
         """File name of the shard that a tensor stands in."""
         return self._owner[name].path.name
 
+    def check_unchanged(self) -> None:  # noqa: D102
+        for source in self._sources.values():
+            source.check_unchanged()
+
     def close(self) -> None:  # noqa: D102
         for source in self._sources.values():
             source.close()

@@ -6,19 +6,29 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.files import AtomicFile, OutputError, check_output, output_suffix
+from fp4kit.io.files import (
+    AtomicFile,
+    InputFile,
+    Output,
+    OutputError,
+    check_output,
+    output_suffix,
+    permissions_of,
+)
+from fp4kit.io.safetensors import read_header
 from fp4kit.io.slabs import Progress, Tally
 
-from .directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint
+from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, PARAMS, Checkpoint
 from .mistral_native import new_params
 from .options import ConvertOptions
-from .plan import CheckpointPlan
+from .plan import WRITTEN_KEY, CheckpointPlan
 from .report import CheckpointReport, make_report
 from .shards import make_engine, write_shard, write_shards
 from .state import State, fingerprint, write_json
@@ -29,8 +39,62 @@ OLD_KEYS = ("quantization_config", "compression_config")
 COPY_BYTES = 16 << 20
 
 
-def check_target(source: Path, target: Path, state: State, *, resume: bool, force: bool) -> None:
+def earlier_result(target: Path, planned: Sequence[str]) -> list[str]:
+    """Files of a finished result of fp4kit's that a new one takes the place of.
+
+    Args:
+        target: a directory without notes.
+        planned: what the new conversion writes.
+
+    Returns:
+        Its weight files, their index, and what else both write; relative to the directory.
+
+    Raises:
+        OptionError: if the directory holds weights that fp4kit did not write, or none at all.
+    """
+    weights = sorted(path.name for path in target.glob("*.safetensors"))
+    for name in weights:
+        if not _is_ours(target / name):
+            raise OptionError(
+                f"{target}: holds {name!r}, which fp4kit did not write, so that --force does not "
+                "replace it; choose another directory, or remove this one first"
+            )
+    if not weights:
+        raise OptionError(
+            f"{target}: is not empty and holds no result of fp4kit that --force could replace; "
+            "choose another directory"
+        )
+    indexes = [path.name for path in target.glob(f"*{INDEX_SUFFIX}")]
+    both = [name for name in planned if os.path.lexists(target / name)]
+    return list(dict.fromkeys([*weights, *indexes, *both]))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a weight file says in its header that fp4kit wrote it."""
+    if path.is_symlink():
+        return False
+    try:
+        with InputFile(path) as file:
+            return WRITTEN_KEY in read_header(file).metadata
+    except FileFormatError:
+        return False
+
+
+def check_target(
+    source: Path, target: Path, state: State, planned: Sequence[str], *, resume: bool, force: bool
+) -> list[str]:
     """Refuses an output directory that would destroy something, before any work.
+
+    Args:
+        source: the checkpoint.
+        target: the directory.
+        state: its notes.
+        planned: files that will be written there.
+        resume: continue what an earlier run began.
+        force: replace what fp4kit wrote there.
+
+    Returns:
+        Files of a finished result that are to be replaced.
 
     Raises:
         OptionError: if it is the source or lies in it (or the other way round), or is not empty.
@@ -51,13 +115,56 @@ def check_target(source: Path, target: Path, state: State, *, resume: bool, forc
                 f"{target}: holds an unfinished conversion; pass --resume to go on, or --force to "
                 "start over"
             )
-    elif resume:
+        # Without a plan a run was killed as it began, or as it removed its notes at the end.
+        ended = not state.planned and any(target.glob("*.safetensors"))
+        return earlier_result(target, planned) if ended else []
+    if resume:
         raise FileFormatError(
             f"{target}: holds no unfinished conversion; leave --resume out to start one"
         )
-    elif target.is_dir() and any(target.iterdir()):
+    if not target.is_dir() or not any(target.iterdir()):
+        return []
+    if not force:
         raise OptionError(
-            f"{target}: is not empty; choose another directory, or remove this one first"
+            f"{target}: is not empty; choose another directory, or pass --force to replace a "
+            "result of fp4kit"
+        )
+    return earlier_result(target, planned)
+
+
+def planned_files(plan: CheckpointPlan) -> list[str]:
+    """Every file that a plan writes, relative to the output directory."""
+    checkpoint = plan.source.checkpoint
+    copied = checkpoint.others.copied
+    names = [shard.name for shard in plan.shards]
+    if len(plan.shards) > 1:
+        names.append(checkpoint.index.name)
+    return list(dict.fromkeys([*names, HF_QUANT_CONFIG, CONFIG, PARAMS, *copied]))
+
+
+def _identities(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """What changes when a file of the source is written to or replaced."""
+    paths = list(checkpoint.weight_files())
+    if checkpoint.is_directory:
+        copied = checkpoint.others.copied
+        paths += [checkpoint.path / name for name in copied]
+        paths += [path for path in checkpoint.path.glob("*.json") if path.is_file()]
+    facts = ((str(path), path.stat()) for path in paths)
+    return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts}
+
+
+def _check_unchanged(checkpoint: Checkpoint, before: dict[str, tuple[int, ...]]) -> None:
+    """Refuses a result whose source has changed meanwhile.
+
+    Raises:
+        FileFormatError: naming a file.
+    """
+    now = _identities(checkpoint)
+    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+    if changed:
+        raise FileFormatError(
+            f"{changed[0]}: has changed during the conversion, so that the result was given up; "
+            "start over with --force once nothing writes to the source"
         )
 
 
@@ -83,7 +190,8 @@ def _missing_bytes(plan: CheckpointPlan, state: State) -> int:
 def copy_file(source: Path, target: Path) -> None:
     """Copies a file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as reader, AtomicFile(target) as writer:
+    output = Output(target, permissions_of(source), replace=True)
+    with source.open("rb") as reader, AtomicFile(output) as writer:
         at = 0
         while data := reader.read(COPY_BYTES):
             writer.write_at(at, data)
@@ -108,33 +216,36 @@ def new_config(config: dict[str, Any], quantization: dict[str, Any] | None) -> d
     return result
 
 
-def write_index(target: Path, plan: CheckpointPlan) -> None:
+def write_index(target: Path, plan: CheckpointPlan, permissions: int) -> None:
     """The index of a sharded checkpoint, from what was written."""
     content = {
         "metadata": {"total_parameters": plan.parameters, "total_size": plan.nbytes},
         "weight_map": dict(sorted(plan.weight_map.items())),
     }
-    write_json(target / plan.source.checkpoint.index.name, content)
+    write_json(target / plan.source.checkpoint.index.name, content, permissions)
 
 
 def write_documents(plan: CheckpointPlan, target: Path) -> None:
     """Everything but the weights; config.json comes last, as engines look for it."""
     checkpoint = plan.source.checkpoint
     copy_others(checkpoint, target)
+    config_file = checkpoint.path / CONFIG
+    given = [*checkpoint.weight_files(), *([config_file] if config_file.is_file() else [])]
+    permissions = permissions_of(*given)
     if len(plan.shards) > 1:
-        write_index(target, plan)
+        write_index(target, plan, permissions)
     quantization = None
     if plan.layout is not None:
         hf_quant = plan.layout.hf_quant_config(plan.summary)
         if hf_quant is not None:
-            write_json(target / HF_QUANT_CONFIG, hf_quant)
+            write_json(target / HF_QUANT_CONFIG, hf_quant, permissions)
         quantization = plan.layout.quantization_config(plan.summary)
     if checkpoint.native:
         params = new_params(checkpoint.documents[PARAMS], plan.config, quantization)
-        write_json(target / PARAMS, params)
+        write_json(target / PARAMS, params, permissions)
     stored = checkpoint.documents.get(CONFIG, {})
     if stored or (quantization is not None and not checkpoint.native):
-        write_json(target / CONFIG, new_config(stored | plan.config, quantization))
+        write_json(target / CONFIG, new_config(stored | plan.config, quantization), permissions)
 
 
 def check_result(plan: CheckpointPlan, target: Path) -> None:
@@ -189,25 +300,30 @@ def carry_out(
     """
     started = time.perf_counter()
     checkpoint = plan.source.checkpoint
+    before = _identities(checkpoint)
     tally = Tally(progress, sum(work.tensor.spec.nbytes for work in plan.works))
     others = checkpoint.others.nbytes
     if not checkpoint.is_directory:
         output_suffix(target, (".safetensors",))
-        check_output(checkpoint.path, target, force=force, nbytes=plan.nbytes)
+        output = check_output(checkpoint.path, target, force=force, nbytes=plan.nbytes)
         if resume:
             raise OptionError(f"{target}: a single file is written in one go; leave --resume out")
-        write_shard(plan, plan.shards[0], target, make_engine(plan, devices[0]), tally)
+        engine = make_engine(plan, devices[0])
+        write_shard(plan, plan.shards[0], output, engine, tally)
         return make_report(plan, str(target), others, time.perf_counter() - started)
-    state = State(target)
-    check_target(checkpoint.path, target, state, resume=resume, force=force)
+    state = State(target, stat.S_IMODE(checkpoint.path.stat().st_mode) & 0o777)
+    planned = planned_files(plan)
+    replaced = check_target(checkpoint.path, target, state, planned, resume=resume, force=force)
     engines = [make_engine(plan, device) for device in devices]
     if not state.exists:  # so that nothing is left behind
         existing = target if target.is_dir() else Path(os.path.realpath(target)).parent
         check_space(existing, plan.nbytes + others)
     with state:
-        state.begin(fingerprint(checkpoint, plan.options), resume=resume)
+        wanted = fingerprint(checkpoint, plan.options)
+        state.begin(wanted, planned, resume=resume, replaced=replaced)
         check_space(target, _missing_bytes(plan, state) + others)
         write_shards(plan, state, engines, tally)
+        _check_unchanged(checkpoint, before)
         write_documents(plan, target)
         check_result(plan, target)
         state.finish()

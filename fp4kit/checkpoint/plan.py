@@ -26,6 +26,8 @@ from .options import Options
 
 #: Header metadata of files whose block scales were searched: how. Decoding does not need it.
 SEARCH_KEY = "fp4kit_scale_search"
+#: Header metadata of every weight file of fp4kit's: `--force` replaces only these.
+WRITTEN_KEY = "fp4kit_checkpoint"
 #: Header metadata that described an older quantization.
 OLD_METADATA = (LAYERS_KEY, METADATA_KEY, SHAPES_KEY, SEARCH_KEY, "fp4kit_second_level")
 
@@ -136,7 +138,7 @@ class CheckpointPlan:
         searched = next((facts for facts in searches if facts), None)
         if searched is not None:
             own = {**own, SEARCH_KEY: json.dumps(searched, separators=(",", ":"))}
-        return {"format": "pt", **kept, **self.header, **own}
+        return {"format": "pt", **kept, **self.header, **own, WRITTEN_KEY: "1"}
 
 
 def check_source(checkpoint: Checkpoint, layout: Layout) -> None:

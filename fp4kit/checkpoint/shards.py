@@ -7,17 +7,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from dataclasses import replace as with_changes
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from fp4kit.backends.base import ErrorSums
-from fp4kit.formats import get_recipe
+from fp4kit.formats import ALL_RECIPES, get_recipe
 from fp4kit.io.dequantize_file import decode_tensors
+from fp4kit.io.files import Output, permissions_of
 from fp4kit.io.quantize_stream import quantize_stream
 from fp4kit.io.safetensors import SafetensorsWriter
 from fp4kit.io.slabs import Engine, Tally, Write
@@ -27,6 +27,9 @@ from .plan import CheckpointPlan, Shard
 from .recode import transfers_of
 from .state import State
 from .transfer import Transfer, run_transfers
+
+#: What is noted about each tensor of a finished shard.
+NOTED = {"action", "reason", "sums", "second", "recipe"}
 
 
 def make_engine(plan: CheckpointPlan, device: str) -> Engine | None:
@@ -49,11 +52,12 @@ def make_engine(plan: CheckpointPlan, device: str) -> Engine | None:
 
 
 def write_shard(
-    plan: CheckpointPlan, shard: Shard, path: Path, engine: Engine | None, tally: Tally
+    plan: CheckpointPlan, shard: Shard, output: Output, engine: Engine | None, tally: Tally
 ) -> None:
     """Converts the tensors of one file and gives it its name once it is on the disk."""
-    with SafetensorsWriter(path, shard.specs, plan.metadata(shard)) as writer:
+    with SafetensorsWriter(output, shard.specs, plan.metadata(shard)) as writer:
         _convert(plan, shard, engine, writer.write, tally)
+        plan.source.checkpoint.check_unchanged()
         writer.finish()
 
 
@@ -98,6 +102,27 @@ def _results(shard: Shard) -> dict[str, Any]:
     return results
 
 
+def _is_complete(shard: Shard, results: dict[str, Any]) -> bool:
+    """Whether notes are those of a shard: they lie where anyone may have changed them."""
+    sums = {field.name for field in fields(ErrorSums)}
+    for work in shard.works:
+        noted = results.get(work.tensor.name)
+        if not isinstance(noted, dict) or noted.keys() != NOTED:
+            return False
+        found, second, recipe = (noted[key] for key in ("sums", "second", "recipe"))
+        if not all(isinstance(noted[key], str) for key in ("action", "reason")):
+            return False
+        if not isinstance(found, dict) or found.keys() != sums:
+            return False
+        if not all(type(value) in (int, float) for value in found.values()):
+            return False
+        if second is not None and not (type(second) is int and 0 <= second < 1 << 32):
+            return False
+        if recipe is not None and recipe not in ALL_RECIPES:
+            return False
+    return True
+
+
 def _restore(shard: Shard, results: dict[str, Any]) -> None:
     """Takes over what an earlier run noted."""
     for work in shard.works:
@@ -120,6 +145,7 @@ class _Workers:
         self._plan = plan
         self._state = state
         self._tally = tally
+        self._permissions = permissions_of(*plan.source.checkpoint.weight_files())
         self._queue: SimpleQueue[Shard] = SimpleQueue()
         self._failed = threading.Event()
 
@@ -139,8 +165,10 @@ class _Workers:
                     shard = self._queue.get_nowait()
                 except Empty:
                     return
-                path = self._state.target / shard.name
-                write_shard(self._plan, shard, path, engine, self._tally)
+                # One that an interrupted run finished but did not note is written again.
+                path, again = self._state.target / shard.name, self._state.resumed
+                output = Output(path, self._permissions, replace=again)
+                write_shard(self._plan, shard, output, engine, self._tally)
                 self._state.record(shard.name, _results(shard))
         except BaseException:
             self.stop()
@@ -161,7 +189,7 @@ def write_shards(
     workers = _Workers(plan, state, tally)
     for shard in plan.shards:
         results = state.done(shard.name)
-        if results is None:
+        if results is None or not _is_complete(shard, results):
             workers.add(shard)
         else:
             _restore(shard, results)

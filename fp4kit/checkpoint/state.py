@@ -4,7 +4,8 @@
 
 The notes lie in the output directory until everything is written; shards get their names one by
 one, config.json and the index come last. So a directory without the notes is complete, and one
-with them is recognized by every fp4kit command.
+with them is recognized by every fp4kit command. The notes name the files that belong to the
+conversion: starting over removes these and nothing else.
 """
 
 from __future__ import annotations
@@ -15,26 +16,38 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fp4kit import __version__
-from fp4kit.errors import OptionError
-from fp4kit.io.files import AtomicFile, OutputError
+import numpy as np
 
-from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, STATE_DIR, Checkpoint, read_json
+from fp4kit import __version__
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.io.files import (
+    TEMPORARY_SUFFIX,
+    AtomicFile,
+    Output,
+    OutputError,
+    remove_abandoned,
+)
+
+from .directory import STATE_DIR, Checkpoint, read_json
 from .options import Options
 
 PLAN_FILE = "plan.json"
 LOCK_FILE = "lock"
+#: Bytes that are read together for a checksum, in rows of COLUMNS words.
+CHUNK = 1 << 22
+COLUMNS = 4096
 
 
-def write_json(path: Path, content: object) -> None:
-    """Writes a JSON file atomically."""
+def write_json(path: Path, content: object, permissions: int = 0o666) -> None:
+    """Writes a JSON file atomically, in the place of an older one."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    with AtomicFile(path) as file:
+    with AtomicFile(Output(path, permissions, replace=True)) as file:
         file.write_at(0, text.encode())
         file.commit()
 
@@ -63,11 +76,30 @@ def fingerprint(checkpoint: Checkpoint, options: Options) -> dict[str, Any]:
     }
 
 
+def checksum(path: Path) -> str:
+    """A checksum that finds damage to a finished file, not a forgery, at the speed of memory.
+
+    SHA-256 of the sums of columns of words: hashing every byte would take longer than quantizing
+    them does.
+    """
+    digest = hashlib.sha256()
+    buffer = np.zeros(CHUNK, np.uint8)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer.data):
+            buffer[count:] = 0
+            words = buffer.view("<u8").reshape(-1, COLUMNS)
+            digest.update(np.add.reduce(words, axis=0).tobytes())
+            digest.update(count.to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """What of a fingerprint has changed, in words."""
+    options = before.get("options")
+    older = options if isinstance(options, dict) else {}
     for key, value in now["options"].items():
-        if before.get("options", {}).get(key) != value:
-            return f"option {key} was {before.get('options', {}).get(key)!r}, is {value!r}"
+        if older.get(key) != value:
+            return f"option {key} was {older.get(key)!r}, is {value!r}"
     if before.get("fp4kit") != now["fp4kit"]:
         return f"it was begun by fp4kit {before.get('fp4kit')}, this is {now['fp4kit']}"
     return "the source has changed"
@@ -76,16 +108,42 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 class State:
     """The notes of a conversion; use it as a context manager, which holds the lock."""
 
-    def __init__(self, target: Path) -> None:
-        """Names the notes of an output directory; nothing is touched yet."""
+    def __init__(self, target: Path, permissions: int = 0o777) -> None:
+        """Names the notes of an output directory; nothing is touched yet.
+
+        Args:
+            target: the output directory.
+            permissions: its permission bits before the umask, if it is created.
+        """
         self.target = target
         self.folder = target / STATE_DIR
+        self.resumed = False
+        self._permissions = permissions
+        self._finished: dict[str, dict[str, Any]] = {}
         self._lock = -1
 
     @property
     def exists(self) -> bool:
-        """Whether an earlier run left notes."""
-        return self.folder.is_dir()
+        """Whether an earlier run left notes.
+
+        Raises:
+            OptionError: if something else has their name, a link for example.
+        """
+        try:
+            mode = self.folder.lstat().st_mode
+        except OSError:
+            return False
+        if not stat.S_ISDIR(mode):
+            raise OptionError(
+                f"{self.folder}: is no directory of fp4kit's notes; remove it, or choose another "
+                "output"
+            )
+        return True
+
+    @property
+    def planned(self) -> bool:
+        """Whether the notes say what is to be written."""
+        return (self.folder / PLAN_FILE).is_file()
 
     def __enter__(self) -> State:
         """Creates the notes' directory and locks it.
@@ -94,8 +152,10 @@ class State:
             OutputError: if that is not possible, or another process works there.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+            self.target.mkdir(mode=self._permissions, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = os.open(self.folder / LOCK_FILE, flags, 0o600)
         except OSError as error:
             raise OutputError(f"{self.target}: cannot be written: {error.strerror}") from None
         try:
@@ -117,47 +177,96 @@ class State:
         """Gives the lock back; the notes stay unless :meth:`finish` removed them."""
         os.close(self._lock)
 
-    def begin(self, wanted: dict[str, Any], *, resume: bool) -> None:
+    def begin(
+        self,
+        wanted: dict[str, Any],
+        files: Iterable[str],
+        *,
+        resume: bool,
+        replaced: Iterable[str] = (),
+    ) -> None:
         """Starts over, or checks that what an earlier run left can be continued.
 
         A run that was killed before it noted anything has left nothing to continue, so that it is
         started over in any case.
 
+        Args:
+            wanted: fingerprint of the source and the options.
+            files: every file that the conversion writes, relative to the directory.
+            resume: continue.
+            replaced: files of an earlier, finished result that this one takes the place of.
+
         Raises:
             OptionError: if it was begun from another source or with other options.
+            OutputError: if something stands in the way that is not fp4kit's.
         """
         plan = self.folder / PLAN_FILE
-        if resume and plan.is_file():
-            before = read_json(plan)
+        before = read_json(plan) if plan.is_file() else {}
+        noted = before.pop("planned", None)
+        earlier = noted if isinstance(noted, list) else []
+        if resume and before:
             if before != wanted:
                 raise OptionError(
                     f"{self.target}: cannot be resumed: {_difference(before, wanted)}; start over "
                     "with --force"
                 )
+            self.resumed = True
         else:
-            # What a run with other options left must not stay beside the new shards.
-            for path in (*self.folder.glob("*.json"), *self._generated()):
+            removed = [*map(str, earlier), *replaced]
+            if removed:  # noted first: a run that is killed meanwhile must be able to go on
+                write_json(plan, {"planned": removed})
+            self._remove(removed)
+            for path in self.folder.glob("*.json"):
                 path.unlink()
-            write_json(plan, wanted)
-        for left in self.target.rglob(".*.fp4kit-tmp"):  # of a run that was killed
-            left.unlink()
+            planned = list(files)
+            self._check_free(planned)
+            write_json(plan, {**wanted, "planned": planned})
+        remove_abandoned(self.target.rglob(f".*{TEMPORARY_SUFFIX}"))
 
-    def _generated(self) -> Iterator[Path]:
-        """What an earlier run wrote and this one may not: other layouts have other files."""
-        yield from self.target.glob("*.safetensors")
-        yield from self.target.glob(f"*{INDEX_SUFFIX}")
-        for name in (CONFIG, HF_QUANT_CONFIG):
-            if (self.target / name).is_file():
-                yield self.target / name
+    def _remove(self, names: Iterable[str]) -> None:
+        """Removes files of an earlier run: what it named and wrote, and nothing else."""
+        for name in names:
+            relative = PurePosixPath(name)
+            path = self.target / relative
+            if relative.is_absolute() or ".." in relative.parts or not os.path.lexists(path):
+                continue
+            if not stat.S_ISREG(path.lstat().st_mode) or not _within(path, self.target):
+                raise OutputError(
+                    f"{path}: is a link or no file, and was not written by fp4kit; remove it, or "
+                    "choose another output"
+                )
+            path.unlink()
+
+    def _check_free(self, names: Iterable[str]) -> None:
+        """Refuses to write over what somebody else has put there, also since it was looked at."""
+        for name in names:
+            if os.path.lexists(self.target / name):
+                raise OutputError(
+                    f"{self.target}: holds {name!r}, which this conversion did not write; remove "
+                    "it, or choose another output"
+                )
 
     def done(self, shard: str) -> dict[str, Any] | None:
-        """The results of a shard that an earlier run finished, or None."""
-        path = self.folder / f"{shard}.json"
-        return read_json(path) if path.is_file() and (self.target / shard).is_file() else None
+        """The results of a shard that an earlier run finished and that is still what it wrote."""
+        if shard in self._finished:
+            return self._finished[shard]
+        note, path = self.folder / f"{shard}.json", self.target / shard
+        if not self.resumed or not note.is_file() or not path.is_file() or path.is_symlink():
+            return None
+        try:
+            noted = read_json(note)
+        except FileFormatError:  # the shard is converted again
+            return None
+        results = noted.get("results")
+        if not isinstance(results, dict) or noted.get("checksum") != checksum(path):
+            return None
+        self._finished[shard] = results
+        return results
 
     def record(self, shard: str, results: dict[str, Any]) -> None:
         """Notes that a shard is on the disk."""
-        write_json(self.folder / f"{shard}.json", results)
+        content = {"checksum": checksum(self.target / shard), "results": results}
+        write_json(self.folder / f"{shard}.json", content)
 
     def finish(self) -> None:
         """Removes the notes: the directory is complete."""
@@ -168,3 +277,8 @@ class State:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _within(path: Path, folder: Path) -> bool:
+    """Whether no link on the way to a file leads out of a folder."""
+    return Path(os.path.realpath(folder)) in Path(os.path.realpath(path)).parents

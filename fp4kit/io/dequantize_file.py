@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -22,7 +22,7 @@ from .description import (
     logical_tensors,
     orphan_codes,
 )
-from .files import SUFFIXES, check_output, output_suffix
+from .files import SUFFIXES, Output, check_output, output_suffix
 from .numpy_writers import NpyWriter, NpzWriter
 from .report import FileReport, TensorReport
 from .safetensors import DTYPE_CODES, SafetensorsWriter, TensorSpec
@@ -106,15 +106,11 @@ def _slabs(
                 yield Slab(Step(tensor, first, last), (part,))
 
 
-def _writer(
-    target: Path, specs: Sequence[TensorSpec], metadata: dict[str, str]
-) -> Callable[[], Writer]:
-    suffix = output_suffix(target, SUFFIXES)
+def _writer(output: Output, specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Writer:
+    suffix = output_suffix(output.path, SUFFIXES)
     if suffix == ".safetensors":
-        return lambda: SafetensorsWriter(target, specs, metadata)
-    if suffix == ".npy":
-        return lambda: NpyWriter(target, specs)
-    return lambda: NpzWriter(target, specs)
+        return SafetensorsWriter(output, specs, metadata)
+    return NpyWriter(output, specs) if suffix == ".npy" else NpzWriter(output, specs)
 
 
 def _report(tensor: Logical, spec: TensorSpec) -> TensorReport:
@@ -188,15 +184,15 @@ def dequantize_file(
         ]
         metadata = {key: value for key, value in opened.metadata.items() if key != METADATA_KEY}
         engine = Engine(device, [dtype], "dequantize", [entry.plan.decoding for entry in entries])
-        make_writer = _writer(target, specs, metadata)
         nbytes = sum(spec.nbytes for spec in specs)
-        check_output(source, target, force=force, nbytes=nbytes)
+        output = check_output(source, target, force=force, nbytes=nbytes)
         reports = [_report(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
         tally = Tally(progress, sum(report.bytes_before for report in reports))
-        with make_writer() as writer:
+        with _writer(output, specs, metadata) as writer:
             # The members of an archive are streams: what is written to them must come in order.
             ordered = isinstance(writer, NpzWriter)
             decode_tensors(engine, opened, tensors, dtype, writer.write, tally, ordered=ordered)
+            opened.check_unchanged()
             writer.finish()
         return FileReport(
             source=str(source),

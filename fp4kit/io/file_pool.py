@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
-
-from fp4kit.errors import FileFormatError
 
 from .files import InputFile
 
@@ -75,24 +72,18 @@ class PooledFile(InputFile):
     def __init__(self, path: Path, pool: FilePool) -> None:
         super().__init__(path)
         self._pool = pool
-        self._identity = self._facts()
         self.is_open = True
         self.users = 0
-
-    def _facts(self) -> tuple[int, int, int, int]:
-        facts = os.fstat(self._fd)
-        return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
     def reopen(self) -> None:
         """Opens it again.
 
         Raises:
-            FileFormatError: if it is another file by now.
+            FileFormatError: if it has changed.
         """
+        self.check_unchanged()
         super().__init__(self.path)
         self.is_open = True
-        if self._facts() != self._identity:
-            raise FileFormatError(f"{self.path}: was changed while it was being read; start over")
 
     def shut(self) -> None:
         """Closes it for now."""

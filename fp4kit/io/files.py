@@ -5,11 +5,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import glob
 import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,10 +25,20 @@ SUFFIXES = (".safetensors", ".npy", ".npz")
 #: Dirty pages are handed to the disk in pieces of this size while computing goes on, so that the
 #: final fsync has little left to wait for.
 WRITEBACK_BYTES = 16 << 20
+TEMPORARY_SUFFIX = ".fp4kit-tmp"
+#: An empty temporary file may be one whose process is just about to lock it.
+NEWBORN_SECONDS = 5.0
+#: What file systems without hard links answer.
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class OutputError(Fp4kitError, OSError):
     """An output cannot be written; the message starts with its name and nothing was replaced."""
+
+
+def _identity(facts: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced."""
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 class InputFile:
@@ -37,9 +52,27 @@ class InputFile:
                 kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
                 raise FileFormatError(f"{path}: is {kind}; give one .safetensors, .npy or .npz")
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = os.fstat(self._fd).st_size
+            facts = os.fstat(self._fd)
         except OSError as error:
             raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
+        self.size = facts.st_size
+        self._identity = _identity(facts)
+
+    def check_unchanged(self) -> None:
+        """Refuses a result of a file that was written to, or replaced, since it was opened.
+
+        Raises:
+            FileFormatError: naming the file.
+        """
+        try:
+            now = _identity(self.path.stat())
+        except OSError:
+            now = None
+        if now != self._identity:
+            raise FileFormatError(
+                f"{self.path}: has changed while it was read, so that the result was given up; run "
+                "it again once nothing writes to the file"
+            )
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fills `out` with the bytes at `offset`.
@@ -77,6 +110,62 @@ class InputFile:
         self.close()
 
 
+def permissions_of(*sources: Path) -> int:
+    """Permission bits that a result made from some files may have: what all of them grant."""
+    granted = 0o666
+    for source in sources:
+        granted &= source.stat().st_mode
+    return granted
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes, after the checks that come before work.
+
+    Attributes:
+        path: file to write.
+        permissions: its permission bits before the umask: a result is never more readable than
+            what it was made from.
+        replace: an older file of that name may be replaced; else one that appears while the result
+            is written is left alone, and the result is given up.
+    """
+
+    path: Path
+    permissions: int = 0o666
+    replace: bool = False
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+def as_output(target: Output | Path) -> Output:
+    """An output; a path alone is a file of fp4kit's own, which is replaced."""
+    return target if isinstance(target, Output) else Output(target, replace=True)
+
+
+def _temporary_prefix(final: Path) -> str:
+    return f".{final.name[:40]}."
+
+
+def remove_abandoned(files: Iterable[Path]) -> None:
+    """Removes temporary files whose process was killed; those of living ones stay.
+
+    Args:
+        files: temporary files of :class:`AtomicFile`.
+    """
+    for path in files:
+        with contextlib.suppress(OSError):  # somebody else's, or gone already
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                # A living writer holds the lock, which it takes before it writes anything.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                facts = os.fstat(fd)
+                if facts.st_size or time.time() - facts.st_mtime > NEWBORN_SECONDS:
+                    path.unlink()
+            finally:
+                os.close(fd)
+
+
 class AtomicFile:
     """A file that exists under its name only once it is complete and on the disk.
 
@@ -84,19 +173,32 @@ class AtomicFile:
     leaves an older file of the same name untouched.
     """
 
-    def __init__(self, target: Path) -> None:
-        self.target = target
+    def __init__(self, target: Output | Path) -> None:
+        """Opens a temporary file beside the target.
+
+        Args:
+            target: where the result goes; see :func:`as_output`.
+
+        Raises:
+            OutputError: if there can be none.
+        """
+        output = as_output(target)
+        self.target = output.path
+        self._output = output
         # A link is written through, so the temporary file must lie next to what it points to.
-        self._final = Path(os.path.realpath(target))
-        self._temp = self._final.with_name(
-            f".{self._final.name[:40]}.{secrets.token_hex(4)}.fp4kit-tmp"
-        )
+        self._final = Path(os.path.realpath(output.path))
+        prefix = _temporary_prefix(self._final)
+        remove_abandoned(self._final.parent.glob(f"{glob.escape(prefix)}*{TEMPORARY_SUFFIX}"))
+        self._temp = self._final.with_name(f"{prefix}{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
         self._dirty = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._fd = os.open(self._temp, flags, 0o666)
+            # Its owner must be able to write it, whatever the source's permissions are.
+            self._fd = os.open(self._temp, flags, output.permissions | stat.S_IRUSR | stat.S_IWUSR)
         except OSError as error:
-            raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+            raise OutputError(f"{output}: cannot be written: {error.strerror}") from None
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @property
     def fd(self) -> int:
@@ -121,11 +223,20 @@ class AtomicFile:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
-        """Flushes to the disk and gives the file its name, replacing an older one in one step."""
-        with contextlib.suppress(FileNotFoundError):
-            os.fchmod(self._fd, stat.S_IMODE(self._final.stat().st_mode))
+        """Flushes to the disk and gives the file its name in one step.
+
+        Raises:
+            OutputError: if a file of that name has appeared that may not be replaced.
+        """
+        if self._output.replace:
+            with contextlib.suppress(FileNotFoundError):
+                older = stat.S_IMODE(self._final.stat().st_mode)
+                os.fchmod(self._fd, older & (self._output.permissions | stat.S_IRWXU))
         os.fsync(self._fd)
-        self._temp.replace(self._final)
+        if self._output.replace:
+            self._temp.replace(self._final)
+        else:
+            self._take_name()
         # The name itself must survive a power cut too; some file systems cannot sync directories.
         with contextlib.suppress(OSError):
             folder = os.open(self._final.parent, os.O_RDONLY)
@@ -133,6 +244,22 @@ class AtomicFile:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+    def _take_name(self) -> None:
+        """Gives the file a name that nothing has yet: `rename` would replace what does."""
+        try:
+            os.link(self._temp, self._final)
+        except FileExistsError:
+            raise OutputError(
+                f"{self.target}: has appeared while this was at work and was left as it is; choose "
+                "another name, or pass force (--force) to replace it"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            # Without hard links (FAT, some network file systems) an empty file takes the name.
+            os.close(os.open(self._final, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+            self._temp.replace(self._final)
 
     def __enter__(self) -> AtomicFile:
         return self
@@ -163,8 +290,17 @@ def output_suffix(target: Path, allowed: Iterable[str]) -> str:
     return suffix
 
 
-def check_output(source: Path | None, target: Path, *, force: bool, nbytes: int) -> None:
+def check_output(source: Path | None, target: Path, *, force: bool, nbytes: int) -> Output:
     """Refuses an output that would destroy something or cannot fit, before any work.
+
+    Args:
+        source: the input, None without one.
+        target: the file to write.
+        force: an existing file may be replaced.
+        nbytes: bytes that it will take.
+
+    Returns:
+        What :class:`AtomicFile` writes to.
 
     Raises:
         OptionError: if it is the input (also through links), a directory, or exists already.
@@ -185,6 +321,8 @@ def check_output(source: Path | None, target: Path, *, force: bool, nbytes: int)
         raise OutputError(
             f"{target}: cannot be written: {nbytes} bytes are needed, {free} are free in {folder}"
         )
+    permissions = 0o666 if source is None else permissions_of(source)
+    return Output(target, permissions, replace=force)
 
 
 def sniff(head: bytes) -> str | None:

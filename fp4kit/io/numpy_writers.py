@@ -17,7 +17,7 @@ import numpy as np
 
 from fp4kit.errors import FileFormatError, OptionError
 
-from .files import AtomicFile
+from .files import AtomicFile, Output, as_output
 from .numpy_files import RECORD_MEMBER, RECORD_VERSION, STORABLE, parse_record, sidecar
 from .safetensors import DTYPES, TensorSpec
 
@@ -62,13 +62,14 @@ def _is_record(path: Path) -> bool:
 class NpyWriter:
     """Writes one tensor as .npy, atomically, with a record next to it if it needs one."""
 
-    def __init__(self, target: Path, tensors: Sequence[TensorSpec]) -> None:
+    def __init__(self, output: Output | Path, tensors: Sequence[TensorSpec]) -> None:
+        self._output = as_output(output)
+        target = self._output.path
         if len(tensors) != 1:
             raise OptionError(
                 f"{target}: .npy holds one array, but there are {len(tensors)} tensors; write "
                 ".npz or .safetensors"
             )
-        self._target = target
         self._record = build_record([tensors[0]])
         self._header = array_header_bytes(tensors[0])
         side = sidecar(target)
@@ -77,7 +78,7 @@ class NpyWriter:
                 f"{target}: its element type would be recorded in {side}, which holds something "
                 "else; choose another name, or .npz"
             )
-        self._file = AtomicFile(target)
+        self._file = AtomicFile(output)
 
     def write(self, name: str, offset: int, data: Any) -> None:
         """Writes bytes of the tensor, beginning `offset` bytes into it."""
@@ -86,10 +87,10 @@ class NpyWriter:
     def finish(self, metadata: Mapping[str, str] | None = None) -> None:
         """Gives the file its name; NumPy's files have no place for metadata."""
         self._file.write_at(0, self._header)
-        side = sidecar(self._target)
+        side = sidecar(self._output.path)
         if self._record:
             # First, as an array without its record would be read as plain integers.
-            with AtomicFile(side) as record:
+            with AtomicFile(Output(side, self._output.permissions, replace=True)) as record:
                 record.write_at(0, self._record.encode())
                 record.commit()
         self._file.commit()
@@ -112,13 +113,12 @@ class NpyWriter:
 class NpzWriter:
     """Writes tensors as an uncompressed .npz, atomically, one after the other."""
 
-    def __init__(self, target: Path, tensors: Sequence[TensorSpec]) -> None:
-        self._target = target
+    def __init__(self, output: Output | Path, tensors: Sequence[TensorSpec]) -> None:
         self._specs = {spec.name: spec for spec in tensors}
         if RECORD_MEMBER in self._specs:
-            raise FileFormatError(f"{target}: a tensor cannot be named {RECORD_MEMBER}")
+            raise FileFormatError(f"{output}: a tensor cannot be named {RECORD_MEMBER}")
         self._record = build_record(tensors)
-        self._file = AtomicFile(target)
+        self._file = AtomicFile(output)
         self._stream = open(self._file.fd, "w+b", closefd=False)  # noqa: SIM115
         self._archive = zipfile.ZipFile(self._stream, "w")
         self._member: IO[bytes] | None = None

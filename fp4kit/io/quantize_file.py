@@ -189,11 +189,11 @@ def quantize_file(
             dtypes = {work.tensor.dtype for work in works if work.entry is not None}
             engine = Engine(options.device, dtypes, "quantize", plans[:1])
         outputs = [spec for work in works for spec in work.outputs]
-        check_output(
-            source, target, force=options.force, nbytes=sum(spec.nbytes for spec in outputs)
-        )
+        nbytes = sum(spec.nbytes for spec in outputs)
+        output = check_output(source, target, force=options.force, nbytes=nbytes)
         tally = Tally(progress, sum(work.tensor.stored for work in works if work.outputs))
-        with SafetensorsWriter(target, outputs, _metadata(opened, works)) as writer:
+        with SafetensorsWriter(output, outputs, _metadata(opened, works)) as writer:
             quantize_stream(opened, works, engine, writer.write, tally)
+            opened.check_unchanged()
             writer.finish(_metadata(opened, works))
         return _report(opened, target, works, asdict(options), started)

@@ -19,7 +19,7 @@ from typing import Any
 
 from fp4kit.errors import DtypeError, FileFormatError
 
-from .files import AtomicFile, InputFile
+from .files import AtomicFile, InputFile, Output
 from .json_text import strict_json
 
 #: The common readers refuse longer headers.
@@ -272,7 +272,7 @@ class SafetensorsWriter:
     """
 
     def __init__(
-        self, target: Path, tensors: Sequence[TensorSpec], metadata: Mapping[str, str]
+        self, target: Output | Path, tensors: Sequence[TensorSpec], metadata: Mapping[str, str]
     ) -> None:
         self._target = target
         self._tensors = list(tensors)

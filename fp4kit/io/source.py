@@ -89,6 +89,13 @@ class Source(ABC):
         """Whether a tensor read in many small pieces costs no more than in few large ones."""
         return self.concurrent
 
+    def check_unchanged(self) -> None:  # noqa: B027 - what is no file of its own has nothing to say
+        """Refuses a result whose source has changed since it was opened.
+
+        Raises:
+            FileFormatError: naming the file.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Closes the file."""
@@ -115,6 +122,9 @@ class SafetensorsSource(Source):
 
     def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
         self._file.read_into(self._starts[name] + offset, out)
+
+    def check_unchanged(self) -> None:  # noqa: D102
+        self._file.check_unchanged()
 
     def close(self) -> None:  # noqa: D102
         self._file.close()
@@ -166,6 +176,9 @@ class NpySource(Source):
 
     def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
         self._reader.read(offset, out)
+
+    def check_unchanged(self) -> None:  # noqa: D102
+        self._file.check_unchanged()
 
     def close(self) -> None:  # noqa: D102
         self._file.close()
@@ -249,6 +262,9 @@ class NpzSource(Source):
         reader = self._streams[name][1]
         assert reader is not None, f"{name} cannot be read"
         reader.read(offset, out)
+
+    def check_unchanged(self) -> None:  # noqa: D102
+        self._file.check_unchanged()
 
     def close(self) -> None:  # noqa: D102
         for stream, _ in self._streams.values():
