@@ -118,7 +118,7 @@ def _is_complete(shard: Shard, results: dict[str, Any]) -> bool:
             return False
         if second is not None and not (type(second) is int and 0 <= second < 1 << 32):
             return False
-        if recipe is not None and recipe not in ALL_RECIPES:
+        if recipe is not None and recipe not in list(ALL_RECIPES):
             return False
     return True
 

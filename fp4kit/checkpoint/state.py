@@ -34,7 +34,7 @@ from fp4kit.io.files import (
     remove_abandoned,
 )
 
-from .directory import STATE_DIR, Checkpoint, read_json
+from .directory import INDEX_SUFFIX, STATE_DIR, Checkpoint, read_json
 from .options import Options
 
 PLAN_FILE = "plan.json"
@@ -219,7 +219,9 @@ class State:
             for path in self.folder.glob("*.json"):
                 path.unlink()
             planned = list(files)
-            self._check_free(planned)
+            # A second index would make the result one that no engine opens.
+            indexes = (path.name for path in self.target.glob(f"*{INDEX_SUFFIX}"))
+            self._check_free([*planned, *indexes])
             write_json(plan, {**wanted, "planned": planned})
         remove_abandoned(self.target.rglob(f".*{TEMPORARY_SUFFIX}"))
 

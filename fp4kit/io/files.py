@@ -248,12 +248,16 @@ class AtomicFile:
     def _take_name(self) -> None:
         """Gives the file a name that nothing has yet: `rename` would replace what does."""
         try:
-            os.link(self._temp, self._final)
+            self._link()
         except FileExistsError:
             raise OutputError(
                 f"{self.target}: has appeared while this was at work and was left as it is; choose "
                 "another name, or pass force (--force) to replace it"
             ) from None
+
+    def _link(self) -> None:
+        try:
+            os.link(self._temp, self._final)
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
