@@ -216,12 +216,12 @@ class State:
             if removed:  # noted first: a run that is killed meanwhile must be able to go on
                 write_json(plan, {"planned": removed})
             self._remove(removed)
-            for path in self.folder.glob("*.json"):
-                path.unlink()
             planned = list(files)
             # A second index would make the result one that no engine opens.
             indexes = (path.name for path in self.target.glob(f"*{INDEX_SUFFIX}"))
             self._check_free([*planned, *indexes])
+            for path in self.folder.glob("*.json"):
+                path.unlink()
             write_json(plan, {**wanted, "planned": planned})
         remove_abandoned(self.target.rglob(f".*{TEMPORARY_SUFFIX}"))
 
