@@ -15,6 +15,7 @@ import click
 from fp4kit import __version__
 from fp4kit.errors import Fp4kitError
 
+from . import interrupts
 from .text import describe_os_error, example, one_line
 
 #: Subcommands and their one-line help. It stands here so that `fp4kit --help` imports none of
@@ -45,6 +46,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.commands:
             return None
         command = import_module(f".{cmd_name}", __package__).command
+        interrupts.install()
         assert isinstance(command, click.Command)
         return command
 
@@ -60,7 +62,9 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Runs a subcommand; expected failures become one line and exit code 1."""
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            interrupts.check()
+            return result
         except Fp4kitError as error:
             raise click.ClickException(one_line(str(error))) from error
         except OSError as error:
@@ -89,19 +93,10 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the `fp4kit` script and of `python -m fp4kit`."""
+    """Runs the command; :mod:`fp4kit.cli.entry` calls it."""
     for stream in (sys.stdout, sys.stderr):
         # A console that cannot show a character gets an escape, not a crash after the work.
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    # By default these two end the process at once and leave the temporary output file behind.
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP: leave that
-            signal.signal(number, _leave)
     cli(prog_name="fp4kit")
     raise AssertionError("click exits by itself")
-
-
-def _leave(number: int, _frame: object) -> NoReturn:
-    """Ends the process in the way that runs every clean-up."""
-    raise SystemExit(128 + number)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from . import interrupts
 from .text import printable
 
 #: What the library calls with (bytes done, bytes in all).
@@ -15,13 +16,14 @@ Progress = Callable[[int, int], None]
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Progress | None]:
+def progress_bar(label: str) -> Iterator[Progress]:
     """A progress callback that draws bytes, bytes per second and time left on stderr.
 
-    It is None where that is no terminal.
+    Where that is no terminal it draws nothing. Either way it ends a command that a signal has
+    asked to end.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield lambda done, total: interrupts.check()
         return
     from rich.console import Console
     from rich.progress import (
@@ -46,6 +48,7 @@ def progress_bar(label: str) -> Iterator[Progress | None]:
         task = bar.add_task(printable(label), total=None)
 
         def advance(done: int, total: int) -> None:
+            interrupts.check()
             bar.update(task, completed=done, total=total)
 
         yield advance
