@@ -129,6 +129,8 @@ KEPT = {
     "text_encoders.clip_l.transformer.text_projection.weight": "part of text_projection",
     "control_model.zero_convs.0.0.weight": "part of control_model",
     "model_ema.decay.x.weight": "part of model_ema",
+    "lora_unet_x.lora_up.weight": "low-rank adapter",
+    f"{L}.self_attn.q_proj.lora_A.default.weight": "low-rank adapter",
     # Vision parts of Mistral, Kimi, DeepSeek-OCR, Qwen.
     "vision_language_adapter.w_in.weight": "part of vision_language_adapter",
     "patch_merger.merging_layer.weight": "part of patch_merger",

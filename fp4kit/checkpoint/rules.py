@@ -112,6 +112,8 @@ DIFFUSION = _words(
 DIFFUSION_WORDS = _words("adaln modulation patchify embedder timestep")
 #: Two neighbouring words that do so.
 DIFFUSION_PAIRS = frozenset((("caption", "projection"), ("ada", "rms"), ("av", "ca")))
+#: Parts of a name that make a weight a factor of a low-rank adapter.
+ADAPTERS = _words("lora_A lora_B lora_a lora_b lora_up lora_down lora_mid")
 #: Model types whose linear weights are stored [in, out].
 TRANSPOSED_TYPES = _words("gpt2 openai-gpt imagegpt decision_transformer clvp clvp_decoder")
 TRANSPOSED = frozenset(("c_attn", "c_proj", "c_fc", "q_attn"))
@@ -207,6 +209,8 @@ def _by_last_part(parts: list[str]) -> str:
         return "chooses the tokens that are attended to"
     if last in DECAYS:
         return "small projection of a state space or of linear attention"
+    if not ADAPTERS.isdisjoint(parts):
+        return "low-rank adapter"
     words = [word for word in last.split("_") if not word.isdigit()]
     if words and (words[0] == "embed" or words[-1] in EMBEDDING_WORDS):
         return "embedding by its name"
