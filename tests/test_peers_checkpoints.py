@@ -202,19 +202,30 @@ def test_transformers_leaves_out_the_second_level_of_experts(writer, converted):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_models_of_other_types_load_as_bfloat16(dtype, format_name, tmp_path):
-    """compressed-tensors 0.20 decodes to bfloat16 only, and the report says so."""
+@pytest.mark.parametrize("stated", ["dtype", "torch_dtype", None])
+def test_models_of_other_types_load_by_default(dtype, format_name, stated, tmp_path):
+    """compressed-tensors 0.20 decodes to bfloat16 only, so that is what config.json says."""
     original, _ = load(GOLDEN / "llama-tiny", dtype=getattr(torch, dtype))
     original.save_pretrained(tmp_path / "original")
+    path = tmp_path / "original" / "config.json"
+    config = json.loads(path.read_text())
+    assert config.pop("dtype") == dtype
+    if stated:
+        config[stated] = dtype
+    path.write_text(json.dumps(config))
     options = CheckpointOptions(format=format_name)
     report = quantize_checkpoint(tmp_path / "original", tmp_path / "quantized", options)
-    assert [dtype in text and "dtype=torch.bfloat16" in text for text in report.warnings] == [True]
-    with pytest.raises(RuntimeError, match="same dtype"):
-        logits(load(tmp_path / "quantized")[0])
-    dequantize_checkpoint(tmp_path / "quantized", tmp_path / "plain", DequantizeOptions())
-    reference, _ = load(tmp_path / "plain", dtype=torch.bfloat16)
-    loaded, _ = load(tmp_path / "quantized", dtype=torch.bfloat16)
-    assert_near(logits(loaded), logits(reference))
+    assert [dtype in text and "says bfloat16" in text for text in report.warnings] == [True]
+    loaded, info = load(tmp_path / "quantized")
+    assert not info
+    assert loaded.dtype == torch.bfloat16
+    for decoded in ("bfloat16", "float32"):
+        folder = tmp_path / decoded
+        dequantize_checkpoint(tmp_path / "quantized", folder, DequantizeOptions(decoded))
+        plain, info = load(folder)
+        assert not info
+        assert plain.dtype == getattr(torch, decoded)
+        assert_near(logits(loaded), logits(plain.bfloat16()))
 
 
 # ------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from fp4kit.scaling import convert_second_level, quiet
 from .codes import Codes
 from .directory import Checkpoint, listed
 from .layouts import Layout, Summary, get_layout, module_of
+from .model_dtype import state_decoded_dtype
 from .options import ConvertOptions
 from .plan import CheckpointPlan, Unit, check_names, check_source, in_stored_order, pack
 from .quantize_plan import embedding_modules, ignored_modules
@@ -246,4 +247,5 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
             f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "
             "say so"
         )
+    plan.warnings += state_decoded_dtype(plan)
     return plan

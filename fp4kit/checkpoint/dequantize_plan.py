@@ -11,6 +11,7 @@ from fp4kit.io.work import TensorPlan
 
 from .directory import Checkpoint
 from .layouts import Summary
+from .model_dtype import stating
 from .options import DequantizeOptions
 from .plan import CheckpointPlan, Unit, in_stored_order, pack
 from .sources import open_quantized
@@ -40,7 +41,6 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
             plain = SourceTensor(spec, options.dtype, entry.nbytes)
             units[name] = Unit([TensorPlan(plain, "dequantize", origin=entry)])
     limit = options.max_shard_size if checkpoint.is_directory else 1 << 62
-    dtype_keys = [key for key in ("dtype", "torch_dtype") if key in checkpoint.config]
     return CheckpointPlan(
         source=source,
         options=options,
@@ -48,5 +48,5 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
         shards=pack(in_stored_order(source, units), checkpoint.base, limit),
         summary=Summary("", ()),
         dropped=opened.dropped,
-        config=dict.fromkeys(dtype_keys, options.dtype),
+        config=stating(checkpoint.config, options.dtype),
     )

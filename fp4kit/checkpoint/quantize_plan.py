@@ -21,6 +21,7 @@ from .fusion import absent_siblings, groups, settle
 from .heads import absent_head
 from .layouts import Layout, Summary, get_layout, module_of
 from .logical import LogicalSource
+from .model_dtype import model_dtype, state_decoded_dtype
 from .options import UNCALIBRATED, CheckpointOptions
 from .plan import CheckpointPlan, Unit, check_names, check_source, pack
 from .rules import Rules, is_embedding, is_linear_weight, setting
@@ -124,15 +125,6 @@ def _kept(source: LogicalSource, tensor: SourceTensor, reason: str, dtype: str) 
     return TensorPlan(tensor, "keep", reason)
 
 
-def _model_dtype(config: dict[str, Any]) -> str | None:
-    """Element type of the model's weights by its config, None if that does not say."""
-    for key in ("dtype", "torch_dtype"):
-        value = setting(config, key)
-        if value in DTYPES:
-            return str(value)
-    return None
-
-
 def ignored_modules(works: dict[str, TensorPlan], config: dict[str, Any]) -> tuple[str, ...]:
     """Modules of linear weights that are not quantized, and those that an engine adds to them."""
     kept = [
@@ -192,23 +184,14 @@ def _warnings(plan: CheckpointPlan) -> list[str]:
 
 
 def _reader_warnings(plan: CheckpointPlan) -> list[str]:
-    """What a reader has to be told so that it can compute with the weights that it decodes."""
-    checkpoint = plan.source.checkpoint
-    floats = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype in DTYPES)
-    # Without a word in config.json, transformers takes the type of the first float tensor.
-    dtype = _model_dtype(checkpoint.config) or next(floats, DECODED_DTYPE)
-    if plan.layout is not None and not plan.layout.diffusion and checkpoint.is_diffusion:
+    """What a reader makes of the layout that a user may not expect."""
+    checkpoint, layout = plan.source.checkpoint, plan.layout
+    if layout is not None and not layout.diffusion and checkpoint.is_diffusion:
         return [
             f"this is a component of a diffusion model, and no reader of such models knows layout "
-            f"{plan.layout.name}: diffusers will not load it. ComfyUI reads --layout comfy"
+            f"{layout.name}: diffusers will not load it. ComfyUI reads --layout comfy"
         ]
-    decoded = None if plan.layout is None else plan.layout.decoded_dtype
-    if decoded in (None, dtype):
-        return []
-    return [
-        f"the model is {dtype}, but transformers decodes this layout to {decoded} only: load it "
-        f"with from_pretrained(..., dtype=torch.{decoded})"
-    ]
+    return state_decoded_dtype(plan)
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> CheckpointPlan:
@@ -233,7 +216,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     rules.check_used(source.tensors)
     reasons = _reasons(source, options, rules, config)
     _rejoin(source, reasons)
-    dtype = _model_dtype(config) or DECODED_DTYPE
+    dtype = model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
     amaxes = activation_amaxes(options, [module_of(name) for name in weights])
     spec = get_format(options.format)
