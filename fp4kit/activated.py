@@ -23,6 +23,7 @@ from .buffers import result_buffer, rows_of
 from .errors import DtypeError, OptionError, ShapeError
 from .formats import ALL_FORMATS, one_of
 from .measure import check_finite
+from .overlap import Place, places
 from .planning import Call
 
 
@@ -55,6 +56,13 @@ class Ahead:
         rows, cols = prod(shape[:-1]), shape[-1]
         x = rows_of(self.raw, rows, cols)
         return x, None if self.other is None else rows_of(self.other, rows, cols)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the arrays beside `raw` lie."""
+        other = None if self.other is None else self.other.data
+        sums = None if self.dbias is None else arrays.ingest(self.dbias, "dbias").data
+        return places(activation_input=other, dbias=sums)
 
     def fused(
         self,
@@ -89,7 +97,9 @@ class Ahead:
     def _sums(self) -> Any:
         if self.dbias is None:
             return None
-        return result_buffer(self.dbias, self.shape[-1:], "float32", self.raw.origin)
+        other = None if self.other is None else self.other.data
+        read = places(x=self.raw.data, activation_input=other)
+        return result_buffer(self.dbias, self.shape[-1:], "float32", self.raw.origin, read, "dbias")
 
     def run(self, refuses_nonfinite: bool, measures: bool, backend: str | None) -> Raw:
         """The array to quantize, the sums written.

@@ -15,7 +15,9 @@ from .activated import ahead_of, measures_amax
 from .backends import engine_for
 from .backends.base import NO_SEED
 from .buffers import (
+    Reused,
     decoding_arrays,
+    given_places,
     given_second_level,
     in_rows,
     output_buffers,
@@ -24,6 +26,7 @@ from .buffers import (
 )
 from .formats import DTYPES, one_of
 from .measure import second_level_for
+from .overlap import places
 from .planning import quantize_call, quantize_options
 from .quantize_variants import (
     PLAIN_CHOICES,
@@ -68,7 +71,11 @@ def amax(x: Any, *, backend: str | None = None, out: Any = None) -> Any:
     engine = engine_for("amax", raw.origin.device, raw.dtype, None, None, backend)
     shape = raw.data.shape
     with arrays.device_scope(raw.origin):
-        target = None if out is None else result_buffer(out, (1,), "float32", raw.origin)
+        target = (
+            None
+            if out is None
+            else result_buffer(out, (1,), "float32", raw.origin, places(x=raw.data))
+        )
         rows = rows_of(raw, *(shape if len(shape) == 2 else (1, prod(shape))))
         value = engine.amax(rows, raw.dtype, 1)
         if target is None:
@@ -205,6 +212,7 @@ def quantize(
         ((2, 8), (2, 1), 6.0)
     """
     raw = arrays.ingest(x)
+    read = () if out is None else places(x=raw.data)
     choices = (
         axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
         hadamard_axis, rht_rounding,
@@ -213,6 +221,7 @@ def quantize(
     ahead = None
     if activation is not None or activation_input is not None or dbias is not None:
         ahead = ahead_of(raw, activation, activation_input, dbias)
+        read = () if out is None else read + ahead.places
         refuses = nonfinite != "propagate"
         measures = second_level and measures_amax(format, amax, decode_scale, encode_scale)
         if refuses or measures or isinstance(amax, str):
@@ -223,7 +232,15 @@ def quantize(
             format, recipe, scale_rule, second_level, scale_layout, nibble_order, pad, nonfinite
         )
         return quantize_variants(
-            raw, ahead, plain, Choices(*choices), amax, decode_scale, encode_scale, backend, out
+            raw,
+            ahead,
+            plain,
+            Choices(*choices),
+            amax,
+            decode_scale,
+            encode_scale,
+            backend,
+            Reused(out, read),
         )
     options = quantize_options(
         "quantize",
@@ -251,8 +268,10 @@ def quantize(
             packed = xp.empty(call.packed_shape, np.uint8)
             block_scale = xp.empty(call.scale_shape, np.uint8)
         else:
-            assert isinstance(out, QuantizedTensor)
-            _, packed, block_scale, kept_second = output_buffers(out, call, shape, origin)
+            assert not isinstance(out, Directions)
+            read += given_places(options, given)
+            target = output_buffers(out, call, shape, origin, read)
+            packed, block_scale, kept_second = target.packed, target.block_scale, target.second
         targets = in_rows(packed, plan.packed_shape), in_rows(block_scale, plan.scale_shape)
         rows = None if ahead is not None else rows_of(raw, plan.rows, plan.cols)
         second = second_level_for(call, rows, raw, given)
@@ -321,12 +340,12 @@ def dequantize(
     if isinstance(q, ResidualTensor):
         return dequantize_residual(q, dtype, backend=backend, out=out)
     one_of("dtype", dtype, DTYPES)
-    plan, origin, packed, block_scale, second = decoding_arrays(q)
+    plan, origin, packed, block_scale, second, read = decoding_arrays(q)
     engine = engine_for(
         "dequantize", origin.device, dtype, q.format, q.recipe, backend, plan.variant
     )
     with arrays.device_scope(origin):
-        result = result_buffer(out, q.shape, dtype, origin)
+        result = result_buffer(out, q.shape, dtype, origin, read)
         if plan.rows and plan.cols:
             rows = in_rows(result, (plan.rows, plan.cols))
             if undo_hadamard and q.variant is not None and q.variant.hadamard is not None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The only module that knows array frameworks: NumPy, CuPy, torch, JAX and anything with DLPack.
+"""Arrays in and out: raw ones for the backends, and results in the caller's framework.
 
 `ingest` turns a caller's array into a raw one (NumPy or CuPy; bfloat16 as its uint16 bits) without
 copying it and without leaving its device; `emit` hands a raw result back in the caller's
@@ -9,51 +9,21 @@ framework. A framework is looked at only if the caller has already imported it.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from types import ModuleType
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import DtypeError
+from .errors import DtypeError, OptionError, brief
 from .formats import DTYPES
+from .frameworks import Origin, caller_stream, framework_of_type, loaded, open_raw
 
 RAW_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 #: The scope of a call whose device and stream are current already.
 _NO_SCOPE: AbstractContextManager[None] = nullcontext()
 #: Device arrays of ours that captured graphs use on every replay: they must outlive the call.
 _captured: list[Any] = []
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where an array came from, and so where results go back to.
-
-    Attributes:
-        framework: `numpy`, `cupy`, `torch`, `jax` or `array_api` (any other with DLPack).
-        device: `cpu` or `cuda:N`.
-        namespace: the array-API namespace of an `array_api` array.
-        stream: raw CUDA stream of the caller (torch's current one), None for CuPy's current one.
-    """
-
-    framework: str
-    device: str
-    namespace: Any = None
-    stream: int | None = None
-
-    @cached_property
-    def device_kind(self) -> str:
-        """`cpu` or `cuda`."""
-        return self.device.split(":")[0]
-
-    @cached_property
-    def device_number(self) -> int:
-        """N of `cuda:N`."""
-        return int(self.device.split(":")[1])
 
 
 class Raw(NamedTuple):
@@ -70,11 +40,6 @@ class Raw(NamedTuple):
     scan: Any = None
 
 
-def loaded(name: str) -> ModuleType | None:
-    """A framework's module if the process has imported it already."""
-    return sys.modules.get(name)
-
-
 def array_module(origin: Origin) -> Any:
     """NumPy for host arrays, CuPy for device arrays."""
     if origin.device_kind == "cpu":
@@ -82,23 +47,6 @@ def array_module(origin: Origin) -> Any:
     import cupy
 
     return cupy
-
-
-@dataclass(frozen=True)
-class _RawStream:
-    """A caller's stream under the CUDA stream protocol, which CuPy takes."""
-
-    pointer: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.pointer
-
-
-def caller_stream(pointer: int) -> Any:
-    """A CuPy stream for a raw CUDA stream that somebody else owns."""
-    import cupy
-
-    return cupy.cuda.Stream.from_external(_RawStream(pointer))
 
 
 def device_scope(origin: Origin) -> AbstractContextManager[Any]:
@@ -162,144 +110,49 @@ def contiguous(data: Any, origin: Origin) -> Any:
         return keep_if_captured(cupy.ascontiguousarray(bits))
 
 
-def _name_framework(kind: type) -> str | None:
-    """`numpy`, `cupy` or `torch`, None where the object itself must be asked."""
-    if issubclass(kind, (np.ndarray, np.generic)):
-        return "numpy"
-    root = kind.__module__.split(".")[0]
-    return root if root in ("cupy", "torch") else None
-
-
-_framework_of_type: Callable[[type], str | None] = lru_cache(maxsize=256)(_name_framework)
-
-
 def keeps_memory(x: Any) -> bool:
     """Whether an array owns the same memory for life; a torch tensor can be given another."""
-    return _framework_of_type(type(x)) in ("numpy", "cupy")
+    return framework_of_type(type(x)) in ("numpy", "cupy")
 
 
-def _framework_of(x: object) -> str:
-    """Names the framework of `x`, importing nothing."""
-    known = _framework_of_type(type(x))
-    if known is not None:
-        return known
-    jax = loaded("jax")
-    if jax is not None and isinstance(x, jax.Array):
-        return "jax"
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        return "array_api"
-    raise DtypeError(
-        f"{type(x).__name__} is not an array fp4kit can read; pass a NumPy, CuPy, torch or JAX "
-        "array, or any object with __dlpack__ (for a list: numpy.asarray(x, numpy.float32))"
-    )
+def _accept_floats(what: str, dtype: str, itemsize: int) -> None:
+    if dtype not in DTYPES:
+        advice = "cast it first, for example x.astype('float32') or x.float()"
+        if dtype == "void16":
+            advice = "raw 2-byte data has lost its type: view it as ml_dtypes.bfloat16 first"
+        elif dtype.startswith("void"):
+            advice = "pass one field of it"
+        raise DtypeError(f"{what} is {dtype}; fp4kit takes {', '.join(DTYPES)}: {advice}")
 
 
-def _from_torch(x: Any) -> tuple[Any, str, Origin]:
-    torch = loaded("torch")
-    assert torch is not None
-    x = x.detach()
-    dtype = str(x.dtype).removeprefix("torch.")
-    # NumPy and CuPy have no bfloat16: hand over the bits.
-    bits = x.view(torch.int16) if x.dtype == torch.bfloat16 else x
-    if x.device.type == "cpu":
-        return bits.numpy(), dtype, Origin("torch", "cpu")
-    if x.device.type != "cuda":
-        raise DtypeError(
-            f"torch device {x.device} is not supported; move the tensor to cpu or cuda first"
-        )
-    import cupy
+def _refuse_copies(x: Any, data: Any, dtype: str, what: str) -> None:
+    """Refuses to write to an array that `ingest` reads through a copy.
 
-    device = x.device.index or 0
-    stream = torch.cuda.current_stream(x.device).cuda_stream
-    with cupy.cuda.Device(device), caller_stream(stream):
-        data = cupy.from_dlpack(bits)
-    return data, dtype, Origin("torch", f"cuda:{device}", stream=stream)
+    Raises:
+        DtypeError: for the other byte order, and torch views of negated values.
+    """
+    if not data.dtype.isnative:
+        raise DtypeError(f"{what} is {data.dtype.str}; it must be {dtype} in native byte order")
+    if framework_of_type(type(x)) == "torch" and x.is_neg():
+        raise DtypeError(f"{what} is a torch view of negated values; pass one that is none")
 
 
-def _from_jax(x: Any) -> tuple[Any, str, Origin]:
-    jax = loaded("jax")
-    assert jax is not None
-    if isinstance(x, jax.core.Tracer):
-        raise DtypeError("a traced JAX array holds no data; call fp4kit outside jax.jit")
-    devices = x.devices()
-    if len(devices) != 1:
-        raise DtypeError(
-            f"the JAX array lies on {len(devices)} devices; quantize each addressable shard alone"
-        )
-    device = next(iter(devices))
-    dtype = str(x.dtype)
-    if device.platform == "cpu":
-        return np.asarray(x), dtype, Origin("jax", "cpu")
-    import cupy
-
-    bits = jax.lax.bitcast_convert_type(x, jax.numpy.uint16) if dtype == "bfloat16" else x
-    data = cupy.from_dlpack(bits)
-    return data, dtype, Origin("jax", f"cuda:{data.device.id}")
-
-
-def _from_array_api(x: Any) -> tuple[Any, str, Origin]:
-    namespace = x.__array_namespace__() if hasattr(x, "__array_namespace__") else None
-    if namespace is None or not hasattr(namespace, "from_dlpack"):
-        raise DtypeError(
-            f"{type(x).__name__} has __dlpack__ but no __array_namespace__ to give results back "
-            "in; pass numpy.from_dlpack(x) or cupy.from_dlpack(x) instead"
-        )
-    kind, number = x.__dlpack_device__()
-    if kind == 1:
-        data = np.from_dlpack(x)
-        return data, data.dtype.name, Origin("array_api", "cpu", namespace)
-    import cupy
-
-    data = cupy.from_dlpack(x)
-    return data, data.dtype.name, Origin("array_api", f"cuda:{number}", namespace)
-
-
-_NUMPY = Origin("numpy", "cpu")
-
-
-@lru_cache(maxsize=64)
-def _cupy_origin(device: int) -> Origin:
-    return Origin("cupy", f"cuda:{device}")
-
-
-@lru_cache(maxsize=256)
-def _dtype_name(dtype: Any) -> str:
-    """`dtype.name`, which NumPy puts together anew each time it is asked."""
-    name: str = dtype.name
-    return name
-
-
-def open_raw(x: Any) -> tuple[Any, str, Origin]:
-    """(NumPy or CuPy data, dtype name, origin); bfloat16 data may still be of any 16-bit type."""
-    framework = _framework_of(x)
-    if framework == "numpy":
-        data = np.asarray(x)
-        return data, _dtype_name(data.dtype), _NUMPY
-    if framework == "cupy":
-        return x, _dtype_name(x.dtype), _cupy_origin(x.data.device_id)
-    if framework == "torch":
-        return _from_torch(x)
-    if framework == "jax":
-        return _from_jax(x)
-    return _from_array_api(x)
-
-
-def ingest(x: Any, what: str = "x") -> Raw:
+def ingest(x: Any, what: str = "x", *, in_place: bool = False) -> Raw:
     """A raw, uncopied view of a float32, float16 or bfloat16 array.
+
+    Values of the other byte order, and torch views of negated values, are copied on their device.
 
     Args:
         x: array of any framework, shape and strides.
         what: the argument's name, for messages.
+        in_place: it will be written to, so copies are refused.
 
     Raises:
         DtypeError: for any other element type or object, with the fix.
     """
-    data, dtype, origin = open_raw(x)
-    if dtype not in DTYPES:
-        advice = "cast it first, for example x.astype('float32') or x.float()"
-        if dtype.startswith("void"):
-            advice = "raw 2-byte data has lost its type: view it as ml_dtypes.bfloat16 first"
-        raise DtypeError(f"{what} is {dtype}; fp4kit takes {', '.join(DTYPES)}: {advice}")
+    data, dtype, origin = open_raw(x, what, partial(_accept_floats, what))
+    if in_place:
+        _refuse_copies(x, data, dtype, what)
     if origin.device_kind == "cpu":
         if dtype == "bfloat16":
             data = data.view(np.uint16)
@@ -308,22 +161,30 @@ def ingest(x: Any, what: str = "x") -> Raw:
     return Raw(data, dtype, origin)
 
 
+def _accept_bytes(what: str, dtype: str, itemsize: int) -> None:
+    if itemsize != 1:
+        raise DtypeError(
+            f"{what} is {dtype}; codes and scales are uint8 arrays: use .view('uint8')"
+        )
+
+
 def ingest_bytes(x: Any, what: str) -> Raw:
     """A raw view of a uint8 array (codes or scale bytes); 1-byte float types are viewed as bytes.
 
     Raises:
         DtypeError: if the elements are not single bytes.
     """
-    if _framework_of_type(type(x)) == "torch" and x.element_size() == 1:
-        torch = loaded("torch")
-        assert torch is not None
-        x = x.view(torch.uint8)
-    data, dtype, origin = open_raw(x)
-    if data.dtype.itemsize != 1:
-        raise DtypeError(
-            f"{what} is {dtype}; codes and scales are uint8 arrays: use .view('uint8')"
-        )
+    data, _, origin = open_raw(x, what, partial(_accept_bytes, what))
     return Raw(data if data.dtype == np.uint8 else data.view(np.uint8), "uint8", origin)
+
+
+def _float32(value: Any, what: str) -> Any:
+    """A number as float32; one that is too large is infinite, as an array's would be."""
+    try:
+        with np.errstate(over="ignore"):
+            return np.float32(value)
+    except OverflowError:
+        raise OptionError(f"{what} is {brief(value)}, which no float holds") from None
 
 
 def ingest_scale(x: Any, what: str, like: Origin) -> Any:
@@ -335,12 +196,21 @@ def ingest_scale(x: Any, what: str, like: Origin) -> Any:
         DtypeError: for another element type, or an array on another device.
     """
     if isinstance(x, (int, float, np.floating, np.integer)) and not isinstance(x, bool):
+        value = _float32(x, what)
         if like.device_kind == "cpu":
-            return np.full(1, np.float32(x), np.float32)
+            return np.full(1, value, np.float32)
         with device_scope(like):
-            return keep_if_captured(array_module(like).full(1, np.float32(x), np.float32))
-    data = contiguous(open_scale(x, what, like), like)
+            return keep_if_captured(array_module(like).full(1, value, np.float32))
+    data = open_scale(x, what, like)
+    if not data.dtype.isnative:
+        data = data.astype(np.float32)
+    data = contiguous(data, like)
     return data if data.ndim == 1 else data.reshape(-1)
+
+
+def _accept_float32(what: str, dtype: str, itemsize: int) -> None:
+    if dtype != "float32":
+        raise DtypeError(f"{what} is {dtype}; a second-level scale is a float or a float32 array")
 
 
 def open_scale(x: Any, what: str, like: Origin) -> Any:
@@ -349,9 +219,7 @@ def open_scale(x: Any, what: str, like: Origin) -> Any:
     Raises:
         DtypeError: for another element type or device.
     """
-    data, dtype, origin = open_raw(x)
-    if dtype != "float32":
-        raise DtypeError(f"{what} is {dtype}; a second-level scale is a float or a float32 array")
+    data, _, origin = open_raw(x, what, partial(_accept_float32, what))
     if origin.device != like.device:
         raise DtypeError(
             f"{what} lies on {origin.device}, the input on {like.device}; move it there first "

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from . import api, fake, scale_ops
-from .arrays import Origin, array_module
+from .arrays import array_module
 from .backends import select
 from .backends.base import Request
 from .backends.cpu_threads import run as run_threads
 from .formats import ALL_FORMATS
+from .frameworks import Origin
 
 #: Row length of the tensors, if they have enough elements.
 COLUMNS = 8192

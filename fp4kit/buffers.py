@@ -4,36 +4,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from . import arrays
-from .arrays import Origin, Raw
+from .arrays import Raw
 from .backends.base import Plan
 from .errors import DtypeError, OptionError, ShapeError
+from .frameworks import Origin
+from .overlap import Place, is_same, place_of, places, refuse_overlap
 from .planning import SCALE_ARGUMENTS, Call, Options
 from .scaling import PER_TOKEN_SMALLEST
 from .tensor import QuantizedTensor
 
+_SECOND_LEVEL = "the second-level scale of out"
+
 
 class Target(NamedTuple):
-    """Raw views of a reused result, and the call that it was found to fit."""
+    """Raw views of a reused result, their places, and the call that it was found to fit."""
 
     call: Call
     packed: Any
     block_scale: Any
     second: Any
+    places: tuple[Place, ...]
+
+
+class Reused(NamedTuple):
+    """A result to overwrite (a tensor, a pair of them, or None), and what the call reads."""
+
+    out: Any
+    read: tuple[Place, ...]
 
 
 class Decoding(NamedTuple):
-    """What a backend needs to decode a tensor: plan, origin and raw arrays, rows flattened."""
+    """What a backend needs to decode a tensor: plan, origin and raw arrays, rows flattened.
+
+    `read` is where the tensor's own arrays lie.
+    """
 
     plan: Plan
     origin: Origin
     packed: Any
     block_scale: Any
     second: Any
+    read: tuple[Place, ...]
 
 
 def in_rows(data: Any, shape: tuple[int, ...]) -> Any:
@@ -56,6 +71,13 @@ def given_second_level(
     if options.given != "amax":
         value = decode_scale if options.given == "decode" else encode_scale
     return arrays.ingest_scale(value, SCALE_ARGUMENTS[options.given], origin)
+
+
+def given_places(options: Options, given: Any) -> tuple[Place, ...]:
+    """Where the scale lies that the caller passed, if there is one."""
+    if options.given is None or given is None:
+        return ()
+    return (place_of(SCALE_ARGUMENTS[options.given], given),)
 
 
 def per_token_amax(amax: Any, origin: Origin) -> Any:
@@ -81,15 +103,47 @@ def check_out(buffer: Raw, origin: Origin, what: str) -> None:
 
 
 def output_buffers(
-    out: QuantizedTensor, call: Call, shape: tuple[int, ...], origin: Origin
+    out: QuantizedTensor,
+    call: Call,
+    shape: tuple[int, ...],
+    origin: Origin,
+    read: Sequence[Place] = (),
 ) -> Target:
     """The raw arrays of `out` to write into, after checks that are made once for equal calls.
 
-    `shape` and `origin` are those of what is quantized.
+    Args:
+        out: the reused result.
+        call: the call that writes to it.
+        shape: shape of what is quantized.
+        origin: where that lies.
+        read: places of all other arrays of the call.
+
+    Raises:
+        OptionError: if it was made for another call, or shares memory with another array.
+        DtypeError: for arrays on another device.
+        ShapeError: for arrays that cannot be written in place.
     """
+    if not isinstance(out, QuantizedTensor):
+        raise OptionError(
+            f"out is a {type(out).__name__}; pass a QuantizedTensor that an equal call returned"
+        )
     kept: Target | None = getattr(out, "_target", None)
-    if kept is not None and kept.call is call and _still_writable(out, origin):
-        return kept
+    if kept is None or kept.call is not call or not _still_writable(out, origin):
+        kept = _open_target(out, call, shape, origin)
+    codes, second = kept.places[:2], kept.places[2:]
+    refuse_overlap(codes, read)
+    # The second level may be the very memory that was passed, where it is copied onto itself, or
+    # that of another direction, which has the same one then.
+    sharable = (_SECOND_LEVEL, *SCALE_ARGUMENTS.values())
+    for level in second:
+        others = [one for one in read if one.name not in sharable or not is_same(one, level)]
+        refuse_overlap(second, others)
+    return kept
+
+
+def _open_target(
+    out: QuantizedTensor, call: Call, shape: tuple[int, ...], origin: Origin
+) -> Target:
     plan = call.plan
     wanted = (
         plan.format.name,
@@ -118,52 +172,100 @@ def output_buffers(
     check_out(packed, origin, "out.packed")
     block_scale = arrays.ingest_bytes(out.block_scale, "out.block_scale")
     check_out(block_scale, origin, "out.block_scale")
+    level = None
+    if second is not None:
+        level = arrays.open_scale(second[1], "out", origin)
+        if origin.device_kind == "cpu" and not level.flags.writeable:
+            raise ShapeError(f"out.{SCALE_ARGUMENTS[second[0]]} is read-only; pass a writable one")
+    members = [
+        place_of("out.packed", packed.data),
+        place_of("out.block_scale", block_scale.data),
+        *([] if level is None else [place_of(_SECOND_LEVEL, level)]),
+    ]
+    for number, member in enumerate(members):
+        refuse_overlap([member], members[:number])
     target = Target(
         call,
         packed.data.reshape(plan.packed_shape),
         block_scale.data.reshape(plan.scale_shape),
-        None if second is None else arrays.open_scale(second[1], "out", origin),
+        level,
+        tuple(members),
     )
     if _keeps_memory(out):
         object.__setattr__(out, "_target", target)
     return target
 
 
+def _members(q: QuantizedTensor) -> tuple[Any, ...]:
+    """The tensor's arrays."""
+    second = q.second_level
+    return (q.packed, q.block_scale) if second is None else (q.packed, q.block_scale, second[1])
+
+
 def _still_writable(out: QuantizedTensor, origin: Origin) -> bool:
     """Whether arrays that were writable in an earlier call are so now: NumPy's may change."""
     if origin.device_kind == "cuda":
         return True
-    return bool(out.packed.flags.writeable and out.block_scale.flags.writeable)
+    return all(member.flags.writeable for member in _members(out))
 
 
 def _keeps_memory(q: QuantizedTensor) -> bool:
     """Whether views of the tensor's arrays stay good for as long as the tensor lives."""
-    second = q.second_level
-    members = (q.packed, q.block_scale) if second is None else (q.packed, q.block_scale, second[1])
-    return all(arrays.keeps_memory(member) for member in members)
+    return all(arrays.keeps_memory(member) for member in _members(q))
 
 
-def result_buffer(out: Any, shape: tuple[int, ...], dtype: str, origin: Origin) -> Any:
+def result_buffer(
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: str,
+    origin: Origin,
+    read: Iterable[Place] = (),
+    what: str = "out",
+) -> Any:
     """A raw array to write a result into (floats, or uint8): new, or `out` after checks.
+
+    Args:
+        out: the caller's array, or None.
+        shape: shape of the result.
+        dtype: its element type.
+        origin: where the input lies.
+        read: places of all other arrays of the call.
+        what: the argument's name, for messages about them.
 
     Raises:
         DtypeError: for another device, or elements that cannot be written as they are.
         ShapeError: for another shape or type, or a layout that cannot be written in place.
+        OptionError: if it shares memory with another array.
     """
     if out is None:
         return arrays.array_module(origin).empty(shape, arrays.RAW_DTYPES.get(dtype, dtype))
-    buffer = arrays.ingest_bytes(out, "out") if dtype == "uint8" else arrays.ingest(out, "out")
-    if isinstance(out, np.ndarray) and not out.dtype.isnative:
-        # `ingest` has copied it: what is written there would be lost.
-        raise DtypeError(f"out is {out.dtype.str}; it must be {dtype} in native byte order")
+    if dtype == "uint8":
+        buffer = arrays.ingest_bytes(out, "out")
+    else:
+        buffer = arrays.ingest(out, "out", in_place=True)
     if buffer.dtype != dtype or buffer.data.shape != shape:
         raise ShapeError(f"out is {buffer.dtype} {buffer.data.shape}, the result {dtype} {shape}")
     check_out(buffer, origin, "out")
+    refuse_overlap([place_of(what, buffer.data)], read)
     return buffer.data
+
+
+def check_is_quantized(q: object) -> None:
+    """Refuses what is no quantized tensor.
+
+    Raises:
+        OptionError: saying what to pass.
+    """
+    if not isinstance(q, QuantizedTensor):
+        raise OptionError(
+            f"a {type(q).__name__} cannot be decoded here; pass the QuantizedTensor that "
+            "fp4kit.quantize returned (one direction of a pair; dequantize_grouped takes groups)"
+        )
 
 
 def decoding_arrays(q: QuantizedTensor) -> Decoding:
     """The plan and raw arrays that decode `q`; found once if they are views of its arrays."""
+    check_is_quantized(q)
     kept: Decoding | None = getattr(q, "_decoding", None)
     if kept is not None:
         return kept
@@ -176,10 +278,11 @@ def decoding_arrays(q: QuantizedTensor) -> Decoding:
             f"packed lies on {origin.device}, block_scale on {block_scale.origin.device}"
         )
     second = q.second_level
-    scale, views = None, True
+    scale, level, views = None, None, True
     if second is not None:
         scale = arrays.ingest_scale(second[1], "the second-level scale", origin)
-        views = arrays.is_contiguous(arrays.open_scale(second[1], "", origin))
+        level = arrays.open_scale(second[1], "the second-level scale", origin)
+        views = arrays.is_contiguous(level) and level.dtype.isnative
         if q.variant is not None and q.variant.per_token:
             scale, views = per_token_amax(scale, origin), False
     # `reshape` makes new array objects: nobody else can change their shape.
@@ -189,6 +292,7 @@ def decoding_arrays(q: QuantizedTensor) -> Decoding:
         arrays.contiguous(packed.data, origin).reshape(plan.packed_shape),
         arrays.contiguous(block_scale.data, origin).reshape(plan.scale_shape),
         scale,
+        places(packed=packed.data, block_scale=block_scale.data, second_level=level),
     )
     views = views and arrays.is_contiguous(packed.data) and arrays.is_contiguous(block_scale.data)
     if views and _keeps_memory(q):

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from . import arrays
-from .buffers import in_rows, result_buffer, rows_of
+from .buffers import given_places, in_rows, result_buffer, rows_of
 from .formats import DTYPES, one_of
 from .measure import scanned_amax
+from .overlap import is_same, place_of, places
 from .quantize_variants import (
     Choices,
     Direction,
@@ -79,7 +80,8 @@ def quantize_dequantize(
         rht_rounding: see :func:`quantize`.
         undo_hadamard: rotate the values back, as in :func:`dequantize`.
         backend: see :func:`quantize`.
-        out: C-contiguous array of the shape of `x` and of `dtype` to write into.
+        out: C-contiguous array of the shape of `x` and of `dtype` to write into; `x` itself may
+            be overwritten, as a whole and in its own type.
 
     Returns:
         Array of the shape of `x` in its framework and on its device (or `out`).
@@ -120,7 +122,12 @@ def quantize_dequantize(
     random = seed_of(choices)
     plan, engine, origin, shape = call.plan, call.engine, raw.origin, raw.data.shape
     with arrays.device_scope(origin):
-        result = result_buffer(out, shape, out_dtype, origin)
+        read = places(x=raw.data) + given_places(call.options, given)
+        if out is not None and out_dtype == raw.dtype:
+            # In place is fine: blocks, or codes of all of them, are read before they are written.
+            whole = place_of("out", arrays.ingest(out, "out").data)
+            read = tuple(one for one in read if one.name != "x" or not is_same(one, whole))
+        result = result_buffer(out, shape, out_dtype, origin, read)
         rows = rows_of(raw, plan.rows, plan.cols)
         scanned = scanned_amax(call, rows, raw)
         run_of = [Direction(call, None, None, given, None)]

@@ -19,6 +19,7 @@ from .buffers import result_buffer, rows_of
 from .errors import NonFiniteError, ShapeError
 from .group_shapes import GroupShapes
 from .measure import check_finite
+from .overlap import places
 
 
 def check_members(engine: Backend, group: GroupShapes, flat: Any, dtype: str, what: str) -> None:
@@ -125,9 +126,13 @@ class GroupAhead:
             return None
         widths = [shape[1] for shape in self.group.dims]
         shape: tuple[int, ...] = (sum(widths),)
-        if len(set(widths)) == 1 and getattr(self.dbias, "ndim", 1) == 2:
+        if len(set(widths)) == 1 and arrays.ingest(self.dbias, "dbias").data.ndim == 2:
             shape = (len(widths), widths[0])
-        return result_buffer(self.dbias, shape, "float32", self.raw.origin).reshape(-1)
+        other = None if self.other is None else self.other.data
+        read = places(x=self.raw.data, activation_input=other)
+        return result_buffer(self.dbias, shape, "float32", self.raw.origin, read, "dbias").reshape(
+            -1
+        )
 
 
 def group_ahead(

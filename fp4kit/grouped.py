@@ -12,12 +12,13 @@ import numpy as np
 
 from . import arrays
 from .activated import measures_amax, refuse_lone_input
-from .arrays import Origin, Raw
+from .arrays import Raw
 from .backends import engine_for
 from .backends.grouped import GroupedPlan
 from .buffers import given_second_level, per_token_amax, result_buffer, rows_of
 from .errors import OptionError, ShapeError
 from .formats import DTYPES, one_of
+from .frameworks import Origin
 from .group_inputs import check_members, group_ahead
 from .group_shapes import GroupShapes, group_shapes
 from .grouped_tensor import (
@@ -30,6 +31,7 @@ from .grouped_tensor import (
     member_layout,
     one_matrix_shape,
 )
+from .overlap import places
 from .planning import Options, quantize_options
 from .quantize_variants import Choices, PlainChoices, seed_of, variants_of
 from .variant import AMAX_WORDS
@@ -356,6 +358,11 @@ def dequantize_grouped(
         [6.0, 6.0, 0.0]
     """
     one_of("dtype", dtype, DTYPES)
+    if not isinstance(group, GroupedTensor):
+        raise OptionError(
+            f"a {type(group).__name__} is no group; pass the GroupedTensor that quantize_grouped "
+            "returned (one direction of a pair)"
+        )
     plan = group.plan
     packed = arrays.ingest_bytes(group.packed, "packed")
     block_scale = arrays.ingest_bytes(group.block_scale, "block_scale")
@@ -373,12 +380,14 @@ def dequantize_grouped(
     )
     with arrays.device_scope(origin):
         second = group.second_level
-        scale = None
+        scale = level = None
         if second is not None:
+            level = arrays.open_scale(second[1], "the second-level scale", origin)
             scale = arrays.ingest_scale(second[1], "the second-level scale", origin)
             if group.variant is not None and group.variant.per_token:
                 scale = per_token_amax(scale, origin)
-        result = result_buffer(out, group.shape, dtype, origin)
+        read = places(packed=packed.data, block_scale=block_scale.data, second_level=level)
+        result = result_buffer(out, group.shape, dtype, origin, read)
         if out is None:
             result[...] = 0
         flat = [

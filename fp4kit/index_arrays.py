@@ -4,13 +4,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import arrays
-from .arrays import Origin
 from .errors import DtypeError
+from .frameworks import Origin, open_raw
+
+
+def _accept_integers(what: str, dtype: str, itemsize: int) -> None:
+    if not dtype.startswith(("int", "uint")):
+        raise DtypeError(f"{what} is {dtype}; it holds whole numbers: pass int64 (or a list)")
+
+
+def host_integers(x: Sequence[Any], what: str) -> NDArray[Any]:
+    """A sequence of Python integers as an array on the host.
+
+    Raises:
+        DtypeError: if it holds anything else.
+    """
+    try:
+        host = np.asarray(x, None if len(x) else np.int64)
+    except ValueError as error:
+        raise DtypeError(f"{what} is no list of whole numbers: {error}") from None
+    _accept_integers(what, host.dtype.name, host.dtype.itemsize)
+    return host
 
 
 def ingest_integers(x: Any, what: str, like: Origin) -> Any:
@@ -21,12 +43,9 @@ def ingest_integers(x: Any, what: str, like: Origin) -> Any:
     Raises:
         DtypeError: for other element types, or an array on another device.
     """
-    xp = arrays.array_module(like)
     if isinstance(x, (list, tuple)):
-        x = np.asarray(x, np.int64) if like.device_kind == "cpu" else xp.asarray(x, np.int64)
-    data, dtype, origin = arrays.open_raw(x)
-    if data.dtype.kind not in "iu":
-        raise DtypeError(f"{what} is {dtype}; it holds whole numbers: pass int64 (or a list)")
+        x = arrays.array_module(like).asarray(host_integers(x, what))
+    data, _, origin = open_raw(x, what, partial(_accept_integers, what))
     if origin.device != like.device:
         raise DtypeError(
             f"{what} lies on {origin.device}, the input on {like.device}; move it there first "

@@ -115,7 +115,7 @@ def error_sums(x: Any, q_or_y: Any, *, backend: str | None = None) -> ErrorSums:
             # Codes of rotated values say nothing about x: compare what they decode to.
             back = dequantize(q_or_y, undo_hadamard=True, backend=backend)
             return error_sums(x, back, backend=backend)
-        plan, origin, packed, block_scale, second = decoding_arrays(q_or_y)
+        plan, origin, packed, block_scale, second, _ = decoding_arrays(q_or_y)
         _same_device(raw.origin.device, origin.device)
         engine = select(
             Request(

@@ -12,11 +12,21 @@ import numpy as np
 
 from . import arrays
 from .activated import Ahead
-from .arrays import Origin, Raw
-from .buffers import given_second_level, in_rows, output_buffers, per_token_amax, rows_of
+from .arrays import Raw
+from .buffers import (
+    Reused,
+    given_places,
+    given_second_level,
+    in_rows,
+    output_buffers,
+    per_token_amax,
+    rows_of,
+)
 from .errors import OptionError
 from .formats import one_of
+from .frameworks import Origin
 from .measure import scanned_amax
+from .overlap import Place
 from .planning import Call, Options, quantize_call, quantize_options
 from .tensor import QuantizedTensor
 from .variant import AMAX_WORDS, PLAIN, Variant, sign_mask
@@ -217,7 +227,7 @@ def quantize_variants(
     decode_scale: Any,
     encode_scale: Any,
     backend: str | None,
-    out: QuantizedTensor | Directions | None,
+    reused: Reused,
 ) -> QuantizedTensor | Directions:
     """`fp4kit.quantize` of a call that is not plain; the arguments are described there.
 
@@ -228,13 +238,16 @@ def quantize_variants(
     plans = plans_of(
         "quantize", raw, shape, plain, choices, amax, decode_scale, encode_scale, backend
     )
+    out, read = reused
     outs = _outputs(out, len(plans))
     origin, dtype = raw.origin, raw.dtype
     with arrays.device_scope(origin):
-        run = [
-            _direction(call, given, target, shape, origin)
-            for (call, given), target in zip(plans, outs, strict=True)
-        ]
+        run = []
+        for (call, given), target in zip(plans, outs, strict=True):
+            own = read + given_places(call.options, given)
+            direction, written = _direction(call, given, target, shape, origin, own)
+            run.append(direction)
+            read += written
         plan = run[0].call.plan
         rows = None if ahead is not None else rows_of(raw, plan.rows, plan.cols)
         scanned = scanned_amax(run[0].call, rows, raw)
@@ -285,13 +298,18 @@ def _direction(
     out: QuantizedTensor | None,
     shape: tuple[int, ...],
     origin: Origin,
-) -> Direction:
+    read: tuple[Place, ...],
+) -> tuple[Direction, tuple[Place, ...]]:
+    """A direction, and the places that it writes to in arrays of the caller."""
     if out is None:
         xp = arrays.array_module(origin)
         packed = xp.empty(call.packed_shape, np.uint8)
-        return Direction(call, packed, xp.empty(call.scale_shape, np.uint8), given, None)
-    _, packed, block_scale, kept = output_buffers(out, call, shape, origin)
-    return Direction(call, packed, block_scale, given, kept)
+        return Direction(call, packed, xp.empty(call.scale_shape, np.uint8), given, None), ()
+    target = output_buffers(out, call, shape, origin, read)
+    return (
+        Direction(call, target.packed, target.block_scale, given, target.second),
+        target.places,
+    )
 
 
 def _measured_at_once(

@@ -18,8 +18,9 @@ from .backends.operations import ResidualPlan
 from .buffers import in_rows, result_buffer, rows_of
 from .errors import DtypeError, OptionError, ShapeError
 from .formats import DTYPES, NIBBLE_ORDERS, NVFP4, SCALE_LAYOUTS, one_of
-from .index_arrays import ingest_integers
+from .index_arrays import host_integers, ingest_integers
 from .measure import check_finite
+from .overlap import places
 from .planning import NONFINITE_POLICIES
 from .tensor import QuantizedTensor
 
@@ -144,7 +145,7 @@ def _channel_order(reorder: Any, cols: int, raw: Raw, waits: bool) -> Any:
     origin = raw.origin
     checked: Any = None
     if isinstance(reorder, (list, tuple)):
-        checked = np.asarray(reorder)
+        checked = host_integers(reorder, "reorder")
     order = ingest_integers(reorder, "reorder", origin)
     if checked is None and (waits or origin.device_kind == "cpu"):
         checked = order
@@ -302,6 +303,11 @@ def dequantize_residual(
         [6.0, 5.143]
     """
     one_of("dtype", dtype, DTYPES)
+    if not isinstance(q, ResidualTensor):
+        raise OptionError(
+            f"a {type(q).__name__} has no residuals; pass the ResidualTensor that "
+            "quantize_residual returned"
+        )
     plan = q.plan
     packed = arrays.ingest_bytes(q.packed, "packed")
     block_scale = arrays.ingest_bytes(q.block_scale, "block_scale")
@@ -320,7 +326,13 @@ def dequantize_residual(
         if q.order is not None:
             order = _channel_order(q.order, plan.cols, packed, False)
         scale = arrays.ingest_scale(q.encode_scale, "encode_scale", origin)
-        result = result_buffer(out, tuple(q.shape), dtype, origin)
+        level = None
+        if not isinstance(q.encode_scale, (int, float)):
+            level = arrays.open_scale(q.encode_scale, "encode_scale", origin)
+        read = places(
+            packed=packed.data, block_scale=block_scale.data, encode_scale=level, order=order
+        )
+        result = result_buffer(out, tuple(q.shape), dtype, origin, read)
         if plan.rows and plan.cols:
             engine.dequantize_residual(
                 plan,

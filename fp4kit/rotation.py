@@ -22,6 +22,7 @@ from .backends.base import Backend
 from .buffers import in_rows, result_buffer, rows_of
 from .errors import ShapeError
 from .formats import DTYPES, one_of
+from .overlap import places
 from .variant import AXES, GROUP, RHT_ROUNDINGS, Variant, check_groups, sign_mask
 
 Floats = NDArray[np.float32]
@@ -123,7 +124,7 @@ def hadamard_transform(
     check_groups(cols if axis == "row" else rows, axis, shape)
     engine = engine_for("hadamard_transform", raw.origin.device, raw.dtype, None, None, backend)
     with arrays.device_scope(raw.origin):
-        result = result_buffer(out, shape, out_dtype, raw.origin)
+        result = result_buffer(out, shape, out_dtype, raw.origin, places(x=raw.data))
         if rows and cols:
             engine.rotate(
                 rows_of(raw, rows, cols), raw.dtype, axis, bits, rounding, inverse,

@@ -10,10 +10,11 @@ from typing import Any
 from . import arrays
 from .backends import select
 from .backends.base import Request
-from .buffers import decoding_arrays, in_rows, result_buffer, rows_of
+from .buffers import check_is_quantized, decoding_arrays, in_rows, result_buffer, rows_of
 from .errors import OptionError, ShapeError
 from .formats import SCALE_LAYOUTS, one_of
 from .layout import padded_scale_shape
+from .overlap import places
 from .tensor import SECOND_LEVEL_DIRECTIONS, QuantizedTensor
 
 
@@ -51,7 +52,7 @@ def swizzle(
     engine = select(Request("swizzle", raw.origin.device, "uint8"), backend)
     with arrays.device_scope(raw.origin):
         shape = padded_scale_shape(rows, blocks, layout) if rows and blocks else (rows, blocks)
-        result = result_buffer(out, shape, "uint8", raw.origin)
+        result = result_buffer(out, shape, "uint8", raw.origin, places(scales=raw.data))
         if rows and blocks:
             engine.swizzle(rows_of(raw, rows, blocks), layout, result)
         return out if out is not None else arrays.emit(result, "uint8", raw.origin)
@@ -102,7 +103,7 @@ def unswizzle(
         )
     engine = select(Request("unswizzle", raw.origin.device, "uint8"), backend)
     with arrays.device_scope(raw.origin):
-        result = result_buffer(out, tuple(shape), "uint8", raw.origin)
+        result = result_buffer(out, tuple(shape), "uint8", raw.origin, places(scales=raw.data))
         if rows and blocks:
             engine.unswizzle(rows_of(raw, *stored), layout, in_rows(result, (rows, blocks)))
         return out if out is not None else arrays.emit(result, "uint8", raw.origin)
@@ -133,10 +134,11 @@ def convert_second_level(q: QuantizedTensor, direction: str) -> Any:
         448.0
     """
     one_of("direction", direction, SECOND_LEVEL_DIRECTIONS)
+    check_is_quantized(q)
     second = q.second_level
     if second is None:
         raise OptionError(f"{q!r} has no second-level scale to convert")
-    _, origin, _, _, scale = decoding_arrays(q)
+    _, origin, _, _, scale, _ = decoding_arrays(q)
     engine = select(Request("dequantize", origin.device, "float32", q.format, q.recipe), None)
     with arrays.device_scope(origin):
         value = engine.convert_second_level(scale, second[0], direction)

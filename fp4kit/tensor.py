@@ -20,6 +20,7 @@ from .formats import (
     get_recipe,
     one_of,
 )
+from .frameworks import shape_of
 from .variant import Variant
 
 SECOND_LEVEL_DIRECTIONS = ("amax", "decode", "encode")
@@ -189,16 +190,19 @@ class QuantizedTensor(_Kept):
         except TypeError:  # a field that cannot be hashed gets the message of its own check
             recipe = _check_fields.__wrapped__(*fields)
         object.__setattr__(self, "recipe", recipe)
+        packed, scales = (shape_of(getattr(self, name), name) for name in ("packed", "block_scale"))
+        for name in given:
+            shape_of(self._second(name), "the second-level scale")
         packed_shape, scale_shape = _stored_shapes(self.plan(), self.shape)
-        if tuple(self.packed.shape) != packed_shape:
+        if packed != packed_shape:
             raise ShapeError(
-                f"packed has shape {tuple(self.packed.shape)}, but {self.format} codes of shape "
+                f"packed has shape {packed}, but {self.format} codes of shape "
                 f"{self.shape} take {packed_shape}"
             )
-        if tuple(self.block_scale.shape) != scale_shape:
+        if scales != scale_shape:
             raise ShapeError(
-                f"block_scale has shape {tuple(self.block_scale.shape)}, but the "
-                f"{self.scale_layout} scales of shape {self.shape} take {scale_shape}"
+                f"block_scale has shape {scales}, but the {self.scale_layout} scales of shape "
+                f"{self.shape} take {scale_shape}"
             )
 
     def __getstate__(self) -> dict[str, Any]:

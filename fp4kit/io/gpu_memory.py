@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit import arrays
+from fp4kit.frameworks import Origin
 
 from .slabs import Bytes
 
@@ -19,7 +20,7 @@ from .slabs import Bytes
 class Cuda:
     """The calls of CUDA that the pipeline makes, through CuPy."""
 
-    def __init__(self, origin: arrays.Origin) -> None:
+    def __init__(self, origin: Origin) -> None:
         import cupy
 
         self._cupy = cupy

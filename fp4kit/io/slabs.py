@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fp4kit import arrays
 from fp4kit.backends import select
 from fp4kit.backends.base import Backend, ErrorSums, Plan, Request
+from fp4kit.frameworks import Origin
 from fp4kit.layout import TILE
 from fp4kit.variant import Variant
 
@@ -209,7 +210,7 @@ class Engine:
                 for asked in operations:
                     self.backend: Backend = select(Request(asked, number, dtype, *kind), None)
         framework = "numpy" if device == "cpu" else "cupy"
-        self.origin = arrays.Origin(framework, number)
+        self.origin = Origin(framework, number)
         self.xp = arrays.array_module(self.origin)
         self.on_gpu = self.origin.device_kind == "cuda"
 
