@@ -143,7 +143,7 @@ def quantize(
 
     Args:
         x: float32, float16 or bfloat16 array (..., K) of any strides: NumPy, CuPy, torch, JAX, or
-            anything with DLPack (results are NumPy or CuPy arrays if it has no array-API namespace).
+            anything with DLPack (without an array-API namespace, results are NumPy or CuPy ones).
         format: `nvfp4`, `mxfp4`, `mxfp8` (E4M3 elements) or `mxfp8_e5m2`.
         axis: `row` (blocks along the last axis), `column` (along the rows, all leading dimensions
             flattened to M of them) or `both`. Columnwise FP4 is the quantized transpose, codes
