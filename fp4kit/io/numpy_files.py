@@ -12,24 +12,33 @@ from __future__ import annotations
 
 import ast
 import re
-import zipfile
-import zlib
+import warnings
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from fp4kit.errors import FileFormatError
+from fp4kit.errors import FileFormatError, brief
 
-from .files import InputFile
 from .json_text import strict_json
 from .safetensors import DTYPE_CODES, TensorSpec
 
 RECORD_MEMBER = "__fp4kit_dtypes__"
 RECORD_VERSION = 1
-_MAX_HEADER = 1 << 16
+#: Bytes of an .npy stream that hold its header.
+MAX_HEADER = 1 << 16
+#: Of an array, in NumPy 2.
+MAX_DIMENSIONS = 64
+#: Bytes of a record beside an .npy: its tensor's name may be long.
+MAX_SIDECAR = 1 << 26
+#: Largest array whose elements are brought into C order in memory.
+MAX_REORDERED = 1 << 28
+#: Bytes that are read at once for a part of a row that is scattered over the file.
+_PIECE = 1 << 20
+_SIZE_LIMIT = 2**63
+_DESCR = re.compile(r"[<>|=]?([biufcV])([1-9]\d{0,17})")
 #: NumPy's type strings that have an equal in safetensors.
 STORABLE = {
     "b1": "BOOL",
@@ -97,7 +106,9 @@ def parse_array_header(data: bytes, name: str) -> ArrayHeader:
     if end > len(data):
         raise FileFormatError(f"{name}: truncated: its header would take {end} bytes")
     try:
-        header = ast.literal_eval(data[start:end].decode("utf-8" if major == 3 else "latin-1"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in its strings
+            header = ast.literal_eval(data[start:end].decode("utf-8" if major == 3 else "latin-1"))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise FileFormatError(f"{name}: damaged .npy header") from None
     if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
@@ -106,12 +117,23 @@ def parse_array_header(data: bytes, name: str) -> ArrayHeader:
     sizes_ok = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
     if not sizes_ok or not isinstance(fortran, bool):
         raise FileFormatError(f"{name}: damaged .npy header: shape or fortran_order is wrong")
-    if prod(max(size, 1) for size in shape) >= 2**59:
-        raise FileFormatError(f"{name}: shape {str(shape)[:80]} overflows 64 bits")
-    text = descr if isinstance(descr, str) else repr(descr)
-    if re.fullmatch(r"[biufcV]\d+", text):
-        text = "|" + text
-    return ArrayHeader(text, shape, fortran, end)
+    if len(shape) > MAX_DIMENSIONS:
+        raise FileFormatError(
+            f"{name}: has {len(shape)} dimensions; NumPy reads at most {MAX_DIMENSIONS}"
+        )
+    # Sizes first: text of numbers with thousands of digits is refused by Python itself.
+    if any(size >= _SIZE_LIMIT for size in shape) or prod(max(n, 1) for n in shape) >= 2**59:
+        raise FileFormatError(f"{name}: its shape overflows 64 bits")
+    return ArrayHeader(_type_string(descr, name), shape, fortran, end)
+
+
+def _type_string(descr: object, name: str) -> str:
+    """NumPy's type string with its byte order, or the repr of what is none."""
+    try:
+        text = descr if isinstance(descr, str) else repr(descr)
+    except ValueError:  # a number of thousands of digits again
+        raise FileFormatError(f"{name}: damaged .npy header: descr is no element type") from None
+    return "|" + text if _DESCR.fullmatch(text) and text[0] not in "<>|=" else text
 
 
 def element_type(header: ArrayHeader, void_dtype: str | None) -> tuple[str | None, str]:
@@ -121,8 +143,8 @@ def element_type(header: ArrayHeader, void_dtype: str | None) -> tuple[str | Non
         header: the array's header.
         void_dtype: what 2-byte void data is, None if the caller did not say.
     """
-    match = re.fullmatch(r"[<>|=]([biufcV])(\d+)", header.descr)
-    kind = match[1] + match[2] if match else header.descr.lstrip("<>|=")
+    match = _DESCR.fullmatch(header.descr)
+    kind = match[1] + match[2] if match else ""
     if kind in STORABLE:
         return STORABLE[kind], ""
     if kind == "V2":
@@ -136,11 +158,31 @@ def element_type(header: ArrayHeader, void_dtype: str | None) -> tuple[str | Non
         return "U8", "1-byte void data (FP8 or FP4 saved by NumPy), kept as bytes"
     if kind == "f1":
         return None, "float8_e5m2 as numpy.save writes it is not valid; save x.view('uint8')"
-    if kind.startswith("O"):
+    if re.fullmatch(r"[<>|=]?O\d*", header.descr):
         return None, "an object array can only be read with pickle, which may run code"
-    if kind.startswith(("U", "S")):
+    if re.fullmatch(r"[<>|=]?[US]\d+", header.descr):
         return None, "text is not a tensor"
-    return None, f"safetensors has no element type {header.descr[:40]}"
+    return None, f"safetensors has no element type {brief(header.descr, 40)}"
+
+
+def check_order(header: ArrayHeader, name: str, *, streamed: bool) -> None:
+    """Refuses an array whose elements could only be brought into C order in too much memory.
+
+    Args:
+        header: of an array that can be read.
+        name: file (and member), for messages.
+        streamed: whether reading backwards reads everything again, as in an archive.
+
+    Raises:
+        FileFormatError: with the size and what to do.
+    """
+    nbytes = prod(header.shape) * header.itemsize
+    planes = len([n for n in header.shape if n > 1])
+    if header.fortran and planes > (1 if streamed else 2) and nbytes > MAX_REORDERED:
+        raise FileFormatError(
+            f"{name}: takes {nbytes} bytes in Fortran order, of which at most {MAX_REORDERED} are "
+            "reordered in memory; save it again in C order: numpy.ascontiguousarray(x)"
+        )
 
 
 class ArrayReader:
@@ -158,33 +200,61 @@ class ArrayReader:
         self._whole: Any = None
 
     def read(self, offset: int, out: memoryview) -> None:
-        """Fills `out` from `offset` on; both must be multiples of a row for Fortran order."""
-        if self._transposed:
-            self._read_transposed(offset, out)
-        else:
+        """Fills `out` from `offset` on; both must be multiples of an element."""
+        if not self._transposed:
             self._stream.read_into(self._header.offset + offset, out)
+        elif len(self._header.shape) == 2:
+            self._read_matrix(offset, out)
+        else:
+            self._read_reordered(offset, out)
         if self._swapped:
             np.frombuffer(out, f"u{self._swap}").byteswap(inplace=True)
 
-    def _read_transposed(self, offset: int, out: memoryview) -> None:
-        shape, size = self._header.shape, self._header.itemsize
-        kind = f"V{size}"
-        if len(shape) == 2:
-            rows, cols = shape
-            first, count = offset // (cols * size), len(out) // (cols * size)
-            stored = np.empty((cols, count), kind)
-            if count == rows:
-                view = stored.view(np.uint8).reshape(-1).data
-                self._stream.read_into(self._header.offset, view)
+    def _read_matrix(self, offset: int, out: memoryview) -> None:
+        """Elements of a matrix: the end of a row, whole rows, and the beginning of one."""
+        size, cols = self._header.itemsize, self._header.shape[1]
+        at, end = offset // size, (offset + len(out)) // size
+        while at < end:
+            row, col = divmod(at, cols)
+            whole = (end - at) // cols if col == 0 else 0
+            count = whole * cols or min(cols - col, end - at)
+            begin = at * size - offset
+            part = np.frombuffer(out[begin : begin + count * size], f"V{size}")
+            if whole:
+                self._read_rows(row, part.reshape(whole, cols))
             else:
-                for col, run in enumerate(stored.view(np.uint8).reshape(cols, count * size)):
-                    at = self._header.offset + (col * rows + first) * size
-                    self._stream.read_into(at, run.data)
-            np.frombuffer(out, kind).reshape(count, cols)[...] = stored.T
-            return
-        # More dimensions scatter every row over the file: such an array is read whole, once.
+                self._read_piece(row, col, part)
+            at += count
+
+    def _read_rows(self, first: int, part: Any) -> None:
+        """Whole rows: a run of every column, or all there is."""
+        (rows, cols), size = self._header.shape, self._header.itemsize
+        count = len(part)
+        stored = np.empty((cols, count), part.dtype)
+        runs = stored.view(np.uint8).reshape(cols, count * size)
+        if count == rows:
+            runs = runs.reshape(1, -1)
+        for col, run in enumerate(runs):
+            self._stream.read_into(self._header.offset + (col * rows + first) * size, run.data)
+        part[...] = stored.T
+
+    def _read_piece(self, row: int, first: int, part: Any) -> None:
+        """Some elements of a row: of whole columns where several fit, else one by one."""
+        rows, size = self._header.shape[0], self._header.itemsize
+        step = max(_PIECE // (rows * size), 1)
+        height, above = (rows, row) if step > 1 else (1, 0)
+        for done in range(0, len(part), step):
+            stored = np.empty((min(step, len(part) - done), height), part.dtype)
+            at = (first + done) * rows + row - above
+            data = stored.view(np.uint8).reshape(-1).data
+            self._stream.read_into(self._header.offset + at * size, data)
+            part[done : done + step] = stored[:, above]
+
+    def _read_reordered(self, offset: int, out: memoryview) -> None:
+        """More dimensions scatter every row over the file: such an array is read whole, once."""
+        shape = self._header.shape
         if self._whole is None:
-            everything = np.empty(prod(shape), kind)
+            everything = np.empty(prod(shape), f"V{self._header.itemsize}")
             self._stream.read_into(self._header.offset, everything.view(np.uint8).data)
             self._whole = everything.reshape(shape[::-1]).T.copy(order="C").reshape(-1)
         whole = self._whole.view(np.uint8)
@@ -207,7 +277,7 @@ def parse_record(text: str, name: str) -> dict[str, TensorSpec]:
         for key, info in record["tensors"].items():
             shape = tuple(info["shape"])
             if not all(type(size) is int and size >= 0 for size in shape):
-                raise ValueError(f"shape {shape}")
+                raise ValueError(f"shape {brief(shape)}")
             found[key] = TensorSpec(key, DTYPE_CODES[info["dtype"]], shape)
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -224,80 +294,17 @@ def apply_record(
     return recorded if stored == recorded.nbytes and not header.fortran else None
 
 
+def sidecar_text(path: Path) -> str:
+    """The content of a file beside an .npy, "" if it is none, cannot be read or is no record's."""
+    try:
+        # Opening a pipe would wait for its other end.
+        if not path.is_file() or path.stat().st_size > MAX_SIDECAR:
+            return ""
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def sidecar(path: Path) -> Path:
     """Where the element type of an .npy file is recorded."""
     return path.with_name(path.name + ".json")
-
-
-class MemberStream:
-    """A zip member read by position; reading forward never decompresses anything twice."""
-
-    def __init__(self, archive: zipfile.ZipFile, member: str, name: str) -> None:
-        self._archive = archive
-        self._member = member
-        self._name = name
-        self._stream: IO[bytes] | None = None
-
-    def read_into(self, offset: int, out: memoryview) -> None:
-        """Fills `out` with the bytes at `offset` of the decompressed member.
-
-        Raises:
-            FileFormatError: if the member is damaged, encrypted or ends before that.
-        """
-        try:
-            if self._stream is None:
-                self._stream = self._archive.open(self._member)
-            if self._stream.tell() != offset:
-                self._stream.seek(offset)
-            done = 0
-            while done < len(out):
-                piece = self._stream.read(min(len(out) - done, 1 << 22))
-                if not piece:
-                    raise FileFormatError(f"{self._name}: truncated")
-                out[done : done + len(piece)] = piece
-                done += len(piece)
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
-            raise FileFormatError(f"{self._name}: damaged zip member: {error}") from None
-        except OSError as error:
-            raise FileFormatError(f"{self._name}: cannot be read: {error}") from None
-
-    def head(self) -> bytes:
-        """The first 64 KiB, or all there are."""
-        size = self._archive.getinfo(self._member).file_size
-        data = bytearray(min(size, _MAX_HEADER))
-        self.read_into(0, memoryview(data))
-        return bytes(data)
-
-    def close(self) -> None:
-        """Frees the decompressor; a later read opens the member again."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-
-def open_archive(file: InputFile) -> zipfile.ZipFile:
-    """Opens the zip archive of an .npz.
-
-    Raises:
-        FileFormatError: if it is none, or a torch checkpoint.
-    """
-    try:
-        archive = zipfile.ZipFile(file.path)
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
-        raise FileFormatError(f"{file.path}: not an .npz archive: {error}") from None
-    names = archive.namelist()
-    fault = ""
-    if any(name.endswith("data.pkl") for name in names):
-        fault = "a torch checkpoint, not an .npz; save it again with safetensors"
-    elif len(set(names)) < len(names):
-        fault = "damaged: two members have the same name"
-    if fault:
-        archive.close()
-        raise FileFormatError(f"{file.path}: {fault}")
-    return archive

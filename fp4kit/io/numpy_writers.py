@@ -15,10 +15,19 @@ from typing import IO, Any
 
 import numpy as np
 
-from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.errors import FileFormatError, OptionError, brief
 
+from .archives import name_fault
 from .files import AtomicFile, Output, as_output
-from .numpy_files import RECORD_MEMBER, RECORD_VERSION, STORABLE, parse_record, sidecar
+from .numpy_files import (
+    MAX_DIMENSIONS,
+    RECORD_MEMBER,
+    RECORD_VERSION,
+    STORABLE,
+    parse_record,
+    sidecar,
+    sidecar_text,
+)
 from .safetensors import DTYPES, TensorSpec
 
 _NUMPY = {code: text for text, code in STORABLE.items()}
@@ -53,10 +62,24 @@ def array_header_bytes(spec: TensorSpec) -> bytes:
 def _is_record(path: Path) -> bool:
     """Whether a file is a record of ours: its name might belong to someone else's file."""
     try:
-        parse_record(path.read_text("utf-8"), str(path))
-    except (FileFormatError, OSError, UnicodeDecodeError):
+        parse_record(sidecar_text(path), str(path))
+    except FileFormatError:
         return False
     return True
+
+
+def _check_storable(spec: TensorSpec, target: Output | Path) -> None:
+    """Refuses a tensor that NumPy could not load again from its file.
+
+    Raises:
+        FileFormatError: with the reason and what to do.
+    """
+    dims = len(spec.shape)
+    if dims > MAX_DIMENSIONS:
+        raise FileFormatError(
+            f"{target}: tensor {brief(spec.name)} has {dims} dimensions, NumPy's files hold at "
+            f"most {MAX_DIMENSIONS}; write .safetensors"
+        )
 
 
 class NpyWriter:
@@ -70,6 +93,7 @@ class NpyWriter:
                 f"{target}: .npy holds one array, but there are {len(tensors)} tensors; write "
                 ".npz or .safetensors"
             )
+        _check_storable(tensors[0], target)
         self._record = build_record([tensors[0]])
         self._header = array_header_bytes(tensors[0])
         side = sidecar(target)
@@ -115,6 +139,13 @@ class NpzWriter:
 
     def __init__(self, output: Output | Path, tensors: Sequence[TensorSpec]) -> None:
         self._specs = {spec.name: spec for spec in tensors}
+        for spec in tensors:
+            _check_storable(spec, output)
+            fault = name_fault(spec.name)
+            if fault:
+                raise FileFormatError(
+                    f"{output}: the tensor name {brief(spec.name)} {fault}; write .safetensors"
+                )
         if RECORD_MEMBER in self._specs:
             raise FileFormatError(f"{output}: a tensor cannot be named {RECORD_MEMBER}")
         self._record = build_record(tensors)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import zipfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,22 +13,26 @@ from dataclasses import replace as with_changes
 from math import prod
 from pathlib import Path
 
-from fp4kit.errors import DtypeError, FileFormatError, OptionError
+from fp4kit.errors import DtypeError, FileFormatError, OptionError, shortened
 
+from .archives import MemberStream, open_archive
 from .files import SUFFIXES, InputFile, check_content
 from .numpy_files import (
     RECORD_MEMBER,
     ArrayHeader,
     ArrayReader,
-    MemberStream,
     apply_record,
+    check_order,
     element_type,
-    open_archive,
     parse_array_header,
     parse_record,
     sidecar,
+    sidecar_text,
 )
 from .safetensors import DTYPES, TensorSpec, read_header
+
+#: Longest entry of a record of element types, but for the name: 64 sizes of 64 bits.
+_RECORD_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,9 @@ def _array_tensor(
     if spec is not None:
         return _plain(TensorSpec(name, spec.dtype, spec.shape))
     if dtype is None:
-        return SourceTensor(TensorSpec(name, "", header.shape), header.descr[:40], 0, note)
+        shown = shortened(header.descr, 40)
+        shown = shown if shown.isprintable() else repr(shown)
+        return SourceTensor(TensorSpec(name, "", header.shape), shown, 0, note)
     return _plain(TensorSpec(name, dtype, header.shape), note)
 
 
@@ -153,14 +161,10 @@ class NpySource(Source):
         header = parse_array_header(file.read(0, 1 << 16), str(file.path))
         recorded = None
         side = sidecar(file.path)
-        if side.is_file():
-            try:
-                text = side.read_text("utf-8")
-            except (OSError, UnicodeDecodeError):
-                text = ""
-            # Another program's JSON may have this name; only a record of ours counts.
-            if '"tensors"' in text:
-                recorded = next(iter(parse_record(text, str(side)).values()), None)
+        text = sidecar_text(side)
+        # Another program's JSON may have this name; only a record of ours counts.
+        if '"tensors"' in text:
+            recorded = next(iter(parse_record(text, str(side)).values()), None)
         tensor = _array_tensor(file.path.stem, header, recorded, void_dtype)
         if not tensor.readable:
             raise DtypeError(f"{file.path}: {tensor.dtype}: {tensor.note}")
@@ -171,11 +175,14 @@ class NpySource(Source):
                 f"{file.path}: {fault}: the header describes {expected} bytes, the file has "
                 f"{file.size}"
             )
+        check_order(header, str(file.path), streamed=False)
         self.tensors = {tensor.name: tensor}
         self._reader = ArrayReader(header, file)
+        self._lock = threading.Lock()
 
     def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
-        self._reader.read(offset, out)
+        with self._lock:
+            self._reader.read(offset, out)
 
     def check_unchanged(self) -> None:  # noqa: D102
         self._file.check_unchanged()
@@ -194,6 +201,8 @@ class NpzSource(Source):
         self.tensors = {}
         self._streams: dict[str, tuple[MemberStream, ArrayReader | None]] = {}
         self._open = ""
+        # The archive has one position, and a tensor may be looked at while the next one is read.
+        self._lock = threading.Lock()
         self._archive = open_archive(file)
         try:
             self._list(self._archive, void_dtype)
@@ -213,12 +222,11 @@ class NpzSource(Source):
                 spec = TensorSpec(name, "", ())
                 self.tensors[name] = SourceTensor(spec, "file", info.file_size, "not an .npy array")
                 continue
-            stream = MemberStream(archive, info.filename, where)
-            header = parse_array_header(stream.head(), where)
-            if name == RECORD_MEMBER:
-                recorded = self._record(stream, header, info.file_size, where)
-                continue
-            stream.close()
+            with contextlib.closing(MemberStream(archive, info.filename, where)) as stream:
+                header = parse_array_header(stream.head(), where)
+                if name == RECORD_MEMBER:
+                    recorded = self._record(stream, header, info.file_size, where)
+                    continue
             headers[name] = header
             self._streams[name] = (stream, None)
             # Holds the place in file order until the record is known.
@@ -238,17 +246,24 @@ class NpzSource(Source):
                     f"{'truncated' if size < expected else 'trailing bytes'}: its header describes "
                     f"{expected} bytes, it has {size}"
                 )
+            check_order(header, f"{self.path}: member {name + '.npy'!r}", streamed=True)
             self._streams[name] = (stream, ArrayReader(header, stream))
 
-    @staticmethod
     def _record(
-        stream: MemberStream, header: ArrayHeader, size: int, where: str
+        self, stream: MemberStream, header: ArrayHeader, size: int, where: str
     ) -> dict[str, TensorSpec]:
-        if not header.descr.startswith("<U") or size > 1 << 28:
+        members = self._archive.infolist()
+        # JSON may escape each character of a name as six, and NumPy takes four bytes for each.
+        names = sum(len(info.filename) for info in members)
+        if not header.descr.startswith("<U"):
             raise FileFormatError(f"{where}: damaged record of element types")
-        data = bytearray(size - header.offset)
+        if size > 4 * (6 * names + _RECORD_CHARACTERS * len(members)):
+            raise FileFormatError(
+                f"{where}: damaged record of element types: {size} bytes are too many for "
+                f"{len(members)} members"
+            )
+        data = bytearray(max(size - header.offset, 0))
         stream.read_into(header.offset, memoryview(data))
-        stream.close()
         try:
             text = bytes(data).decode("utf-32-le").rstrip("\0")
         except UnicodeDecodeError:
@@ -256,20 +271,22 @@ class NpzSource(Source):
         return parse_record(text, where)
 
     def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
-        if name != self._open and self._open:
-            self._streams[self._open][0].close()
-        self._open = name
-        reader = self._streams[name][1]
-        assert reader is not None, f"{name} cannot be read"
-        reader.read(offset, out)
+        with self._lock:
+            if name != self._open and self._open:
+                self._streams[self._open][0].close()
+            self._open = name
+            reader = self._streams[name][1]
+            assert reader is not None, f"{name} cannot be read"
+            reader.read(offset, out)
 
     def check_unchanged(self) -> None:  # noqa: D102
         self._file.check_unchanged()
 
     def close(self) -> None:  # noqa: D102
-        for stream, _ in self._streams.values():
-            stream.close()
-        self._archive.close()
+        with self._lock:
+            for stream, _ in self._streams.values():
+                stream.close()
+            self._archive.close()
         self._file.close()
 
 
