@@ -26,6 +26,7 @@ from fp4kit.scaling import convert_second_level, quiet
 
 from .codes import Codes
 from .directory import Checkpoint, listed
+from .expert_record import EXPERTS_KEY, describe, recorded
 from .layouts import Layout, Summary, get_layout, module_of
 from .model_dtype import state_decoded_dtype
 from .options import ConvertOptions
@@ -242,6 +243,8 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     )
     if directions.kept:
         plan.header[SECOND_LEVEL_KEY] = json.dumps(directions.kept, separators=(",", ":"))
+    if EXPERTS_KEY in checkpoint.metadata:
+        plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
     if quantized.facts is not None and quantized.facts.kv_cache:
         plan.warnings.append(
             f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "

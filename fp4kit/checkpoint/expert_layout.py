@@ -11,7 +11,7 @@ together always tell the orientation; whether the halves alternate only the mode
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,10 @@ EXPERTS_LAYOUTS = ("out_in", "in_out", "interleaved")
 # memory only and written expert by expert.
 OUT_IN = frozenset((
     "diffusion_gemma", "diffusion_gemma_text", "dots3_note", "dots3_note_text", "gemma4",
-    "gemma4_text", "granitemoe_swa", "hy_v4", "hy_v4_vl", "hy_v4_vl_text", "lara_mini",
-    "minimax", "minimax_m2", "minimax_m3_vl", "minimax_m3_vl_text", "mistral4", "muse_spark",
-    "muse_spark_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text",
-    "unlimited_ocr", "unlimited_ocr_text", "zaya",
+    "gemma4_text", "glm4v_moe_text", "granitemoe_swa", "hy_v4", "hy_v4_vl", "hy_v4_vl_text",
+    "inkling_text", "lara_mini", "minimax", "minimax_m2", "minimax_m3_vl", "minimax_m3_vl_text",
+    "mistral4", "muse_spark", "muse_spark_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp",
+    "qwen4_exp_text", "unlimited_ocr", "unlimited_ocr_text", "zaya",
 ))  # fmt: skip
 IN_OUT = frozenset(["aria", "aria_text", "llama4", "llama4_text", "openai_privacy_filter"])
 #: The published files are in_out, but transformers 5 saves the same model as out_in.
@@ -37,9 +37,41 @@ EITHER = frozenset(["qwen3_vl_moe", "qwen3_vl_moe_text"])
 #: Alternating, and in_out where they are floats (MXFP4 blocks run along the input: out_in).
 INTERLEAVED = frozenset(("gpt_oss",))
 
+#: Of all these, those whose reader in transformers 5.24 finds fused experts only: single ones in
+#: plain numbers it ignores, and leaves the experts random. By the outermost model type, as the
+#: same text model inside another one may be read otherwise. The rest joins single experts.
+READ_FUSED = frozenset((
+    "aria", "aria_text", "diffusion_gemma", "diffusion_gemma_text", "gemma4", "gemma4_text",
+    "glm4v_moe_text", "gpt_oss", "granitemoe_swa", "hy_v4", "hy_v4_vl", "hy_v4_vl_text",
+    "inkling_text", "lara_mini", "llama4", "llama4_text", "minimax_m3_vl_text", "mistral4",
+    "muse_spark", "muse_spark_text", "openai_privacy_filter", "qwen3_vl_moe",
+    "qwen3_vl_moe_text", "zaya",
+))  # fmt: skip
+#: Model types that are written expert by expert, or whose reader takes both forms.
+READ_SINGLE = frozenset((
+    "afmoe", "axk1", "axk2", "bailing_hybrid", "beam", "cohere2_moe", "deepseek_ocr2",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "dots1", "dots3_note",
+    "dots3_note_text", "ernie4_5_moe", "ernie4_5_vl_moe", "exaone_moe", "flex_olmo", "flint",
+    "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm5_next", "glm5_next_text", "glm_moe_dsa",
+    "hunyuan_v1_moe", "hy_v3", "jamba", "kimi_k2", "kimi_k25", "kimi_linear", "kolibri1",
+    "laguna", "lfm2_moe", "longcat_flash", "mellum", "mimo_v2_flash", "minimax", "minimax_m2",
+    "minimax_m3_vl", "mistral_large4", "mistral_large4_text", "mixtral", "nemotron_h",
+    "nllb-moe", "olmoe", "phimoe", "qwen2_moe", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe",
+    "qwen3_next", "qwen3_omni_moe", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker", "qwen4_exp",
+    "qwen4_exp_text", "solar_open", "switch_transformers", "unlimited_ocr",
+))  # fmt: skip
+#: Fused names other than `gate_up_proj` and `down_proj`, by the type in whose files they stand.
+_ARIA = {"gate_up_proj": "fc1.weight", "down_proj": "fc2.weight"}
+FUSED_NAMES = {"aria": _ARIA, "aria_text": _ARIA}
+
 HIDDEN_KEYS = ("hidden_size",)
 INTERMEDIATE_KEYS = ("moe_intermediate_size", "intermediate_size", "expert_intermediate_size")
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+#: What a fused tensor holds of every expert, in order.
+PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+#: Whether a tensor is left alone, by name.
+Excluded = Callable[[str], bool]
 
 #: Names of fused weights; aria calls them fc1 and fc2.
 _NAME = re.compile(
@@ -91,6 +123,40 @@ def expert_name(prefix: str, expert: int, projection: str, kind: str = "weight")
     return f"{prefix}.{expert}.{projection}.{kind}"
 
 
+def projections(role: str, out: int, layout: ExpertsLayout) -> list[tuple[str, int, int, int]]:
+    """(projection, size, first index, step) along the output axis of a fused weight or bias."""
+    names = PROJECTIONS[role]
+    if len(names) == 1:
+        return [(names[0], out, 0, 1)]
+    half = out // 2
+    return [(name, half, *layout.part(number, half)) for number, name in enumerate(names)]
+
+
+def nothing(name: str) -> bool:
+    """No tensor is excluded."""
+    return False
+
+
+def stay_fused(prefix: str, fused: Mapping[str, tuple[str, int]], excluded: Excluded) -> bool:
+    """Whether all of a layer's fused experts are excluded, so that nobody need know how they lie.
+
+    Args:
+        prefix: name of the module of all experts.
+        fused: `gate_up_proj` or `down_proj` to the name of the tensor and its number of experts.
+        excluded: whether a tensor is left alone.
+    """
+    left = []
+    for role, (name, experts) in fused.items():
+        # All are asked about, so that a pattern for single experts counts as one that matches.
+        parts = [
+            excluded(expert_name(prefix, expert, projection))
+            for expert in range(experts)
+            for projection in PROJECTIONS[role]
+        ]
+        left.append(excluded(name) or all(parts))
+    return all(left)
+
+
 def _objects(config: object) -> Iterator[dict[str, Any]]:
     """A configuration and every one nested in it."""
     if isinstance(config, dict):
@@ -105,7 +171,7 @@ def model_types(config: dict[str, Any]) -> set[str]:
     return {value for value in found if isinstance(value, str)}
 
 
-def _sizes(config: dict[str, Any], keys: tuple[str, ...]) -> set[int]:
+def config_sizes(config: dict[str, Any], keys: tuple[str, ...]) -> set[int]:
     """Every value that a configuration has under one of some keys, nested ones too."""
     values = (item.get(key) for item in _objects(config) for key in keys)
     return {value for value in values if type(value) is int}
@@ -125,6 +191,28 @@ def _known(config: dict[str, Any]) -> tuple[bool | None, bool | None]:
         if types & kinds
     ]
     return facts[0][1] if len(facts) == 1 else (None, None)
+
+
+def reading(config: dict[str, Any]) -> str:
+    """How the model type's reader in transformers takes experts in plain numbers.
+
+    Returns:
+        `fused`, `single` (perhaps fused as well), or "" for types that are not known.
+    """
+    kind = config.get("model_type")
+    return "fused" if kind in READ_FUSED else "single" if kind in READ_SINGLE else ""
+
+
+def read_layout(config: dict[str, Any]) -> ExpertsLayout:
+    """How a reader of fused experts has them in plain numbers; out x in where it takes both."""
+    transposed, interleaved = _known(config)
+    return ExpertsLayout(bool(transposed), bool(interleaved))
+
+
+def option_layout(experts_layout: str) -> ExpertsLayout:
+    """The layout of float experts that a value of the option stands for."""
+    one_of("experts_layout", experts_layout, EXPERTS_LAYOUTS)
+    return ExpertsLayout(experts_layout != "out_in", experts_layout == "interleaved")
 
 
 def transposes_floats(config: dict[str, Any]) -> bool:
@@ -147,13 +235,21 @@ def _dimensions(
     return found.pop() if len(found) == 1 else None
 
 
-def interleaving(config: dict[str, Any], experts_layout: str | None, about: str) -> bool:
+def _leave(module: str) -> str:
+    """How to go on without these experts, in words."""
+    return f"leave them unquantized with --exclude '*{module.rpartition('.')[2]}.*'"
+
+
+def interleaving(
+    config: dict[str, Any], experts_layout: str | None, about: str, module: str
+) -> bool:
     """Whether gate and up alternate in MXFP4 blocks, which are always out_in.
 
     Args:
         config: content of config.json.
         experts_layout: the user's word, one of EXPERTS_LAYOUTS, or None.
         about: beginning of a message.
+        module: name of the module of all experts.
 
     Raises:
         OptionError: if neither the model type nor the user says it, or the user contradicts.
@@ -170,7 +266,7 @@ def interleaving(config: dict[str, Any], experts_layout: str | None, about: str)
         raise OptionError(
             f"{about} fuses gate and up, but model type {_shown(config)} is not known to this "
             f"version, so that their order is not either; pass {OPTION} interleaved (gpt-oss) or "
-            "out_in (gate, then up)"
+            f"out_in (gate, then up), or {_leave(module)}"
         )
     return interleaved
 
@@ -186,6 +282,7 @@ def decide(
     down: tuple[int, ...] | None,
     has_bias: bool,
     about: str,
+    module: str,
 ) -> ExpertsLayout:
     """The layout of one layer's fused experts of float type.
 
@@ -197,13 +294,16 @@ def decide(
         down: shape of `down_proj`, None without one.
         has_bias: the experts have biases, as only interleaved ones are known to.
         about: beginning of a message.
+        module: name of the module of all experts.
 
     Raises:
         OptionError: if the facts are contradictory, or leave more than one layout.
     """
     found = f"gate_up_proj {_text(gate_up)} and down_proj {_text(down)}"
-    advice = f"pass {OPTION} {'|'.join(EXPERTS_LAYOUTS)}"
-    sizes = {key[0]: _sizes(config, key) for key in (HIDDEN_KEYS, INTERMEDIATE_KEYS, EXPERT_KEYS)}
+    advice = f"pass {OPTION} {'|'.join(EXPERTS_LAYOUTS)}, or {_leave(module)}"
+    sizes = {
+        key[0]: config_sizes(config, key) for key in (HIDDEN_KEYS, INTERMEDIATE_KEYS, EXPERT_KEYS)
+    }
     said = ", ".join(f"{key} {sorted(value)}" for key, value in sizes.items() if value)
     if experts_layout is not None:
         one_of("experts_layout", experts_layout, EXPERTS_LAYOUTS)
@@ -226,7 +326,7 @@ def decide(
     if len(counts) != 1 or (experts and not counts & experts):
         raise OptionError(
             f"{about} {found} do not agree on the number of experts"
-            f"{f' with config.json ({said})' if said else ''}"
+            f"{f' with config.json ({said})' if said else ''}; {_leave(module)}"
         )
     if not fits or (transposed is not None and transposed not in fits):
         raise OptionError(

@@ -15,7 +15,18 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.safetensors import DTYPES
 from fp4kit.io.source import Source, SourceTensor
 
-from .expert_layout import ExpertsLayout, decide, expert_name, fused_bias, fused_weight
+from .expert_layout import (
+    Excluded,
+    ExpertsLayout,
+    decide,
+    expert_name,
+    fused_bias,
+    fused_weight,
+    nothing,
+    projections,
+    stay_fused,
+)
+from .expert_record import FusedTensor
 from .views import READ_BYTES, Bytes, RowView, View, described, fetch, fetch_rows
 from .views import where as about_tensor
 
@@ -125,6 +136,7 @@ def weight_views(
     if layout.transposed:
         out, inputs = inputs, out
     kind = TransposedView if layout.transposed else ExpertView
+    fused = FusedTensor(tensor.name, tensor.spec.shape, layout)
     for expert in range(experts):
         for projection, rows, start, step in projections(role, out, layout):
             shown = described(
@@ -134,18 +146,9 @@ def weight_views(
                 tensor.stored * rows // max(experts * out, 1),
                 f"expert {expert} of {tensor.name} ({layout.note})",
             )
-            yield kind(source, tensor, shown, Slice(expert, start, step))
-
-
-def projections(role: str, out: int, layout: ExpertsLayout) -> list[tuple[str, int, int, int]]:
-    """(projection, size, first index, step) along the output axis of a fused weight or bias."""
-    if role == "down_proj":
-        return [("down_proj", out, 0, 1)]
-    half = out // 2
-    return [
-        (name, half, *layout.part(number, half))
-        for number, name in enumerate(("gate_proj", "up_proj"))
-    ]
+            view = kind(source, tensor, shown, Slice(expert, start, step))
+            view.fused = fused
+            yield view
 
 
 def bias_views(
@@ -153,6 +156,7 @@ def bias_views(
 ) -> Iterator[View]:
     """One view per expert and projection of a fused bias [E, out]; see :func:`weight_views`."""
     experts, out = tensor.spec.shape
+    fused = FusedTensor(tensor.name, tensor.spec.shape, layout)
     for expert in range(experts):
         for projection, size, start, step in projections(role, out, layout):
             shown = described(
@@ -162,7 +166,9 @@ def bias_views(
                 tensor.stored * size // max(experts * out, 1),
                 f"expert {expert} of {tensor.name}",
             )
-            yield BiasView(source, tensor, shown, Slice(expert, start, step))
+            view = BiasView(source, tensor, shown, Slice(expert, start, step))
+            view.fused = fused
+            yield view
 
 
 def fused_biases(source: Source) -> dict[str, dict[str, SourceTensor]]:
@@ -189,13 +195,30 @@ def _check_bias(
         )
 
 
-def _is_experts(prefix: str, weights: dict[str, SourceTensor]) -> bool:
-    """Whether 3-D weights are fused experts, and not some other model's that share a name."""
-    return "gate_up_proj" in weights or prefix.rpartition(".")[2].endswith("experts")
+def _names(weights: dict[str, SourceTensor]) -> dict[str, tuple[str, int]]:
+    """Role to the name and number of experts."""
+    return {role: (tensor.name, tensor.spec.shape[0]) for role, tensor in weights.items()}
+
+
+def _is_experts(prefix: str, weights: dict[str, SourceTensor], source: Source) -> bool:
+    """Whether 3-D weights are routed experts fused, and not something else of such a name."""
+    last = prefix.rpartition(".")[2]
+    if last.startswith(("shared_expert", "share_expert")):
+        # They see every token: the first axis, mostly of size 1, chooses nothing.
+        return False
+    if "gate_up_proj" in weights:
+        return True
+    # Gate and up that are stacked too, but apart, belong to `down_proj`: all stay as they are.
+    apart = (f"{prefix}.{name}" for name in ("gate_proj", "up_proj"))
+    stacked = any(name in source.tensors or f"{name}.weight" in source.tensors for name in apart)
+    return last.endswith("experts") and not stacked
 
 
 def find_views(
-    source: Source, config: dict[str, Any], experts_layout: str | None = None
+    source: Source,
+    config: dict[str, Any],
+    experts_layout: str | None = None,
+    excluded: Excluded = nothing,
 ) -> list[View]:
     """Views of every expert that is fused with others into 3-D float tensors.
 
@@ -203,6 +226,7 @@ def find_views(
         source: the tensors, perhaps already decoded ones.
         config: content of config.json.
         experts_layout: `out_in`, `in_out` or `interleaved` to override the model type.
+        excluded: whether a tensor is left alone; experts that are stay fused, unlooked at.
 
     Raises:
         OptionError: if it cannot be told how they are fused; the message names the override.
@@ -214,7 +238,12 @@ def find_views(
         shape = tensor.spec.shape
         if match and tensor.spec.dtype in FLOATS and len(shape) == 3 and 0 not in shape:
             fused.setdefault(match[0], {})[match[1]] = tensor
-    fused = {prefix: weights for prefix, weights in fused.items() if _is_experts(prefix, weights)}
+    fused = {
+        prefix: weights
+        for prefix, weights in fused.items()
+        if _is_experts(prefix, weights, source)
+        and not stay_fused(prefix, _names(weights), excluded)
+    }
     biases = fused_biases(source) if fused else {}
     views: list[View] = []
     for prefix, weights in fused.items():
@@ -226,6 +255,7 @@ def find_views(
             shapes.get("down_proj"),
             prefix in biases,
             about_tensor(source, next(iter(weights.values())).name),
+            prefix,
         )
         for role, tensor in weights.items():
             views += weight_views(source, prefix, role, tensor, layout)

@@ -15,6 +15,7 @@ from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
 from fp4kit.io.source import SourceTensor
 
 from .directory import Checkpoint
+from .expert_record import FusedTensor
 from .views import Bytes, Overlay, RowView, View
 
 #: Bytes of float32 that are computed and rounded at a time: a few megabytes would have views that
@@ -37,7 +38,7 @@ class Cast(RowView):
             spec=TensorSpec(spec.name, DTYPE_CODES[dtype], spec.shape),
             dtype=dtype,
         )
-        self.consumed = view.consumed
+        self.consumed, self.fused = view.consumed, view.fused
 
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
         width = self._view.tensor.row_bytes
@@ -67,6 +68,26 @@ class LogicalSource(Overlay):
         """Whether a tensor is computed from FP8 or MXFP4, and not only a part of a float one."""
         view = self.views.get(name)
         return view is not None and self.checkpoint.tensors[view.consumed[0]].dtype not in FLOATS
+
+    def fused_of(self, name: str) -> FusedTensor | None:
+        """The tensor of all experts that a tensor is shown as a part of, None if it is of none."""
+        view = self.views.get(name)
+        return None if view is None else view.fused
+
+    def stored_names(self, name: str) -> tuple[str, ...]:
+        """What a tensor is made from."""
+        view = self.views.get(name)
+        return (name,) if view is None else view.consumed
+
+    def with_views(self, views: list[View], without: Collection[str] = ()) -> LogicalSource:
+        """The same checkpoint with more views, and without some of those that there are.
+
+        Args:
+            views: the new ones.
+            without: names of views; what they are made from is not shown either.
+        """
+        kept = [view for name, view in self.views.items() if name not in without]
+        return LogicalSource(self.checkpoint, kept + views, self._dropped)
 
     def rejoin(self, names: list[str]) -> list[str]:
         """Takes views back; returns the stored tensors that appear in their place."""

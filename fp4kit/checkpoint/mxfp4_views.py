@@ -24,13 +24,18 @@ from fp4kit.io.safetensors import TensorSpec
 from fp4kit.io.source import Source, SourceTensor
 
 from .expert_layout import (
+    Excluded,
     ExpertsLayout,
     expert_name,
     fused_weight,
     interleaving,
+    nothing,
+    projections,
+    stay_fused,
     transposes_floats,
 )
-from .expert_views import bias_views, fused_biases, projections
+from .expert_record import FusedTensor
+from .expert_views import bias_views, fused_biases
 from .views import READ_BYTES, Bytes, RowView, View, described, fetch_rows, where
 
 CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
@@ -210,6 +215,23 @@ def _packed_views(source: Source, name: str, base: str) -> list[View]:
     return [Mxfp4View(source, (codes, scale), TensorSpec(base, "F32", shape))]
 
 
+def _float_form(
+    name: str, shape: tuple[int, int, int], layout: ExpertsLayout, config: dict[str, Any]
+) -> FusedTensor:
+    """The fused tensor as readers of the model type want it in plain numbers.
+
+    Args:
+        name: its name.
+        shape: [E, out, in], as the blocks lie.
+        layout: how the blocks lie.
+        config: content of config.json.
+    """
+    experts, out, cols = shape
+    if not transposes_floats(config):
+        return FusedTensor(name, shape, layout)
+    return FusedTensor(name, (experts, cols, out), ExpertsLayout(True, layout.interleaved))
+
+
 def _block_views(
     source: Source,
     name: str,
@@ -234,12 +256,15 @@ def _block_views(
     about = where(source, name)
     if role == "gate_up_proj" and out % 2:
         raise FileFormatError(f"{about} has {out} rows an expert, which is no gate and up")
-    layout = ExpertsLayout(False, interleaving(config, experts_layout, about))
+    layout = ExpertsLayout(False, interleaving(config, experts_layout, about, prefix))
+    fused_as = _float_form(base, (lead[0], out, cols), layout, config)
     views: list[View] = []
     for expert in range(lead[0]):
         for projection, rows, start, step in projections(role, out, layout):
             spec = TensorSpec(expert_name(prefix, expert, projection), "F32", (rows, cols))
-            views.append(Mxfp4View(source, (codes, scale), spec, expert * out + start, step))
+            view = Mxfp4View(source, (codes, scale), spec, expert * out + start, step)
+            view.fused = fused_as
+            views.append(view)
     bias = fused_biases(source).get(prefix, {}).get(role)
     if bias is not None:
         if bias.spec.shape != (lead[0], out):
@@ -251,12 +276,24 @@ def _block_views(
     return views
 
 
+def _whole(source: Source, excluded: Excluded) -> set[str]:
+    """Modules of experts of which every fused weight is excluded."""
+    fused: dict[str, dict[str, tuple[str, int]]] = {}
+    for name, tensor in source.tensors.items():
+        base = name.removesuffix("_blocks")
+        found = fused_weight(base)
+        if base != name and found is not None and tensor.spec.shape:
+            fused.setdefault(found[0], {})[found[1]] = base, tensor.spec.shape[0]
+    return {prefix for prefix, names in fused.items() if stay_fused(prefix, names, excluded)}
+
+
 def find_views(
     source: Source,
     config: dict[str, Any],
     experts_layout: str | None = None,
     *,
     fused: bool = True,
+    excluded: Excluded = nothing,
 ) -> list[View]:
     """Views of every MXFP4 weight, and of the biases of fused experts, from headers alone.
 
@@ -266,18 +303,21 @@ def find_views(
         experts_layout: `out_in` or `interleaved` to override the model type.
         fused: separate fused experts; else they are one tensor as transformers keeps it, which
             for gpt-oss is [E, in, out], and biases stay as they are stored.
+        excluded: whether a tensor is left alone; experts that are stay fused.
 
     Raises:
         FileFormatError: if codes have no scales, or some that do not fit.
         OptionError: if it cannot be told in which order gate and up are fused.
     """
     views: list[View] = []
+    whole = _whole(source, excluded) if fused else set()
     for name, tensor in source.tensors.items():
         if tensor.spec.dtype != "U8":
             continue
         base = name.removesuffix("_blocks")
         if base != name:
-            views += _block_views(source, name, base, config, experts_layout, fused)
+            split = fused and base.rpartition(".")[0] not in whole
+            views += _block_views(source, name, base, config, experts_layout, split)
         base = name.removesuffix("_packed")
         scale = source.tensors.get(f"{base}_scale")
         # NVFP4 has the same names, but scales of another type.

@@ -80,10 +80,13 @@ class DequantizeOptions(Options):
     Attributes:
         dtype: element type of the weights that were quantized.
         max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
+        experts_layout: how single experts are put together (`out_in`, `in_out`, `interleaved`, or
+            `single` for not at all), None to decide by the headers and the model type.
     """
 
     dtype: str = "bfloat16"
     max_shard_size: int = 5 * 10**9
+    experts_layout: str | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fp4kit.io.work import TensorPlan
 
 from .codes import Codes
 from .directory import Checkpoint
+from .expert_record import EXPERTS_KEY
 from .layouts import Layout, Summary, module_of
 from .layouts.comfy import LAYERS_KEY, SHAPES_KEY
 from .logical import LogicalSource
@@ -29,7 +30,14 @@ SEARCH_KEY = "fp4kit_scale_search"
 #: Header metadata of every weight file of fp4kit's: `--force` replaces only these.
 WRITTEN_KEY = "fp4kit_checkpoint"
 #: Header metadata that described an older quantization.
-OLD_METADATA = (LAYERS_KEY, METADATA_KEY, SHAPES_KEY, SEARCH_KEY, "fp4kit_second_level")
+OLD_METADATA = (
+    LAYERS_KEY,
+    METADATA_KEY,
+    SHAPES_KEY,
+    SEARCH_KEY,
+    EXPERTS_KEY,
+    "fp4kit_second_level",
+)
 
 
 @dataclass(eq=False)

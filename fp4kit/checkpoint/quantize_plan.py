@@ -17,6 +17,7 @@ from . import mistral_native
 from .activations import activation_amaxes
 from .codes import Codes
 from .directory import Checkpoint, listed
+from .expert_restore import note
 from .fusion import absent_siblings, groups, settle
 from .heads import absent_head
 from .layouts import Layout, Summary, get_layout, module_of
@@ -61,6 +62,9 @@ def _reasons(
     for name, tensor in source.tensors.items():
         shape = tensor.spec.shape
         reason = rules.reason_to_keep(name, shape, tensor.dtype)
+        fused = source.fused_of(name)
+        if not reason and fused is not None and rules.excludes(fused.name):
+            reason = f"excluded with {fused.name}"
         if not reason and tied and name.rpartition("lm_head")[1]:
             reason = "tied to the embedding"
         if not reason and source.checkpoint.native:
@@ -211,10 +215,10 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     checkpoint.refuse_adapter()
     check_source(checkpoint, layout)
     config = checkpoint.config
-    source, codes, dropped = open_logical(checkpoint, options)
-    rules = Rules(options.include, options.exclude, config, source.tensors)
-    rules.check_used(source.tensors)
+    rules = Rules(options.include, options.exclude, config, checkpoint.tensors)
+    source, codes, dropped = open_logical(checkpoint, options, rules.excludes)
     reasons = _reasons(source, options, rules, config)
+    rules.check_used(source.tensors)
     _rejoin(source, reasons)
     dtype = model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
@@ -258,6 +262,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
         ),
         dropped=dropped,
         groups=fused,
+        header=note(source),
     )
     plan.warnings = _warnings(plan)
     return plan

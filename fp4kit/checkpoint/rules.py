@@ -262,6 +262,7 @@ class Rules:
         self._exclude = Patterns(exclude, "exclude")
         self._config = config
         self._experts_parents = _experts_parents(names)
+        self._excluded: set[str] = set()
 
     @staticmethod
     def _match(patterns: Patterns, name: str) -> str | None:
@@ -274,7 +275,7 @@ class Rules:
         Raises:
             OptionError: naming the pattern.
         """
-        listed = list(names)
+        listed = [*names, *self._excluded]
         both = listed + [name.removesuffix(WEIGHT) for name in listed]
         for option, patterns in (("include", self._include), ("exclude", self._exclude)):
             unused = patterns.unused(both)
@@ -283,6 +284,13 @@ class Rules:
                     f"no tensor matches {option}={unused[0]!r}; a glob must match the whole name, "
                     "re: from its start"
                 )
+
+    def excludes(self, name: str) -> bool:
+        """Whether the user left a tensor alone, whatever it is."""
+        if self._match(self._exclude, name) is None:
+            return False
+        self._excluded.add(name)
+        return True
 
     def reason_to_keep(self, name: str, shape: tuple[int, ...], dtype: str) -> str:
         """Why a tensor is left alone, "" if it is quantized.

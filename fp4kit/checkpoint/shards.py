@@ -38,10 +38,13 @@ def make_engine(plan: CheckpointPlan, device: str) -> Engine | None:
     Raises:
         BackendUnavailableError: with the reason.
     """
-    decoded = [work for work in plan.works if work.action == "dequantize"]
+    decoded = [
+        (work.tensor.dtype, work.origin.plan)
+        for work in plan.works
+        if work.action == "dequantize" and work.origin is not None
+    ]
     if decoded:
-        plans = [work.origin.plan for work in decoded if work.origin is not None]
-        return Engine(device, [decoded[0].tensor.dtype], "dequantize", plans)
+        return Engine(device, [decoded[0][0]], "dequantize", [each for _, each in decoded])
     entries = [
         work.entry for work in plan.works if work.entry is not None and work.action == "quantize"
     ]
@@ -71,8 +74,9 @@ def _convert(
         transfers += taken
         if not taken:
             works += unit.works
-    decoded = [work for work in works if work.action == "dequantize"]
-    others = [work for work in works if work.action != "dequantize"]
+    # Fused experts have no origin: their source decodes them, to this they are copies.
+    decoded = [work for work in works if work.action == "dequantize" and work.origin is not None]
+    others = [work for work in works if work.action != "dequantize" or work.origin is None]
     quantize_stream(plan.source, others, engine, write, tally)
     if decoded:
         assert engine is not None

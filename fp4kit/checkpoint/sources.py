@@ -7,11 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fp4kit.errors import FileFormatError
+from fp4kit.io.description import QuantizedEntry
 from fp4kit.io.source import Source
 
 from .codes import Codes, EntryCodes, Mxfp4Codes
 from .config_facts import QuantFacts
 from .directory import Checkpoint, listed
+from .expert_layout import Excluded, nothing
 from .logical import LogicalSource
 from .mxfp4_views import Mxfp4View
 from .options import CheckpointOptions
@@ -35,6 +37,11 @@ class Opened:
     source: LogicalSource
     quantized: Quantized | None
     dropped: dict[str, str]
+
+    @property
+    def entries(self) -> dict[str, QuantizedEntry]:
+        """The quantized weights by name."""
+        return {} if self.quantized is None else self.quantized.entries
 
 
 class Remaining(Source):
@@ -111,9 +118,14 @@ def _refuse_quantized(checkpoint: Checkpoint, format: str) -> None:
 
 
 def open_logical(
-    checkpoint: Checkpoint, options: CheckpointOptions
+    checkpoint: Checkpoint, options: CheckpointOptions, excluded: Excluded = nothing
 ) -> tuple[LogicalSource, dict[str, Codes], dict[str, str]]:
     """A checkpoint that is to be quantized.
+
+    Args:
+        checkpoint: the stored tensors.
+        options: how it is to be quantized.
+        excluded: whether a tensor is left alone; fused experts that are stay fused.
 
     Returns:
         Its logical float tensors; the codes of those that are stored as MXFP4; and the stored
@@ -125,7 +137,7 @@ def open_logical(
     """
     _check_method(checkpoint, read_facts(checkpoint))
     _refuse_quantized(checkpoint, options.format)
-    found = search(checkpoint, checkpoint.config, options.experts_layout)
+    found = search(checkpoint, checkpoint.config, options.experts_layout, excluded=excluded)
     codes: dict[str, Codes] = {
         view.tensor.name: Mxfp4Codes(view) for view in found.views if isinstance(view, Mxfp4View)
     }

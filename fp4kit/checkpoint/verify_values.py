@@ -166,7 +166,17 @@ def value_faults(
         with Checkpoint(path) as result, Checkpoint(against) as original:
             opened = open_quantized(result)
             entries = {} if opened.quantized is None else opened.quantized.entries
-            source, _, _ = open_logical(original, CheckpointOptions(experts_layout=experts_layout))
+            # What the result has fused stays fused: how it lies need not be known.
+            stacked = {
+                name
+                for name, tensor in opened.source.tensors.items()
+                if len(tensor.spec.shape) == 3
+            }
+            source, _, _ = open_logical(
+                original,
+                CheckpointOptions(experts_layout=experts_layout),
+                stacked.__contains__,
+            )
             _split_like(source, opened.source, entries)
             return _compare(source, opened.source, entries, device, progress)
     except Fp4kitError as error:

@@ -16,6 +16,7 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.source import Source
 
 from . import expert_views, fp8_views, mxfp4_views
+from .expert_layout import Excluded, nothing
 from .views import Overlay, View, where
 
 #: Last parts of the names of activation scales of an older quantization.
@@ -68,6 +69,7 @@ def search(
     experts_layout: str | None = None,
     *,
     fused: bool = True,
+    excluded: Excluded = nothing,
 ) -> FoundViews:
     """Finds every view, from headers and config.json alone.
 
@@ -79,15 +81,18 @@ def search(
         experts_layout: how experts are fused, `out_in`, `in_out` or `interleaved`; None to decide
             by model type and shapes.
         fused: separate fused experts; else weights are only decoded.
+        excluded: whether a tensor is left alone; fused experts that are stay fused.
 
     Raises:
         FileFormatError: if a part of a quantized tensor is missing or does not fit.
         OptionError: if it cannot be told how experts are fused.
     """
     decoded = fp8_views.find_views(source, config)
-    decoded += mxfp4_views.find_views(source, config, experts_layout, fused=fused)
+    decoded += mxfp4_views.find_views(
+        source, config, experts_layout, fused=fused, excluded=excluded
+    )
     overlay = Overlay(source, decoded)
-    experts = expert_views.find_views(overlay, config, experts_layout) if fused else []
+    experts = expert_views.find_views(overlay, config, experts_layout, excluded) if fused else []
     split = {name for view in experts for name in view.consumed}
     for view in experts:
         inner = overlay.views.get(view.consumed[0])

@@ -14,6 +14,8 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.safetensors import DTYPES, TensorSpec
 from fp4kit.io.source import Source, SourceTensor
 
+from .expert_record import FusedTensor
+
 Bytes = NDArray[np.uint8]
 #: Logical bytes that are computed at a time; temporary memory is a fraction of it, or one row.
 PIECE_BYTES = 16 << 20
@@ -27,10 +29,12 @@ class View(ABC):
     Attributes:
         tensor: name, element type and logical shape; its note says how it is made.
         consumed: names of the stored tensors that it needs, which are then not copied.
+        fused: the tensor of all experts that it is a part of, None if it is of none.
     """
 
     tensor: SourceTensor
     consumed: tuple[str, ...]
+    fused: FusedTensor | None = None
 
     @abstractmethod
     def read(self, offset: int, out: memoryview) -> None:
