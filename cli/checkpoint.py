@@ -106,6 +106,7 @@ def dequantize(
     dtype: str,
     *,
     device: str,
+    experts_layout: str | None,
     max_shard_size: str | None,
     resume: bool,
     follow_links: bool,
@@ -114,7 +115,7 @@ def dequantize(
 ) -> None:
     """`fp4kit dequantize` of a checkpoint; the arguments are those of the command."""
     limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
-    options = DequantizeOptions(dtype, limit, follow_links=follow_links)
+    options = DequantizeOptions(dtype, limit, experts_layout, follow_links=follow_links)
     devices = resolve_devices(device)
     with progress_bar(f"Dequantizing {source.name}") as progress:
         report = dequantize_checkpoint(

@@ -21,6 +21,7 @@ from .options import (
     max_shard_size_option,
     output_option,
     resolve_device,
+    restored_layout_option,
     resume_option,
     source_argument,
     threads_option,
@@ -45,6 +46,7 @@ from .text import example
 @dtype_option
 @device_option
 @threads_option
+@restored_layout_option
 @max_shard_size_option
 @resume_option
 @follow_links_option
@@ -57,6 +59,7 @@ def command(
     target: Path,
     dtype: str,
     device: str,
+    experts_layout: str | None,
     max_shard_size: str | None,
     resume: bool,
     follow_links: bool,
@@ -67,7 +70,8 @@ def command(
 
     IN says itself how it was quantized: a file of fp4kit's, or a model directory (or single file)
     in the layout of compressed-tensors, ModelOpt or ComfyUI, from any tool. Tensors that are not
-    quantized are carried through unchanged, whatever --dtype says.
+    quantized are carried through unchanged, whatever --dtype says. Experts that the model has in
+    one tensor are put together again.
     """
     if source.is_dir() or checkpoint.in_layout(source):
         if ctx.get_parameter_source("dtype") is not ParameterSource.COMMANDLINE:
@@ -78,6 +82,7 @@ def command(
             target,
             dtype,
             device=device,
+            experts_layout=experts_layout,
             max_shard_size=max_shard_size,
             resume=resume,
             follow_links=follow_links,
@@ -85,9 +90,14 @@ def command(
             as_json=as_json,
         )
         return
-    if resume or max_shard_size or follow_links:
-        given = {"--resume": resume, "--max-shard-size": max_shard_size}
-        flag = next((name for name, value in given.items() if value), "--follow-links")
+    given = {
+        "--resume": resume,
+        "--max-shard-size": max_shard_size,
+        "--experts-layout": experts_layout,
+        "--follow-links": follow_links,
+    }
+    flag = next((name for name, value in given.items() if value), None)
+    if flag is not None:
         raise click.UsageError(f"{flag} is for model directories", ctx)
     resolved = resolve_device(device)
     with progress_bar(f"Dequantizing {source.name}") as progress:

@@ -14,7 +14,7 @@ import click
 from fp4kit import BackendUnavailableError, backend_status
 from fp4kit.backends import get_backend
 from fp4kit.backends.cpu_threads import THREADS_VARIABLE
-from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS
+from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
@@ -94,6 +94,12 @@ experts_layout_option: Decorator = click.option(
     "--experts-layout",
     type=click.Choice(EXPERTS_LAYOUTS),
     help="Model directories: how fused 3-D experts are stored, where that is not clear.",
+)
+restored_layout_option: Decorator = click.option(
+    "--experts-layout",
+    type=click.Choice(RESTORED_LAYOUTS),
+    help="Model directories: how single experts are put together where neither the file nor the "
+    "model type tells; single leaves them.",
 )
 resume_option: Decorator = click.option(
     "--resume",

@@ -20,6 +20,9 @@ from fp4kit.formats import one_of
 
 OPTION = "--experts-layout"
 EXPERTS_LAYOUTS = ("out_in", "in_out", "interleaved")
+#: Values of the option where experts are put together, and the one that leaves them single.
+SINGLE = "single"
+RESTORED_LAYOUTS = (*EXPERTS_LAYOUTS, SINGLE)
 
 # Model types whose files hold fused experts, seen in what save_pretrained of transformers 5.24
 # writes and in its modeling code (use_experts_implementation). Most other types are fused in
@@ -238,6 +241,13 @@ def _dimensions(
 def _leave(module: str) -> str:
     """How to go on without these experts, in words."""
     return f"leave them unquantized with --exclude '*{module.rpartition('.')[2]}.*'"
+
+
+def order_is_clear(config: dict[str, Any], experts_layout: str | None) -> bool:
+    """Whether :func:`interleaving` has an answer."""
+    if experts_layout is not None:
+        return experts_layout != "in_out"
+    return _known(config)[1] is not None
 
 
 def interleaving(

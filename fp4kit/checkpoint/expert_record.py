@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.safetensors import strict_json
+from fp4kit.io.json_text import strict_json
 from fp4kit.io.source import Source
 
 from .expert_layout import (

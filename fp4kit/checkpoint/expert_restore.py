@@ -23,6 +23,8 @@ from .expert_layout import (
     FUSED_NAMES,
     OPTION,
     PROJECTIONS,
+    RESTORED_LAYOUTS,
+    SINGLE,
     ExpertsLayout,
     config_sizes,
     expert_name,
@@ -33,9 +35,6 @@ from .expert_layout import (
 from .expert_record import EXPERTS_KEY, FusedTensor, describe, recorded
 from .logical import LogicalSource
 
-#: Value of the option that leaves experts as they are.
-SINGLE = "single"
-RESTORED_LAYOUTS = (*EXPERTS_LAYOUTS, SINGLE)
 WAY_OUT = f"pass {OPTION} {SINGLE} to leave them single"
 _EXPERT = re.compile(
     r"(?P<prefix>.+)\.(?P<expert>\d{1,6})\."

@@ -30,6 +30,7 @@ from .expert_layout import (
     fused_weight,
     interleaving,
     nothing,
+    order_is_clear,
     projections,
     stay_fused,
     transposes_floats,
@@ -303,14 +304,17 @@ def find_views(
         experts_layout: `out_in` or `interleaved` to override the model type.
         fused: separate fused experts; else they are one tensor as transformers keeps it, which
             for gpt-oss is [E, in, out], and biases stay as they are stored.
-        excluded: whether a tensor is left alone; experts that are stay fused.
+        excluded: whether a tensor is left alone; experts that are stay fused if their order is not
+            known.
 
     Raises:
         FileFormatError: if codes have no scales, or some that do not fit.
         OptionError: if it cannot be told in which order gate and up are fused.
     """
     views: list[View] = []
-    whole = _whole(source, excluded) if fused else set()
+    # Those that are decoded are separated all the same, unless nobody knows how.
+    clear = order_is_clear(config, experts_layout)
+    whole = _whole(source, excluded) if fused and not clear else set()
     for name, tensor in source.tensors.items():
         if tensor.spec.dtype != "U8":
             continue
