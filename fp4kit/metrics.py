@@ -18,7 +18,7 @@ from .errors import DtypeError, ShapeError
 from .tensor import QuantizedTensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ErrorStats:
     """Error statistics of one tensor (or of several together).
 

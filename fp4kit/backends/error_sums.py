@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(slots=True)
 class ErrorSums:
     """Sums over elements and blocks from which error statistics follow; they add up over slabs.
 

@@ -5,35 +5,111 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from fp4kit.io.slabs import Progress
 
+from .components import denoisers, is_pipeline, quantized_components
 from .convert_plan import plan_convert
 from .dequantize_plan import plan_dequantize
 from .directory import Checkpoint
-from .options import CheckpointOptions, ConvertOptions, DequantizeOptions
+from .options import CheckpointOptions, ConvertOptions, DequantizeOptions, Options
 from .output import carry_out
+from .pipeline import Pipeline
+from .plan import CheckpointPlan
 from .quantize_plan import plan_checkpoint
 from .report import CheckpointReport, make_report
+
+Asked = TypeVar("Asked", bound=Options)
+
+
+@dataclass(frozen=True)
+class Operation(Generic[Asked]):
+    """What is done with a checkpoint.
+
+    Attributes:
+        plan: decides about every tensor.
+        components: the folders of a diffusers pipeline that it concerns.
+    """
+
+    plan: Callable[[Checkpoint, Asked], CheckpointPlan]
+    components: Callable[[Path], list[str]]
+
+
+@dataclass(frozen=True)
+class How:
+    """How a plan is carried out; the fields are the arguments of :func:`quantize_checkpoint`."""
+
+    devices: tuple[str, ...]
+    resume: bool
+    force: bool
+    progress: Progress | None
+
+
+QUANTIZE = Operation(plan_checkpoint, denoisers)
+DEQUANTIZE = Operation(plan_dequantize, quantized_components)
+CONVERT = Operation(plan_convert, quantized_components)
+
+
+def _open(source: Path, options: Options) -> Checkpoint:
+    return Checkpoint(source, follow_links=options.follow_links)
+
+
+def _planned(operation: Operation[Asked], source: Path, options: Asked) -> CheckpointReport:
+    """What an operation would do to a checkpoint, or to components of a pipeline."""
+    if is_pipeline(source):
+        parts = operation.components(source)
+        pipeline = Pipeline(source, parts, follow_links=options.follow_links)
+        return pipeline.plan(lambda path: _planned(operation, path, options))
+    started = time.perf_counter()
+    with _open(source, options) as checkpoint:
+        plan = operation.plan(checkpoint, options)
+        return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
+
+
+def _carried_out(
+    operation: Operation[Asked], source: Path, target: Path, options: Asked, how: How
+) -> CheckpointReport:
+    """What an operation did to a checkpoint, or to components of a pipeline."""
+    if is_pipeline(source):
+
+        def run(name: str, *, resume: bool, force: bool) -> CheckpointReport:
+            again = with_changes(how, resume=resume, force=force)
+            return _carried_out(operation, source / name, target / name, options, again)
+
+        parts = operation.components(source)
+        pipeline = Pipeline(source, parts, follow_links=options.follow_links)
+        planned = pipeline.plan(lambda path: _planned(operation, path, options))
+        return pipeline.carry_out(target, planned, run, resume=how.resume, force=how.force)
+    with _open(source, options) as checkpoint:
+        plan = operation.plan(checkpoint, options)
+        return carry_out(
+            plan,
+            target,
+            devices=how.devices,
+            resume=how.resume,
+            force=how.force,
+            progress=how.progress,
+        )
 
 
 def plan_quantize_checkpoint(source: Path, options: CheckpointOptions) -> CheckpointReport:
     """What :func:`quantize_checkpoint` would do, from headers and JSON alone.
 
     Args:
-        source: model directory, or for layout `comfy` also a .safetensors file.
+        source: model directory or diffusers pipeline, or for layout `comfy` also a .safetensors
+            file.
         options: how it would be quantized.
 
     Raises:
         OptionError: for unknown or contradictory options.
         FileFormatError: if the checkpoint is malformed or quantized already.
     """
-    started = time.perf_counter()
-    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
-        plan = plan_checkpoint(checkpoint, options)
-        return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
+    return _planned(QUANTIZE, source, options)
 
 
 def quantize_checkpoint(
@@ -51,7 +127,8 @@ def quantize_checkpoint(
     Peak memory is bounded by slabs of the largest fusion group, whatever the size of the model.
 
     Args:
-        source: model directory, or for layout `comfy` also a .safetensors file.
+        source: model directory or diffusers pipeline, or for layout `comfy` also a .safetensors
+            file.
         target: directory to create (or a .safetensors file, for one).
         options: how to quantize.
         devices: `cpu`, or CUDA devices that take the next shard in turn.
@@ -69,11 +146,8 @@ def quantize_checkpoint(
         BackendUnavailableError: if a device cannot be used.
         OutputError: if the output cannot be written.
     """
-    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
-        plan = plan_checkpoint(checkpoint, options)
-        return carry_out(
-            plan, target, devices=devices, resume=resume, force=force, progress=progress
-        )
+    how = How(tuple(devices), resume, force, progress)
+    return _carried_out(QUANTIZE, source, target, options, how)
 
 
 def dequantize_checkpoint(
@@ -103,11 +177,8 @@ def dequantize_checkpoint(
         BackendUnavailableError: if a device cannot be used.
         OutputError: if the output cannot be written.
     """
-    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
-        plan = plan_dequantize(checkpoint, options)
-        return carry_out(
-            plan, target, devices=devices, resume=resume, force=force, progress=progress
-        )
+    how = How(tuple(devices), resume, force, progress)
+    return _carried_out(DEQUANTIZE, source, target, options, how)
 
 
 def plan_convert_checkpoint(source: Path, options: ConvertOptions) -> CheckpointReport:
@@ -117,10 +188,7 @@ def plan_convert_checkpoint(source: Path, options: ConvertOptions) -> Checkpoint
         OptionError: as there.
         FileFormatError: as there.
     """
-    started = time.perf_counter()
-    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
-        plan = plan_convert(checkpoint, options)
-        return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
+    return _planned(CONVERT, source, options)
 
 
 def convert_checkpoint(
@@ -147,6 +215,4 @@ def convert_checkpoint(
         FileFormatError: if nothing is quantized, or in a way that is not known.
         OutputError: if the output cannot be written.
     """
-    with Checkpoint(source, follow_links=options.follow_links) as checkpoint:
-        plan = plan_convert(checkpoint, options)
-        return carry_out(plan, target, resume=resume, force=force, progress=progress)
+    return _carried_out(CONVERT, source, target, options, How(("cpu",), resume, force, progress))

@@ -10,6 +10,7 @@ that the index names counts.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace as with_changes
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,9 @@ class Checkpoint(Source):
                 raise FileFormatError(
                     f"{path}: is the unfinished output of a conversion; finish it with --resume"
                 )
-            self._weights = find_weights(path)
-            weight_map = self._weights.weight_map
+            found = find_weights(path)
+            weight_map = found.weight_map
+            self._weights = with_changes(found, weight_map=None)  # as large as all names
             self.base, names = self._weights.form.base, self._weights.names
             self._read_settings(path)
         else:
@@ -140,23 +142,20 @@ class Checkpoint(Source):
             file.close()
             raise
         self._sources[name] = source
+        found, source.tensors = source.tensors, {}  # held once, for all shards
         self.metadata = {**source.metadata, **self.metadata}
         self.headers.append(source.metadata)
-        names = list(source.tensors)
         if weight_map is not None:
-            elsewhere = [tensor for tensor in names if weight_map.get(tensor, name) != name]
+            elsewhere = [tensor for tensor in found if weight_map.get(tensor, name) != name]
             self.stale.update(dict.fromkeys(elsewhere, name))
             for tensor in elsewhere:
-                del source.tensors[tensor]
-            names = list(source.tensors) if elsewhere else names
-        self.shards[name] = names
-        self.tensors.update(source.tensors)
-        self._owner.update(dict.fromkeys(names, source))
+                del found[tensor]
+        self.shards[name] = list(found)
+        self.tensors.update(found)
+        self._owner.update(dict.fromkeys(found, source))
 
     def _check_index(self, weight_map: dict[str, str]) -> None:
-        lost = [
-            name for name, shard in weight_map.items() if name not in self._sources[shard].tensors
-        ]
+        lost = [name for name in weight_map if name not in self.tensors]
         if lost:
             raise FileFormatError(
                 f"{self.index}: {len(lost)} tensors are not in the shard that it names: "

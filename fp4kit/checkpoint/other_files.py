@@ -89,11 +89,18 @@ class Links:
             )
 
 
-def _walk(folder: Path, links: Links) -> Iterator[tuple[Path, os.DirEntry[str]]]:
+def _walk(
+    folder: Path, links: Links, passed_over: Collection[str] = ()
+) -> Iterator[tuple[Path, os.DirEntry[str]]]:
     """Every file below a directory, with the directory that holds it.
 
     Links are followed, as the cache of the Hugging Face hub consists of them; a directory that is
     reached a second time, as by a link to one above, is passed over.
+
+    Args:
+        folder: the directory.
+        links: where links may lead.
+        passed_over: names of directories right in it that are not looked into.
 
     Raises:
         FileFormatError: if a directory cannot be read.
@@ -111,6 +118,8 @@ def _walk(folder: Path, links: Links) -> Iterator[tuple[Path, os.DirEntry[str]]]
         for entry in list_folder(place):
             if file_type(place / entry.name) != stat.S_IFDIR:
                 yield place, entry
+            elif place == folder and entry.name in passed_over:
+                continue
             elif entry.name not in TOOL_FOLDERS:
                 if entry.is_symlink():
                     links.check(place / entry.name)
@@ -140,6 +149,35 @@ def _check_readable(path: Path) -> int:
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
     return size
+
+
+def find_around(folder: Path, components: Collection[str], links: Links) -> OtherFiles:
+    """Everything in a pipeline but some of its folders; each file to copy has been opened once.
+
+    What the pipeline itself holds as one file beside its folders is another form of it.
+
+    Args:
+        folder: the pipeline.
+        components: names of the folders that are passed over.
+        links: where links may lead.
+
+    Raises:
+        FileFormatError: for something to copy that is no regular file, or a directory or file that
+            cannot be read.
+        OptionError: for a link out of the directory.
+    """
+    copied: dict[str, int] = {}
+    left: list[str] = []
+    for place, entry in _walk(folder, links, components):
+        path = place / entry.name
+        name = path.relative_to(folder).as_posix()
+        if "/" not in name and (name.endswith(WEIGHTS) or OTHER_FORM.fullmatch(name)):
+            left.append(name)
+            continue
+        copied[name] = _check_readable(path)
+        if entry.is_symlink():
+            links.check(path)
+    return OtherFiles(tuple(copied), tuple(left), sum(copied.values()))
 
 
 def find_others(

@@ -80,6 +80,24 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
+def check_place(source: Path, target: Path) -> None:
+    """Refuses an output directory by where it is.
+
+    Raises:
+        OptionError: if it is the source or lies in it (or the other way round), or is a file.
+        OutputError: if it cannot be created.
+    """
+    given, wanted = Path(os.path.realpath(source)), Path(os.path.realpath(target))
+    if wanted == given or given in wanted.parents or wanted in given.parents:
+        raise OptionError(
+            f"{target}: the output must lie outside the input {source}; choose another directory"
+        )
+    if target.exists() and not target.is_dir():
+        raise OptionError(f"{target}: is a file; choose a directory for the output")
+    if not wanted.parent.is_dir():
+        raise OutputError(f"{target}: cannot be written: there is no directory {wanted.parent}")
+
+
 def check_target(
     source: Path, target: Path, state: State, planned: Sequence[str], *, resume: bool, force: bool
 ) -> list[str]:
@@ -100,15 +118,7 @@ def check_target(
         OptionError: if it is the source or lies in it (or the other way round), or is not empty.
         OutputError: if it cannot be created.
     """
-    given, wanted = Path(os.path.realpath(source)), Path(os.path.realpath(target))
-    if wanted == given or given in wanted.parents or wanted in given.parents:
-        raise OptionError(
-            f"{target}: the output must lie outside the input {source}; choose another directory"
-        )
-    if target.exists() and not target.is_dir():
-        raise OptionError(f"{target}: is a file; choose a directory for the output")
-    if not wanted.parent.is_dir():
-        raise OutputError(f"{target}: cannot be written: there is no directory {wanted.parent}")
+    check_place(source, target)
     if state.exists:
         if not resume and not force:
             raise OptionError(

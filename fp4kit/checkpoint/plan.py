@@ -40,7 +40,7 @@ OLD_METADATA = (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Unit:
     """Tensors that are converted together, because an engine fuses them: one shared scale.
 

@@ -15,6 +15,7 @@ from fp4kit.io.description import QuantizedEntry
 from fp4kit.io.naming import SCALE_DTYPES
 from fp4kit.io.source import Source
 
+from .components import component_faults, is_pipeline
 from .detect import check_ignore
 from .directory import CONFIG, HF_QUANT_CONFIG, Checkpoint, read_json
 from .fusion import groups
@@ -39,6 +40,8 @@ def structure_faults(path: Path, *, unfinished: bool = False, plain: bool = Fals
         One line per fault; empty if there is none.
     """
     try:
+        if is_pipeline(path):
+            return component_faults(path, lambda name: structure_faults(path / name))
         with Checkpoint(path, unfinished=unfinished) as checkpoint:
             quantized = find_quantized_weights(checkpoint)
             if quantized is None or not quantized.entries:

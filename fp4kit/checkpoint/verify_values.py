@@ -31,6 +31,7 @@ from fp4kit.io.slabs import (
 from fp4kit.io.source import SourceTensor
 from fp4kit.metrics import ErrorStats
 
+from .components import component_faults, is_pipeline
 from .directory import Checkpoint, listed
 from .logical import LogicalSource
 from .options import CheckpointOptions
@@ -163,6 +164,17 @@ def value_faults(
         One line per fault; empty if there is none.
     """
     try:
+        if is_pipeline(path):
+            return component_faults(
+                path,
+                lambda name: value_faults(
+                    path / name,
+                    against / name,
+                    experts_layout=experts_layout,
+                    device=device,
+                    progress=progress,
+                ),
+            )
         with Checkpoint(path) as result, Checkpoint(against) as original:
             opened = open_quantized(result)
             entries = {} if opened.quantized is None else opened.quantized.entries

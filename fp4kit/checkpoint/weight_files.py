@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -187,14 +186,24 @@ def _choose(folder: Path, forms: list[Form], *, native: bool) -> Form:
     )
 
 
-def _refuse_empty(folder: Path, names: Iterable[str]) -> FileFormatError:
-    """Why a directory without weights is none of a model, and which of its folders may be."""
-    inner = [
+def folders_with_weights(folder: Path) -> list[str]:
+    """Names of the directories in a directory that hold safetensors files.
+
+    Raises:
+        FileFormatError: if one cannot be read.
+    """
+    paths = [folder / entry.name for entry in list_folder(folder)]
+    return [
         path.name
-        for path in (folder / name for name in names)
+        for path in paths
         if file_type(path) == stat.S_IFDIR
         and any(_form_of(entry.name) for entry in list_folder(path))
     ]
+
+
+def _refuse_empty(folder: Path) -> FileFormatError:
+    """Why a directory without weights is none of a model, and which of its folders may be."""
+    inner = folders_with_weights(folder)
     if inner:
         kind = "a diffusers pipeline" if (folder / PIPELINE).exists() else "no model directory"
         return FileFormatError(
@@ -255,7 +264,7 @@ def find_weights(folder: Path) -> WeightFiles:
                 "index, and what shards it names"
             )
     if form is None:
-        raise _refuse_empty(folder, names)
+        raise _refuse_empty(folder)
     native = form.stem == NATIVE and PARAMS in settings
     adapter = form.stem in ADAPTERS and ADAPTER_CONFIG in names
     files, weight_map = [form.name], None

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,11 @@ METADATA_KEY = "fp4kit"
 VERSION, SEARCH_VERSION = 1, 2
 
 
-@dataclass(frozen=True)
+#: Thousands of experts have the same shape, and then the same plan.
+shared_plan = lru_cache(4096)(plan_quantize)
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
     """A small tensor whose bytes are known before any work: an activation scale, a marker."""
 
@@ -46,7 +51,7 @@ class Constant:
     data: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class QuantizedEntry:
     """One quantized tensor of a file.
 
@@ -77,24 +82,24 @@ class QuantizedEntry:
     @property
     def parts(self) -> list[TensorSpec]:
         """The tensors it is stored as: codes, block scales, and perhaps the second level."""
-        spec, plan, lead = self.plan.format, self.plan, self.shape[:-1]
+        spec, plan, lead, names = self.plan.format, self.plan, self.shape[:-1], self.names
         linear = plan.scale_layout == "linear"
         if self.storage.row_multiple > 1:
             lead = (self.storage.code_rows(plan.rows),)
         parts = [
             TensorSpec(
-                self.names.packed,
+                names.packed,
                 ELEMENT_DTYPES[spec.element.name],
                 (*lead, plan.packed_shape[1]),
             ),
             TensorSpec(
-                self.names.scale,
+                names.scale,
                 SCALE_DTYPES[spec.scale_type],
                 (*lead, plan.blocks) if linear else plan.scale_shape,
             ),
         ]
-        if self.names.second is not None:
-            parts.append(TensorSpec(self.names.second, "F32", self.storage.second_shape))
+        if names.second is not None:
+            parts.append(TensorSpec(names.second, "F32", self.storage.second_shape))
         return parts
 
     @property
@@ -255,7 +260,7 @@ def _by_names(
     shape = shape or stored
     if shape[-1] % spec.block_size:
         return None
-    plan = plan_quantize(
+    plan = shared_plan(
         shape,
         spec.name,
         recipe=recipe if spec.has_second_level else None,

@@ -23,7 +23,7 @@ ELEMENT_DTYPES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e2m1": "U8"}
 SCALE_DTYPES = {"e4m3": "F8_E4M3", "e8m0": "U8"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PartNames:
     """Names of the tensors that one quantized tensor is stored as.
 

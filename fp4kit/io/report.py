@@ -46,7 +46,7 @@ class QuantizeOptions:
     force: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorReport:
     """One tensor of a file: what was (or would be) done with it.
 

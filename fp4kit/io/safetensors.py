@@ -64,7 +64,7 @@ DTYPES = {
 DTYPE_CODES = {dtype.name: code for code, dtype in DTYPES.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Name, element type (safetensors' name for it) and logical shape of a tensor."""
 

@@ -35,7 +35,7 @@ from .safetensors import DTYPES, TensorSpec, read_header
 _RECORD_CHARACTERS = 2000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceTensor:
     """A tensor of a file, whatever the container.
 

@@ -21,7 +21,7 @@ from .slabs import Part, byte_ranges, row_ranges, row_step
 from .source import Source, SourceTensor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SecondLevel:
     """The second level of the tensors that share one.
 
@@ -34,7 +34,7 @@ class SecondLevel:
     value: NDArray[np.float32] | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TensorPlan:
     """What happens to one tensor of the source, and how far it has come.
 

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.io.description import Constant, QuantizedEntry, entries_by_names
+from fp4kit.io.description import Constant, QuantizedEntry, entries_by_names, shared_plan
 from fp4kit.io.naming import Storage
 from fp4kit.io.safetensors import TensorSpec
 from fp4kit.io.source import Source
-from fp4kit.planning import plan_quantize
 from fp4kit.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 
@@ -116,7 +115,7 @@ class Layout(ABC):
             activation_amax: largest magnitude of the module's input, None for weights only.
             variant: how scales are searched, None for the recipe's own.
         """
-        plan = plan_quantize(
+        plan = shared_plan(
             shape,
             format,
             recipe=recipe,
