@@ -270,7 +270,7 @@ def test_files_of_a_pool(tmp_path):
     assert sum(file.is_open for file in files) == 2
     (tmp_path / "new").write_bytes(b"other")
     (tmp_path / "new").rename(tmp_path / "0")
-    with pytest.raises(FileFormatError, match="was changed while"):
+    with pytest.raises(FileFormatError, match="has changed while"):
         files[0].read(0, 2)
     for file in files:
         file.close()
