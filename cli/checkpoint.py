@@ -80,6 +80,7 @@ def quantize(
         exclude=given["exclude"],
         activations=given["activations"],
         experts_layout=given["experts_layout"],
+        unscaled_fp8=given["unscaled_fp8"],
         max_shard_size=parse_size(given["max_shard_size"] or DEFAULT_SHARD_SIZE),
         follow_links=given["follow_links"],
     )
@@ -107,6 +108,7 @@ def dequantize(
     *,
     device: str,
     experts_layout: str | None,
+    unscaled_fp8: bool,
     max_shard_size: str | None,
     resume: bool,
     follow_links: bool,
@@ -115,7 +117,9 @@ def dequantize(
 ) -> None:
     """`fp4kit dequantize` of a checkpoint; the arguments are those of the command."""
     limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
-    options = DequantizeOptions(dtype, limit, experts_layout, follow_links=follow_links)
+    options = DequantizeOptions(
+        dtype, limit, experts_layout, follow_links=follow_links, unscaled_fp8=unscaled_fp8
+    )
     devices = resolve_devices(device)
     with progress_bar(f"Dequantizing {source.name}") as progress:
         report = dequantize_checkpoint(

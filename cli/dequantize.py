@@ -25,6 +25,7 @@ from .options import (
     resume_option,
     source_argument,
     threads_option,
+    unscaled_fp8_option,
 )
 from .progress import progress_bar
 from .reports import say_written, show
@@ -47,6 +48,7 @@ from .text import example
 @device_option
 @threads_option
 @restored_layout_option
+@unscaled_fp8_option
 @max_shard_size_option
 @resume_option
 @follow_links_option
@@ -60,6 +62,7 @@ def command(
     dtype: str,
     device: str,
     experts_layout: str | None,
+    unscaled_fp8: bool,
     max_shard_size: str | None,
     resume: bool,
     follow_links: bool,
@@ -69,9 +72,10 @@ def command(
     """Turn a quantized file or model directory back into plain numbers.
 
     IN says itself how it was quantized: a file of fp4kit's, or a model directory (or single file)
-    in the layout of compressed-tensors, ModelOpt or ComfyUI, from any tool. Tensors that are not
-    quantized are carried through unchanged, whatever --dtype says. Experts that the model has in
-    one tensor are put together again.
+    in the layout of compressed-tensors, ModelOpt or ComfyUI, or with FP8 weights, from any tool.
+    Scales of AWQ are folded into the weights, and experts that the model has in one tensor are put
+    together again. Tensors that are not quantized are carried through unchanged, whatever --dtype
+    says.
     """
     if source.is_dir() or checkpoint.in_layout(source):
         if ctx.get_parameter_source("dtype") is not ParameterSource.COMMANDLINE:
@@ -83,6 +87,7 @@ def command(
             dtype,
             device=device,
             experts_layout=experts_layout,
+            unscaled_fp8=unscaled_fp8,
             max_shard_size=max_shard_size,
             resume=resume,
             follow_links=follow_links,

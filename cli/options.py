@@ -85,6 +85,12 @@ threads_option: Decorator = click.option(
     expose_value=False,
     help=f"CPU threads to use.  [default: {THREADS_VARIABLE}, or all cores]",
 )
+unscaled_fp8_option: Decorator = click.option(
+    "--unscaled-fp8",
+    is_flag=True,
+    help="FP8 tensors without a scale were only cast: take their values as they are. Otherwise a "
+    "missing scale is an error.",
+)
 max_shard_size_option: Decorator = click.option(
     "--max-shard-size",
     metavar="SIZE",

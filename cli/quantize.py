@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from fp4kit.checkpoint.decoded_file import decoded_file
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.convert import plan_quantize_file, quantize_file
@@ -30,6 +32,7 @@ from .options import (
     resume_option,
     source_argument,
     threads_option,
+    unscaled_fp8_option,
 )
 from .output import say
 from .progress import progress_bar
@@ -93,6 +96,7 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
     "each module to the amax of its input.",
 )
 @experts_layout_option
+@unscaled_fp8_option
 @max_shard_size_option
 @resume_option
 @follow_links_option
@@ -146,11 +150,12 @@ def command(
     resolved = "cpu" if dry_run and device == "auto" else resolve_device(device)
     chosen = {name: given[name] for name in QuantizeOptions.__dataclass_fields__ if name in given}
     options = QuantizeOptions(device=resolved, **chosen)
+    decode = partial(decoded_file, unscaled_fp8=given["unscaled_fp8"])
     if dry_run:
-        report = plan_quantize_file(source, options)
+        report = plan_quantize_file(source, options, decode)
     else:
         with progress_bar(f"Quantizing {source.name}") as progress:
-            report = quantize_file(source, target, options, progress)
+            report = quantize_file(source, target, options, progress, decode)
     show(report, as_json=as_json, with_stats=not dry_run, dry_run=dry_run)
     write_report(report, report_file, dry_run=dry_run)
     _warn(report)

@@ -291,7 +291,7 @@ def test_header_records_of_comfy(damage):
         (less, f"{UP}: is quantized, but the header metadata does not say so"),
         (more, "lm_head: the header metadata calls it quantized"),
         (lambda header: header.pop(key), "does not say so"),
-        (other, "'float8_e4m3fn' is not read here"),
+        (other, "calls the layer 'nvfp4', the header metadata 'float8_e4m3fn'"),
         (lambda header: header.update({key: "{"}), "damaged"),
     ):
         folder = damage("comfy", metadata=edit)

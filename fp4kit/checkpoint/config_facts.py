@@ -16,7 +16,8 @@ from typing import Any
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_FORMATS
 
-from .layouts import compressed_tensors, modelopt
+from .fp8_views import COMFY_FORMATS
+from .layouts import comfy, compressed_tensors, modelopt
 
 #: ModelOpt's names of algorithms to block formats; others are named in the error.
 MODELOPT_FORMATS = {
@@ -289,3 +290,23 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
         modelopt.PRE_SCALED in algorithms,
         layers,
     )
+
+
+def comfy_facts(layers: dict[str, str]) -> QuantFacts:
+    """What ComfyUI's headers and markers say.
+
+    Args:
+        layers: module to format.
+
+    Raises:
+        FileFormatError: for a format that is not read here.
+    """
+    for module, said in layers.items():
+        if said not in comfy.FORMATS and said not in COMFY_FORMATS:
+            raise FileFormatError(
+                f"ComfyUI layer format {said!r} of {module!r} is not read here; known are "
+                f"{', '.join((*comfy.FORMATS, *COMFY_FORMATS))}"
+            )
+    named = set(layers.values())
+    formats = frozenset(name for name in named if name in comfy.FORMATS)
+    return QuantFacts(comfy.METHOD, formats, fp8=not named.isdisjoint(COMFY_FORMATS), layers=layers)

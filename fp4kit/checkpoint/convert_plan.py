@@ -145,7 +145,26 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
             f"{' or '.join(layout.formats)} only"
         )
     check_source(checkpoint, layout)
+    if quantized.pre_scales and layout.pre_scale_suffix is None:
+        raise OptionError(
+            f"{checkpoint.path}: {len(quantized.pre_scales)} modules have scales of AWQ for their "
+            f"inputs ({listed([tensor.name for tensor in quantized.pre_scales.values()])}), which "
+            f"readers of layout {layout.name} do not apply; choose another --layout, or `fp4kit "
+            "dequantize`, which folds them into the weights"
+        )
     return quantized
+
+
+def _refuse_others(opened: Opened, layout: Layout) -> None:
+    """Refuses weights that are quantized in another way: layouts are written with one format."""
+    source = opened.source
+    others = [name for name in source.tensors if source.is_decoded(name)]
+    if others:
+        raise OptionError(
+            f"{source.path}: {len(others)} weights are FP8 or in another form beside the layout's "
+            f"({listed(others)}); layout {layout.name} is written with "
+            f"{' or '.join(layout.formats)} only. Use `fp4kit dequantize`, then `fp4kit quantize`"
+        )
 
 
 def _check_activations(path: Path, quantized: Quantized) -> None:
@@ -205,8 +224,9 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         FileFormatError: if nothing is quantized, or in a way that is not known.
     """
     layout = get_layout(options.layout)
-    opened = open_quantized(checkpoint)
+    opened = open_quantized(checkpoint, fold=False)
     quantized = _check(checkpoint, opened.quantized, layout)
+    _refuse_others(opened, layout)
     _check_activations(checkpoint.path, quantized)
     source = opened.source
     directions = _Directions(checkpoint, quantized.layout, layout)
@@ -238,6 +258,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
             ignored_modules(works, checkpoint.config),
             _activations(quantized),
             embedding_modules(works),
+            bool(quantized.pre_scales),
         ),
         dropped=_dropped(opened, works),
     )
@@ -245,6 +266,11 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         plan.header[SECOND_LEVEL_KEY] = json.dumps(directions.kept, separators=(",", ":"))
     if EXPERTS_KEY in checkpoint.metadata:
         plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
+    if quantized.pre_scales and not quantized.activations and not layout.single_file:
+        plan.warnings.append(
+            "the weights have scales of AWQ for their inputs, but no activation scales: readers of "
+            f"layout {layout.name} know AWQ with both only"
+        )
     if quantized.facts is not None and quantized.facts.kv_cache:
         plan.warnings.append(
             f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "

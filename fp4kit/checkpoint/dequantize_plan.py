@@ -92,7 +92,7 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
             belong together are incomplete.
     """
     one_of("dtype", options.dtype, DTYPES)
-    opened = open_quantized(checkpoint)
+    opened = open_quantized(checkpoint, unscaled_fp8=options.unscaled_fp8)
     shapes = {name: tensor.spec.shape for name, tensor in opened.source.tensors.items()}
     shapes |= {name: entry.shape for name, entry in opened.entries.items()}
     found = find_fused(checkpoint, shapes, options.experts_layout)

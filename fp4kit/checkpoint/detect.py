@@ -9,7 +9,7 @@ from typing import Any
 
 from fp4kit.errors import FileFormatError
 
-from .config_facts import QuantFacts, compressed_facts, modelopt_facts
+from .config_facts import QuantFacts, comfy_facts, compressed_facts, modelopt_facts
 from .fusion import groups
 from .ignore_list import IgnoreList
 from .layouts import comfy, compressed_tensors, modelopt
@@ -49,13 +49,7 @@ def detect(
         return QuantFacts(str(method or "an unnamed method")[:80])
     layers = comfy.recorded_layers(headers, "header")
     if layers:
-        other = sorted(set(layers.values()) - {"nvfp4"})
-        if other:
-            raise FileFormatError(
-                f"header metadata: ComfyUI layer format {other[0]!r} is not read here; known is "
-                "nvfp4"
-            )
-        return QuantFacts(comfy.METHOD, frozenset(("nvfp4",)))
+        return comfy_facts(layers)
     return None
 
 

@@ -1,15 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 weights, decoded to float32: value of the code times scale, rounded once to binary32.
+"""Weights of one byte, decoded to float32: value of the code times scale, rounded once to binary32.
 
-A weight `X` has its scale in `X_scale_inv` (DeepSeek and transformers; it multiplies despite the
-name) or `X_scale` (compressed-tensors, ModelOpt). What it spans follows from the two shapes: the
-tensor, each expert, each row, or blocks of rows and columns.
+A weight `M.weight` in FP8 has its scale in `M.weight_scale_inv` (DeepSeek and transformers; it
+multiplies despite the name), `M.weight_scale` (compressed-tensors, ModelOpt, ComfyUI), `M.scale`
+(DeepSeek-V4), `M.scale_weight` (ComfyUI's older files) or `M.qscale_weight` (Mistral). What it
+spans follows from the two shapes: the tensor, each expert, each row, or blocks of rows and columns.
+Files that were only cast to FP8 have no scale; that is taken only where it is asked for, as a scale
+may also be lost. Integers count as weights where ComfyUI's marker says what they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from math import prod
 from typing import Any
 
@@ -19,8 +24,9 @@ from numpy.typing import NDArray
 from fp4kit import arrays, codecs
 from fp4kit.backends import cpu_float8
 from fp4kit.errors import FileFormatError
+from fp4kit.formats import DTYPES as FLOAT_NAMES
 from fp4kit.formats import ELEMENT_TYPES, MXFP8
-from fp4kit.io.safetensors import DTYPES
+from fp4kit.io.safetensors import DTYPE_CODES, DTYPES
 from fp4kit.io.slabs import rows_of
 from fp4kit.io.source import Source, SourceTensor
 
@@ -29,7 +35,20 @@ from .views import Bytes, RowView, View, described, fetch, where
 ELEMENTS = {"F8_E4M3": ELEMENT_TYPES["e4m3"], "F8_E5M2": ELEMENT_TYPES["e5m2"]}
 #: Element types with other biases, which no table here covers.
 FOREIGN = ("F8_E4M3FNUZ", "F8_E5M2FNUZ")
+FLOATS = tuple(DTYPE_CODES[name] for name in FLOAT_NAMES)
+#: What the name of a scale adds to the weight's, or puts in the place of `weight`.
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
+SCALE_PLACES = (".scale", ".scale_weight", ".qscale_weight")
+WEIGHT = ".weight"
+#: ComfyUI's formats of single layers that are decoded here, and how their codes are stored.
+COMFY_FORMATS = {
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int8_tensorwise": "I8",
+}
+_SIGNED = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
+TABLES = {dtype: spec.values for dtype, spec in ELEMENTS.items()} | {"I8": _SIGNED}
+UNSCALED_OPTION = "--unscaled-fp8"
 FLOAT_SCALES = ("F32", "BF16", "F16")
 EXPONENT_SCALES = ("U8", "F8_E8M0")
 DEFAULT_BLOCK = (128, 128)
@@ -99,21 +118,29 @@ def grid_of(
 
 
 class Fp8View(RowView):
-    """An FP8 weight times its scales, as float32."""
+    """A weight of one byte times its scales, as float32."""
 
     def __init__(
-        self, source: Source, weight: SourceTensor, scale: SourceTensor, grid: Grid
+        self, source: Source, weight: SourceTensor, scale: SourceTensor | None, grid: Grid
     ) -> None:
+        """Shows a weight.
+
+        Args:
+            source: the stored tensors.
+            weight: the codes.
+            scale: the scales, None for 1.
+            grid: how they are spread.
+        """
         self._source = source
         self._scale = scale
         self._grid = grid
-        self._table = ELEMENTS[weight.spec.dtype].values
-        self.consumed = (weight.name, scale.name)
+        self._table = TABLES[weight.spec.dtype]
+        self.consumed = (weight.name,) if scale is None else (weight.name, scale.name)
         self.tensor = described(
             weight.name,
             "F32",
             weight.spec.shape,
-            weight.stored + scale.stored,
+            weight.stored + (0 if scale is None else scale.stored),
             f"{DTYPES[weight.spec.dtype].name}, {grid.note}, decoded",
         )
 
@@ -123,7 +150,10 @@ class Fp8View(RowView):
         Raises:
             FileFormatError: if one is NaN or infinite.
         """
-        dtype, shape = self._scale.spec.dtype, (last - first, self._grid.col_count)
+        shape = (last - first, self._grid.col_count)
+        if self._scale is None:
+            return np.ones(shape, np.float32)
+        dtype = self._scale.spec.dtype
         width = DTYPES[dtype].bits // 8
         if dtype in FLOAT_SCALES:
             raw = np.empty(shape, arrays.RAW_DTYPES[DTYPES[dtype].name])
@@ -178,28 +208,64 @@ def configured_block(source: Source, config: dict[str, Any]) -> tuple[int, int]:
     )
 
 
-def _is_block_scale(source: Source, name: str) -> bool:
+def is_marker(name: str) -> bool:
+    """Whether a tensor says that ComfyUI's older files are FP8; what it holds means nothing."""
+    return name.rpartition(".")[2] == "scaled_fp8"
+
+
+def is_block_scale(source: Source, name: str) -> bool:
     """Whether an F8 tensor is the block scale of 4-bit codes and not a weight."""
     base = name.removesuffix("_scale")
     if base == name:
         return False
     owners = (source.tensors.get(owner) for owner in (base, f"{base}_packed"))
-    return any(owner is not None and owner.spec.dtype == "U8" for owner in owners)
+    return any(owner is not None and owner.spec.dtype in ("U8", "I8") for owner in owners)
 
 
-def _view(source: Source, weight: SourceTensor, block: tuple[int, int]) -> Fp8View:
-    name, shape = weight.name, weight.spec.shape
-    names = [name + suffix for suffix in SCALE_SUFFIXES]
+def scale_names(name: str) -> list[str]:
+    """Every name that the scale of a weight may have."""
+    module = name.removesuffix(WEIGHT)
+    places = [module + place for place in SCALE_PLACES] if module != name else []
+    return [name + suffix for suffix in SCALE_SUFFIXES] + places
+
+
+def _scale_of(source: Source, name: str, *, unscaled: bool) -> SourceTensor | None:
+    """The scale of a weight, None if it may have none.
+
+    Raises:
+        FileFormatError: if it has two, or none and must have one.
+    """
+    dtype = source.tensors[name].spec.dtype
+    names = scale_names(name)
     found = [source.tensors[scale] for scale in names if scale in source.tensors]
-    if len(found) != 1:
-        fault = (
-            "has no scale: neither {} nor {} is there. Complete the checkpoint (perhaps a shard is "
-            "missing)"
-            if not found
-            else "has two scales, {} and {}; remove the wrong one"
-        ).format(*map(repr, names))
-        raise FileFormatError(f"{where(source, name)} is {weight.spec.dtype} and {fault}")
-    scale = found[0]
+    if len(found) > 1:
+        both = ", ".join(repr(scale.name) for scale in found)
+        raise FileFormatError(
+            f"{where(source, name)} is {dtype} and has two scales, {both}; remove the wrong one"
+        )
+    if not found and not (unscaled and dtype in ELEMENTS):
+        plain = (
+            f". If the file was only cast to FP8, pass {UNSCALED_OPTION}"
+            if dtype in ELEMENTS
+            else ""
+        )
+        raise FileFormatError(
+            f"{where(source, name)} is {dtype} and has no scale: neither {names[0]!r} nor "
+            f"{names[1]!r} is there, nor one of another dialect. Complete the checkpoint (perhaps "
+            f"a shard is missing){plain}"
+        )
+    return found[0] if found else None
+
+
+def _view(
+    source: Source, weight: SourceTensor, block: tuple[int, int], *, unscaled: bool
+) -> Fp8View:
+    name, shape = weight.name, weight.spec.shape
+    scale = _scale_of(source, name, unscaled=unscaled)
+    if scale is None:
+        grid = grid_of(shape, (), False, block)
+        assert grid is not None, "one scale fits every shape"
+        return Fp8View(source, weight, None, with_changes(grid, note="cast without a scale"))
     dtype = scale.spec.dtype
     if dtype not in FLOAT_SCALES + EXPONENT_SCALES:
         raise FileFormatError(
@@ -216,24 +282,39 @@ def _view(source: Source, weight: SourceTensor, block: tuple[int, int]) -> Fp8Vi
     return Fp8View(source, weight, scale, grid)
 
 
-def find_views(source: Source, config: dict[str, Any]) -> list[View]:
+def find_views(
+    source: Source,
+    config: dict[str, Any],
+    layers: Mapping[str, str] | None = None,
+    *,
+    unscaled: bool = False,
+) -> list[View]:
     """Views of every FP8 weight, from headers and config.json alone.
 
     Args:
         source: the stored tensors of all shards.
         config: content of config.json.
+        layers: modules to ComfyUI's formats, where markers or headers say them.
+        unscaled: an FP8 tensor without a scale is taken as it is.
 
     Raises:
-        FileFormatError: if a weight has no scale, or one that does not fit.
+        FileFormatError: if a weight has no scale, one that does not fit, or is not what its marker
+            says.
     """
     block = configured_block(source, config)
     views: list[View] = []
     for name, tensor in source.tensors.items():
-        if tensor.spec.dtype in FOREIGN:
+        dtype = tensor.spec.dtype
+        if dtype in FOREIGN:
             raise FileFormatError(
-                f"{where(source, name)} is {tensor.spec.dtype}, which cannot be decoded; convert "
-                "it to F8_E4M3 or F8_E5M2 first"
+                f"{where(source, name)} is {dtype}, which cannot be decoded; convert it to F8_E4M3 "
+                "or F8_E5M2 first"
             )
-        if tensor.spec.dtype in ELEMENTS and not _is_block_scale(source, name):
-            views.append(_view(source, tensor, block))
+        said = (layers or {}).get(name.removesuffix(WEIGHT)) if name.endswith(WEIGHT) else None
+        coded = COMFY_FORMATS.get(said or "")
+        if coded is not None and dtype not in (coded, *FLOATS):
+            raise FileFormatError(f"{where(source, name)} is {dtype}, its marker says {said}")
+        is_float8 = dtype in ELEMENTS and not is_block_scale(source, name)
+        if (is_float8 and not is_marker(name)) or dtype == coded == "I8":
+            views.append(_view(source, tensor, block, unscaled=unscaled))
     return views

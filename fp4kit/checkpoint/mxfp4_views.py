@@ -4,8 +4,10 @@
 
 gpt-oss stores `X_blocks` U8 [.., O, I/32, 16] and `X_scales` U8 [.., O, I/32]; its experts are
 fused, gate and up rows alternating. compressed-tensors stores `X.weight_packed` U8 [.., O, I/2] and
-`X.weight_scale` U8 [.., O, I/32]. Both put the even element into the low nibble, and an element is
-its E2M1 value times 2^(scale byte - 127), which binary32 holds exactly (or overflows to infinity).
+`X.weight_scale` U8 [.., O, I/32]. DeepSeek-V4 stores `X.weight` I8 [.., O, I/2] and `X.scale`
+F8_E8M0 [.., O, I/32]; transformers calls the latter `X.weight_scale_inv`. All put the even element
+into the low nibble, and an element is its E2M1 value times 2^(scale byte - 127), which binary32
+holds exactly (or overflows to infinity).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from .expert_layout import (
 )
 from .expert_record import FusedTensor
 from .expert_views import bias_views, fused_biases
+from .fp8_views import scale_names
 from .views import READ_BYTES, Bytes, RowView, View, described, fetch_rows, where
 
 CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
@@ -233,6 +236,28 @@ def _float_form(
     return FusedTensor(name, (experts, cols, out), ExpertsLayout(True, layout.interleaved))
 
 
+def _byte_view(source: Source, name: str) -> Mxfp4View | None:
+    """DeepSeek-V4: codes [.., O, I/2] under the name of the weight; None if they are no MXFP4."""
+    codes = source.tensors[name]
+    # U8 scales beside U8 codes belong to the layouts, whose block scales have the same names.
+    dtypes = SCALE_DTYPES if codes.spec.dtype == "I8" else ("F8_E8M0",)
+    found = [source.tensors[scale] for scale in scale_names(name) if scale in source.tensors]
+    scales = [scale for scale in found if scale.spec.dtype in dtypes]
+    if len(found) != 1 or not scales or len(scales[0].spec.shape) < 2:
+        return None
+    *lead, blocks = scales[0].spec.shape
+    if codes.spec.shape != (*lead, blocks * CODE_BYTES) or 0 in codes.spec.shape:
+        return None
+    spec = TensorSpec(name, "F32", (*lead, blocks * MXFP4.block_size))
+    return Mxfp4View(source, (codes, scales[0]), spec)
+
+
+def byte_views(source: Source) -> list[View]:
+    """Views of every weight whose codes have the name of the weight and an E8M0 scale beside it."""
+    coded = (name for name, tensor in source.tensors.items() if tensor.spec.dtype in ("U8", "I8"))
+    return [view for name in coded if (view := _byte_view(source, name)) is not None]
+
+
 def _block_views(
     source: Source,
     name: str,
@@ -311,10 +336,10 @@ def find_views(
         FileFormatError: if codes have no scales, or some that do not fit.
         OptionError: if it cannot be told in which order gate and up are fused.
     """
-    views: list[View] = []
     # Those that are decoded are separated all the same, unless nobody knows how.
     clear = order_is_clear(config, experts_layout)
     whole = _whole(source, excluded) if fused and not clear else set()
+    views = byte_views(source)
     for name, tensor in source.tensors.items():
         if tensor.spec.dtype != "U8":
             continue

@@ -51,6 +51,7 @@ class CheckpointOptions(Options):
             the activation amax of each module (W4A4).
         experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
         max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
+        unscaled_fp8: FP8 tensors without a scale were only cast: take their values as they are.
     """
 
     format: str = "nvfp4"
@@ -65,6 +66,7 @@ class CheckpointOptions(Options):
     activations: str | None = None
     experts_layout: str | None = None
     max_shard_size: int = 5 * 10**9
+    unscaled_fp8: bool = False
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -82,11 +84,13 @@ class DequantizeOptions(Options):
         max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
         experts_layout: how single experts are put together (`out_in`, `in_out`, `interleaved`, or
             `single` for not at all), None to decide by the headers and the model type.
+        unscaled_fp8: FP8 tensors without a scale were only cast: take their values as they are.
     """
 
     dtype: str = "bfloat16"
     max_shard_size: int = 5 * 10**9
     experts_layout: str | None = None
+    unscaled_fp8: bool = False
 
 
 @dataclass(frozen=True)

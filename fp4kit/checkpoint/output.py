@@ -35,7 +35,7 @@ from .state import State, fingerprint, write_json
 from .verify import structure_faults
 
 #: Keys of config.json that describe an older quantization.
-OLD_KEYS = ("quantization_config", "compression_config")
+OLD_KEYS = ("quantization_config", "compression_config", "expert_dtype")
 COPY_BYTES = 16 << 20
 
 

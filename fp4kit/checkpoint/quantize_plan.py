@@ -26,6 +26,7 @@ from .model_dtype import model_dtype, state_decoded_dtype
 from .options import UNCALIBRATED, CheckpointOptions
 from .plan import CheckpointPlan, Unit, check_names, check_source, pack
 from .rules import Rules, is_embedding, is_linear_weight, setting
+from .siblings import unknown_beside
 from .sources import open_logical
 
 #: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.
@@ -74,6 +75,12 @@ def _reasons(
         if not reason and shape[-1] % block:
             reason = f"last axis {shape[-1]} is not a multiple of {block}"
         reasons[name] = reason
+    # An engine's quantized layer has no place for what it may have to compute with.
+    chosen = [name for name, reason in reasons.items() if not reason]
+    storage, spec = get_layout(options.layout).storage, get_format(options.format)
+    taken = {part for name in chosen for part in storage.part_names(name, spec).all()}
+    for other, module in unknown_beside(source.tensors, chosen, taken).items():
+        reasons[f"{module}.weight"] = f"{other} beside it is not understood"
     return settle(reasons, groups(reasons))
 
 

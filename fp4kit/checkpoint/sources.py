@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fp4kit.errors import FileFormatError
+from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.description import QuantizedEntry
 from fp4kit.io.source import Source
 
@@ -14,11 +16,16 @@ from .codes import Codes, EntryCodes, Mxfp4Codes
 from .config_facts import QuantFacts
 from .directory import Checkpoint, listed
 from .expert_layout import Excluded, nothing
+from .folded_views import FoldedView
+from .layouts import module_of
+from .layouts.comfy import layer_formats, record_faults
 from .logical import LogicalSource
 from .mxfp4_views import Mxfp4View
 from .options import CheckpointOptions
-from .reading import Quantized, find_quantized_weights, read_facts
-from .view_search import search
+from .reading import Quantized, find_quantized_weights, read_facts, read_records
+from .siblings import unknown_beside, unread_codes
+from .view_search import FoundViews, search
+from .views import View
 
 #: Quantizations of other tools that are decoded on the way: what they are called, and why.
 DECODED_METHODS = ("fp8", "mxfp4")
@@ -76,8 +83,89 @@ def _check_method(checkpoint: Checkpoint, facts: QuantFacts | None) -> None:
         )
 
 
-def open_quantized(checkpoint: Checkpoint) -> Opened:
+def _stored_weight(view: View) -> str:
+    """The name of the weight that a view decodes, as it is stored."""
+    stored = view.consumed[0]
+    return stored.removesuffix("_blocks").removesuffix("_packed")
+
+
+def find_others(
+    checkpoint: Checkpoint, quantized: Quantized | None, *, unscaled_fp8: bool = False
+) -> FoundViews:
+    """What is quantized beside the weights of a layout, as views: FP8, MXFP4, marked integers.
+
+    Raises:
+        FileFormatError: if a part is missing or does not fit.
+    """
+    parts = quantized.parts() if quantized is not None else set()
+    return search(
+        Remaining(checkpoint, parts),
+        checkpoint.config,
+        layers=layer_formats(read_records(checkpoint)),
+        fused=False,
+        unscaled_fp8=unscaled_fp8,
+    )
+
+
+def coded_weights(checkpoint: Checkpoint, found: FoundViews) -> list[str]:
+    """The weights that views decode from something else than floats, by stored name."""
+    coded = (view for view in found.views if _is_coded(checkpoint, view))
+    return list(dict.fromkeys(_stored_weight(view) for view in coded))
+
+
+def _is_coded(checkpoint: Checkpoint, view: View) -> bool:
+    return checkpoint.tensors[view.consumed[0]].dtype not in FLOATS
+
+
+def unknowns(
+    checkpoint: Checkpoint, quantized: Quantized | None, found: FoundViews
+) -> Iterator[str]:
+    """What is stored or said about quantized weights and not understood, one line each.
+
+    Args:
+        checkpoint: what is stored.
+        quantized: its weights in a layout.
+        found: what is computed from the rest.
+    """
+    tensors = checkpoint.tensors
+    understood = {name for view in found.views for name in view.consumed} | found.dropped.keys()
+    weights = coded_weights(checkpoint, found)
+    if quantized is not None:
+        understood |= quantized.parts()
+        weights += quantized.entries
+    for name, owner in unknown_beside(tensors, weights, understood).items():
+        yield (
+            f"{name}: is not understood, and stands beside the quantized {owner}: it may change "
+            "what that weight means"
+        )
+    yield from record_faults(read_records(checkpoint), tensors)
+    left = {name: tensor for name, tensor in tensors.items() if name not in understood}
+    for name in unread_codes(left, tensors):
+        yield (
+            f"{name}: {tensors[name].spec.dtype} with a scale beside it is quantized in a way that "
+            "is not read here"
+        )
+
+
+def _refuse_unknowns(
+    checkpoint: Checkpoint, quantized: Quantized | None, found: FoundViews
+) -> None:
+    lines = list(unknowns(checkpoint, quantized, found))
+    if lines:
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        raise FileFormatError(f"{checkpoint.path}: {lines[0]}{more}; give the original checkpoint")
+
+
+def open_quantized(
+    checkpoint: Checkpoint, *, fold: bool = True, unscaled_fp8: bool = False
+) -> Opened:
     """A checkpoint that is quantized in any known way.
+
+    Args:
+        checkpoint: what is stored.
+        fold: weights that AWQ smoothed are views of their effective values; else they are weights
+            of their layout like others, and the scales of their inputs tensors.
+        unscaled_fp8: FP8 without a scale was only cast.
 
     Raises:
         FileFormatError: if nothing is quantized, or in a way that is not known.
@@ -85,19 +173,40 @@ def open_quantized(checkpoint: Checkpoint) -> Opened:
     _check_method(checkpoint, read_facts(checkpoint))
     quantized = find_quantized_weights(checkpoint)
     parts = quantized.parts() if quantized is not None else set()
-    found = search(Remaining(checkpoint, parts), checkpoint.config, fused=False)
+    found = find_others(checkpoint, quantized, unscaled_fp8=unscaled_fp8)
+    if quantized is not None or found.views:
+        _refuse_unknowns(checkpoint, quantized, found)
     if not found.views and not (quantized is not None and quantized.entries):
+        codes = unread_codes(checkpoint.tensors, checkpoint.tensors)
+        if codes:
+            _refuse_unknowns(checkpoint, quantized, found)
         raise FileFormatError(f"{checkpoint.path}: holds no quantized weight")
     dropped = dict(found.dropped)
+    views = list(found.views)
     if quantized is not None:
         owned = {spec.name for entry in quantized.entries.values() for spec in entry.parts}
+        owned |= {tensor.name for tensor in quantized.pre_scales.values()}
         dropped |= {
             name: f"belongs to layout {quantized.layout.name}"
             for name in parts
             if name not in owned
         }
-    source = LogicalSource(checkpoint, found.views, dropped.keys() | parts)
+        if fold:
+            views += _folded(checkpoint, quantized)
+            quantized = quantized.without_pre_scales()
+        else:
+            parts -= {tensor.name for tensor in quantized.pre_scales.values()}
+    source = LogicalSource(checkpoint, views, dropped.keys() | parts)
     return Opened(source, quantized, dropped)
+
+
+def _folded(checkpoint: Checkpoint, quantized: Quantized) -> list[View]:
+    """The weights that AWQ smoothed, as they take effect."""
+    return [
+        FoldedView(checkpoint, entry, quantized.pre_scales[module_of(name)])
+        for name, entry in quantized.entries.items()
+        if module_of(name) in quantized.pre_scales
+    ]
 
 
 def _refuse_quantized(checkpoint: Checkpoint, format: str) -> None:
@@ -137,21 +246,20 @@ def open_logical(
     """
     _check_method(checkpoint, read_facts(checkpoint))
     _refuse_quantized(checkpoint, options.format)
-    found = search(checkpoint, checkpoint.config, options.experts_layout, excluded=excluded)
+    layers = layer_formats(read_records(checkpoint))
+    found = search(
+        checkpoint,
+        checkpoint.config,
+        options.experts_layout,
+        layers,
+        excluded=excluded,
+        unscaled_fp8=options.unscaled_fp8,
+    )
+    _refuse_unknowns(checkpoint, None, found)
     codes: dict[str, Codes] = {
         view.tensor.name: Mxfp4Codes(view) for view in found.views if isinstance(view, Mxfp4View)
     }
     source = LogicalSource(checkpoint, found.views, set(found.dropped))
-    leftover = [
-        name
-        for name, tensor in source.tensors.items()
-        if tensor.spec.dtype == "U8" and f"{name.removesuffix('_packed')}_scale" in source.tensors
-    ]
-    if leftover:
-        raise FileFormatError(
-            f"{checkpoint.path}: {len(leftover)} tensors look quantized but not in a way that is "
-            f"known here: {listed(leftover)}"
-        )
     return source, codes, found.dropped
 
 

@@ -16,13 +16,16 @@ from fp4kit.io.naming import SCALE_DTYPES
 from fp4kit.io.source import Source
 
 from .components import component_faults, is_pipeline
+from .config_facts import QuantFacts
 from .detect import check_ignore
 from .directory import CONFIG, HF_QUANT_CONFIG, Checkpoint, read_json
+from .folded_views import read_factors
 from .fusion import groups
 from .layouts import module_of
 from .layouts.comfy import recorded_layers
 from .reading import Quantized, find_quantized_weights
 from .rules import is_linear_weight
+from .sources import coded_weights, find_others, unknowns
 
 #: Bytes of scales looked at together.
 CHUNK = 16 << 20
@@ -47,20 +50,24 @@ def structure_faults(path: Path, *, unfinished: bool = False, plain: bool = Fals
             if quantized is None or not quantized.entries:
                 unquantized = f"{path}: holds no quantized weight of a known layout"
                 return list(_index_faults(checkpoint)) if plain else [unquantized]
-            return list(_faults(checkpoint, quantized))
+            found = find_others(checkpoint, quantized)
+            unread = list(unknowns(checkpoint, quantized, found))
+            return unread + list(_faults(checkpoint, quantized, coded_weights(checkpoint, found)))
     except Fp4kitError as error:
         return [str(error)]
 
 
-def _faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
+def _faults(checkpoint: Checkpoint, quantized: Quantized, others: list[str]) -> Iterator[str]:
+    """Faults; `others` are weights that are quantized in another way than the layout's."""
     yield from _index_faults(checkpoint)
-    yield from _header_faults(checkpoint, quantized)
-    yield from _config_faults(checkpoint, quantized)
+    yield from _header_faults(checkpoint, quantized, others)
+    yield from _config_faults(checkpoint, quantized, others)
     for entry in quantized.entries.values():
         yield from _second_faults(entry)
         yield from _scale_faults(checkpoint, entry)
     yield from _group_faults(quantized)
     yield from _activation_faults(quantized)
+    yield from _pre_scale_faults(checkpoint, quantized)
 
 
 def _index_faults(checkpoint: Checkpoint) -> Iterator[str]:
@@ -84,17 +91,21 @@ def _index_faults(checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def _header_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
+def _header_faults(
+    checkpoint: Checkpoint, quantized: Quantized, others: list[str]
+) -> Iterator[str]:
     if quantized.layout.single_file:
         recorded = set(recorded_layers(checkpoint.headers, checkpoint.path))
-        modules = {module_of(name) for name in quantized.entries}
+        modules = {module_of(name) for name in (*quantized.entries, *others)}
         for module in sorted(modules - recorded):
             yield f"{module}: is quantized, but the header metadata does not say so"
         for module in sorted(recorded - modules):
             yield f"{module}: the header metadata calls it quantized, its weight is not"
 
 
-def _config_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
+def _config_faults(
+    checkpoint: Checkpoint, quantized: Quantized, others: list[str]
+) -> Iterator[str]:
     facts, layout = quantized.facts, quantized.layout
     if layout.single_file:
         return
@@ -111,15 +122,39 @@ def _config_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str
                 f"{name}: is stored as {entry.plan.format.name}, the config says "
                 f"{' and '.join(sorted(facts.formats))}"
             )
-    parts = quantized.parts()
+    for name in () if facts.fp8 else others:
+        dtype = checkpoint.tensors[name].dtype if name in checkpoint.tensors else "quantized"
+        yield f"{name}: is {dtype}, the config says {' and '.join(sorted(facts.formats))} only"
+    yield from _layer_faults(facts, {module_of(name) for name in (*quantized.entries, *others)})
+    parts = quantized.parts() | set(others)
     kept = [
         module_of(name)
         for name, tensor in checkpoint.tensors.items()
         if name not in parts and is_linear_weight(name, tensor.spec.shape)
     ]
-    modules = [module_of(name) for name in quantized.entries]
+    modules = [module_of(name) for name in (*quantized.entries, *others)]
     for fault in check_ignore(modules, kept, facts.ignore, layout.name):
         yield f"{CONFIG}: {fault}"
+
+
+def _layer_faults(facts: QuantFacts, modules: set[str]) -> Iterator[str]:
+    """Where the config says of every module how it is quantized."""
+    for module in sorted(modules - facts.layers.keys()) if facts.layers else ():
+        yield f"{module}: is quantized, but quantized_layers does not name it"
+    for module in sorted(facts.layers.keys() - modules):
+        yield f"{module}: quantized_layers calls it {facts.layers[module]}, its weight is not there"
+
+
+def _pre_scale_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
+    """What inputs are multiplied by: readers apply it only where they are told to."""
+    facts = quantized.facts
+    unsaid = facts is not None and not quantized.layout.single_file and not facts.pre_scaled
+    for tensor in quantized.pre_scales.values():
+        if unsaid:
+            yield f"{tensor.name}: is there, but the config's quant_algo has readers ignore it"
+        factors = read_factors(checkpoint, tensor)
+        if not (factors > 0).all():
+            yield f"{tensor.name}: holds a scale that is not above 0"
 
 
 def _second_faults(entry: QuantizedEntry) -> Iterator[str]:

@@ -26,6 +26,7 @@ from fp4kit.io.slabs import (
     read_ahead,
     row_ranges,
     row_step,
+    rows_of,
     slab_plan,
 )
 from fp4kit.io.source import SourceTensor
@@ -50,18 +51,20 @@ class Pair:
         original: the tensor of the source.
         entry: its quantized form, None if it was kept.
         sums: error sums so far.
+        decoded: what a view of the result decodes it to: FP8, or a weight that AWQ smoothed.
         differing: bytes found unequal so far, for tensors that were kept.
     """
 
     original: SourceTensor
     entry: QuantizedEntry | None
+    decoded: SourceTensor | None = None
     sums: ErrorSums = field(default_factory=ErrorSums)
     differing: int = 0
 
     def faults(self) -> Iterator[str]:
         """What is wrong with it."""
         name = self.original.name
-        if self.entry is None:
+        if self.entry is None and self.decoded is None:
             if self.differing:
                 yield f"{name}: is not quantized, but {self.differing} bytes differ from the source"
             return
@@ -104,6 +107,8 @@ def _pairs(
             faults.append(
                 f"{name}: has shape {list(shape)}, in the source {list(original.spec.shape)}"
             )
+        elif entry is None and kept is not None and result.is_decoded(name):
+            pairs.append(Pair(original, None, kept))
         elif entry is None and kept is not None and source.is_decoded(name):
             if kept.dtype in DTYPES:
                 pairs.append(Pair(source.cast(name, kept.dtype), None))
@@ -116,7 +121,16 @@ def _pairs(
 
 def _slabs(source: LogicalSource, result: LogicalSource, pairs: list[Pair]) -> Iterator[Slab[Step]]:
     for pair in pairs:
-        name, entry = pair.original.name, pair.entry
+        name, entry, decoded = pair.original.name, pair.entry, pair.decoded
+        if decoded is not None:
+            rows, widths = rows_of(decoded.spec.shape), (pair.original.row_bytes, decoded.row_bytes)
+            for first, last in row_ranges(rows, max(widths)):
+                own, other = (
+                    Part(where, name, first * width, last * width)
+                    for where, width in zip((source, result), widths, strict=True)
+                )
+                yield Slab(Step(pair, first, last), (own, other))
+            continue
         if entry is None:
             for first, last in byte_ranges(pair.original):
                 parts = (Part(source, name, first, last), Part(result, name, first, last))
@@ -130,7 +144,11 @@ def _slabs(source: LogicalSource, result: LogicalSource, pairs: list[Pair]) -> I
 
 
 def _measure(engine: Engine | None, step: Step, parts: list[Bytes]) -> None:
-    pair, entry = step.pair, step.pair.entry
+    pair, entry, decoded = step.pair, step.pair.entry, step.pair.decoded
+    if decoded is not None:
+        assert engine is not None
+        pair.sums += engine.sums(parts[0], pair.original.dtype, parts[1], decoded.dtype)
+        return
     if entry is None:
         pair.differing += int(np.count_nonzero(parts[0] != parts[1]))
         return
@@ -184,11 +202,9 @@ def value_faults(
                 for name, tensor in opened.source.tensors.items()
                 if len(tensor.spec.shape) == 3
             }
-            source, _, _ = open_logical(
-                original,
-                CheckpointOptions(experts_layout=experts_layout),
-                stacked.__contains__,
-            )
+            # A cast to FP8 is taken as one: values that were lost show in the comparison.
+            options = CheckpointOptions(experts_layout=experts_layout, unscaled_fp8=True)
+            source, _, _ = open_logical(original, options, stacked.__contains__)
             _split_like(source, opened.source, entries)
             return _compare(source, opened.source, entries, device, progress)
     except Fp4kitError as error:
@@ -216,7 +232,7 @@ def _compare(
     progress: Progress | None,
 ) -> list[str]:
     pairs, faults = _pairs(source, result, entries)
-    coded = [pair for pair in pairs if pair.entry is not None]
+    coded = [pair for pair in pairs if pair.entry is not None or pair.decoded is not None]
     engine = None
     if coded:
         plans = [pair.entry.plan for pair in coded if pair.entry is not None]

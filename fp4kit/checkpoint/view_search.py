@@ -8,6 +8,7 @@ fused experts are both decoded and separated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,16 +18,22 @@ from fp4kit.io.source import Source
 
 from . import expert_views, fp8_views, mxfp4_views
 from .expert_layout import Excluded, nothing
+from .layouts.comfy import is_marker
 from .views import Overlay, View, where
 
 #: Last parts of the names of activation scales of an older quantization.
-ACTIVATION_SCALES = ("input_scale", "output_scale", "q_scale", "k_scale", "v_scale")
+ACTIVATION_SCALES = (
+    "input_scale", "output_scale", "q_scale", "k_scale", "v_scale", "scale_input",
+    "activation_scale", "qscale_act",
+)  # fmt: skip
 #: Last parts of the names of weight scales, and of what they belong to.
 WEIGHT_SCALES = {
     "weight_scale_inv": ("weight",),
     "weight_scale": ("weight", "weight_packed"),
     "proj_scale_inv": ("proj",),
     "proj_scales": ("proj_blocks",),
+    "scale_weight": ("weight",),
+    "qscale_weight": ("weight",),
 }
 
 
@@ -44,7 +51,7 @@ class FoundViews:
     dropped: dict[str, str]
 
 
-def _dropped(source: Source, config: dict[str, Any], views: list[View]) -> dict[str, str]:
+def unneeded(source: Source, config: dict[str, Any], views: list[View]) -> dict[str, str]:
     """Scales that nothing needs, with the reason."""
     consumed = {name for view in views for name in view.consumed}
     # Without any quantization a tensor of such a name is the model's own.
@@ -56,6 +63,10 @@ def _dropped(source: Source, config: dict[str, Any], views: list[View]) -> dict[
         last = name.rpartition(".")[2]
         if quantized and last in ACTIVATION_SCALES and prod(tensor.spec.shape) == 1:
             dropped[name] = "activation scale of an older quantization"
+        if fp8_views.is_marker(name):
+            dropped[name] = "only says that the file was FP8"
+        if is_marker(tensor):
+            dropped[name] = "says how a layer was quantized"
         for suffix, owners in WEIGHT_SCALES.items():
             base = name.removesuffix(suffix)
             if base != name and not any(base + owner in source.tensors for owner in owners):
@@ -67,9 +78,11 @@ def search(
     source: Source,
     config: dict[str, Any],
     experts_layout: str | None = None,
+    layers: Mapping[str, str] | None = None,
     *,
     fused: bool = True,
     excluded: Excluded = nothing,
+    unscaled_fp8: bool = False,
 ) -> FoundViews:
     """Finds every view, from headers and config.json alone.
 
@@ -80,14 +93,16 @@ def search(
         config: content of config.json, empty without one.
         experts_layout: how experts are fused, `out_in`, `in_out` or `interleaved`; None to decide
             by model type and shapes.
+        layers: modules to ComfyUI's formats, where markers or headers say them.
         fused: separate fused experts; else weights are only decoded.
         excluded: whether a tensor is left alone; fused experts that are stay fused.
+        unscaled_fp8: FP8 without a scale was only cast.
 
     Raises:
         FileFormatError: if a part of a quantized tensor is missing or does not fit.
         OptionError: if it cannot be told how experts are fused.
     """
-    decoded = fp8_views.find_views(source, config)
+    decoded = fp8_views.find_views(source, config, layers, unscaled=unscaled_fp8)
     decoded += mxfp4_views.find_views(
         source, config, experts_layout, fused=fused, excluded=excluded
     )
@@ -105,4 +120,4 @@ def search(
         names = [view.tensor.name for view in views]
         twice = next(name for name in names if names.count(name) > 1)
         raise FileFormatError(f"{where(source, twice)} is stored in two ways; remove one of them")
-    return FoundViews(views, _dropped(source, config, views))
+    return FoundViews(views, unneeded(source, config, views))

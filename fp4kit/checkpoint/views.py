@@ -153,6 +153,9 @@ class Overlay(Source):
         # A view may pass through a whole matrix for any number of rows.
         return name not in self.views
 
+    def check_unchanged(self) -> None:  # noqa: D102
+        self._source.check_unchanged()
+
     def close(self) -> None:  # noqa: D102
         self._source.close()
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from .slabs import Engine, Progress, Tally
 from .source import Source, SourceTensor, open_source
 from .work import TensorPlan
 
+Decode = Callable[[Source], Source]
+
 
 def _reason_to_keep(tensor: SourceTensor, include: Patterns, exclude: Patterns, block: int) -> str:
     """Why a tensor is not quantized; "" if it is."""
     shape = tensor.spec.shape
-    if tensor.note:
+    if tensor.note and tensor.dtype not in DTYPES:
         return tensor.note
     if tensor.dtype not in DTYPES:
         return f"{tensor.dtype} is not quantized"
@@ -138,25 +141,37 @@ def _report(
     )
 
 
-def plan_quantize_file(source: Path, options: QuantizeOptions) -> FileReport:
+def as_stored(source: Source) -> Source:
+    """A source as it is."""
+    return source
+
+
+def plan_quantize_file(
+    source: Path, options: QuantizeOptions, decode: Decode = as_stored
+) -> FileReport:
     """What :func:`quantize_file` would do, from the file's headers alone; nothing is written.
 
     Args:
         source: .safetensors, .npy or .npz file.
         options: how it would be quantized.
+        decode: what makes floats of codes that the file holds.
 
     Raises:
         OptionError: for unknown or contradictory options.
         FileFormatError: if the file is malformed, quantized already, or names would collide.
     """
     started = time.perf_counter()
-    with open_source(source, options.void_dtype) as opened:
+    with decode(open_source(source, options.void_dtype)) as opened:
         works = plan_tensors(opened, options)
         return _report(opened, None, works, asdict(options), started)
 
 
 def quantize_file(
-    source: Path, target: Path, options: QuantizeOptions, progress: Progress | None = None
+    source: Path,
+    target: Path,
+    options: QuantizeOptions,
+    progress: Progress | None = None,
+    decode: Decode = as_stored,
 ) -> FileReport:
     """Quantizes the float tensors of a file with two or more dimensions along their last axis.
 
@@ -168,6 +183,7 @@ def quantize_file(
         target: .safetensors file to write, atomically.
         options: how to quantize.
         progress: called with (bytes done, bytes in all) of the source.
+        decode: what makes floats of codes that the file holds.
 
     Returns:
         One entry per tensor of the source, with error statistics of those quantized.
@@ -181,7 +197,7 @@ def quantize_file(
     """
     started = time.perf_counter()
     output_suffix(target, (".safetensors",))
-    with open_source(source, options.void_dtype) as opened:
+    with decode(open_source(source, options.void_dtype)) as opened:
         works = plan_tensors(opened, options)
         plans = [work.entry.plan for work in works if work.entry is not None]
         engine = None

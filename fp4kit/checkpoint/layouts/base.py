@@ -40,12 +40,14 @@ class Summary:
         ignore: modules of linear weights that were not quantized.
         activations: None for weights only, `uncalibrated` or `calibrated`.
         embeddings: modules of embeddings, which some layouts list as well.
+        pre_scaled: some modules have the scales of AWQ beside them, for their inputs.
     """
 
     format: str
     ignore: tuple[str, ...]
     activations: str | None = None
     embeddings: tuple[str, ...] = ()
+    pre_scaled: bool = False
 
 
 class Layout(ABC):
@@ -58,6 +60,8 @@ class Layout(ABC):
         recipe: order of operations by which its readers decode NVFP4.
         activation_suffix: what the name of a module's activation scale adds to it.
         activation_shape: shape of that scale; its direction is that of the weights' second level.
+        pre_scale_suffix: what the name of a module's AWQ scale adds to it, which readers multiply
+            its input by; None if they do not know it.
         single_file: whether a file without a directory is complete.
         decoded_dtype: the only element type that transformers decodes it to, None if that follows
             the model or it does not read it.
@@ -71,6 +75,7 @@ class Layout(ABC):
     recipe: str
     activation_suffix: str
     activation_shape: tuple[int, ...]
+    pre_scale_suffix: str | None = None
     single_file: bool = False
     decoded_dtype: str | None = None
     in_params: bool = False

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp4kit.errors import FileFormatError
@@ -13,6 +13,7 @@ from fp4kit.io.description import Constant, QuantizedEntry
 from fp4kit.io.json_text import strict_json
 from fp4kit.io.naming import Storage
 from fp4kit.io.safetensors import TensorSpec
+from fp4kit.io.source import Source, SourceTensor
 
 from .base import Layout, Summary, module_of
 
@@ -23,6 +24,13 @@ LAYERS_KEY = "_quantization_metadata"
 #: Header metadata of ours: logical shapes of weights whose rows are padded in the file.
 SHAPES_KEY = "fp4kit_shapes"
 FORMAT = {"format": "nvfp4"}
+FORMATS = ("nvfp4",)
+#: AWQ: what inputs are multiplied by, so that the weight is W / s.
+PRE_SCALE = ".pre_quant_scale"
+MAX_MARKER_BYTES = 1 << 16
+#: Keys of a marker that say nothing about values.
+HARMLESS_KEYS = ("full_precision_matrix_mult", "orig_dtype")
+GROUP_SIZES = {"nvfp4": 16}
 
 
 def _compact(value: object) -> str:
@@ -50,6 +58,80 @@ def recorded_layers(headers: Iterable[Mapping[str, str]], where: object) -> dict
     return layers
 
 
+def is_marker(tensor: SourceTensor) -> bool:
+    """Whether a tensor says how a layer is quantized."""
+    return tensor.name.endswith(MARKER) and tensor.spec.dtype == "U8"
+
+
+def layer_records(
+    source: Source, headers: Iterable[Mapping[str, str]], where: object
+) -> dict[str, dict[str, Any]]:
+    """What headers and marker tensors say about each quantized module; a marker counts more.
+
+    Raises:
+        FileFormatError: if one of them is damaged.
+    """
+    records: dict[str, dict[str, Any]] = {}
+    try:
+        for record in _records(headers, LAYERS_KEY):
+            records |= {name: dict(facts) for name, facts in record["layers"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{where}: metadata {LAYERS_KEY!r}: damaged: {error!s}") from None
+    for name, tensor in source.tensors.items():
+        if is_marker(tensor):
+            size = tensor.spec.nbytes
+            data = bytearray(min(size, MAX_MARKER_BYTES))
+            source.read(name, 0, memoryview(data))
+            try:
+                if size > MAX_MARKER_BYTES:
+                    raise ValueError(f"{size} bytes, at most {MAX_MARKER_BYTES} are read")
+                facts = dict(strict_json(data.decode()))
+            except (ValueError, TypeError) as error:
+                raise FileFormatError(
+                    f"{where}: tensor {name!r}: damaged: {str(error)[:80]}"
+                ) from None
+            said = records.setdefault(name.removesuffix(MARKER), facts)
+            if said.get("format") != facts.get("format"):
+                raise FileFormatError(
+                    f"{where}: tensor {name!r} calls the layer {str(facts.get('format'))[:40]!r}, "
+                    f"the header metadata {str(said.get('format'))[:40]!r}; remove the wrong one"
+                )
+            records[name.removesuffix(MARKER)] = facts
+    return records
+
+
+def layer_formats(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Module to the format that it is said to have."""
+    return {name: str(facts.get("format"))[:80] for name, facts in records.items()}
+
+
+def record_faults(
+    records: Mapping[str, Mapping[str, Any]], tensors: Collection[str]
+) -> Iterator[str]:
+    """What is said about modules and not understood, so that it may change their values.
+
+    `full_precision_matrix_mult` only says how to multiply, and `group_size` what the format has
+    anyway; AWQ's scales must be there if they are announced.
+
+    Args:
+        records: module to facts.
+        tensors: every tensor of the checkpoint.
+    """
+    for module, facts in records.items():
+        inner = facts.get("params")
+        known = dict(inner) | dict(facts) if isinstance(inner, dict) else dict(facts)
+        for key, value in known.items():
+            if value in (None, False, {}, []) or key in ("format", "params", *HARMLESS_KEYS):
+                continue
+            if key == "group_size" and value == GROUP_SIZES.get(str(facts.get("format"))):
+                continue
+            if key == PRE_SCALE.removeprefix(".") and value is True:
+                if f"{module}{PRE_SCALE}" not in tensors:
+                    yield f"{module}: its marker announces {key}, which is not there"
+                continue
+            yield f"{module}: its marker has {key!r}: {str(value)[:40]}, which is not understood"
+
+
 def padded_shapes(
     headers: Iterable[Mapping[str, str]], where: object
 ) -> dict[str, tuple[int, ...]]:
@@ -73,7 +155,7 @@ class Comfy(Layout):
     """`X.weight` U8, high nibble first, swizzled `X.weight_scale`, `X.weight_scale_2` (decode)."""
 
     name = METHOD
-    formats = ("nvfp4",)
+    formats = FORMATS
     storage = Storage(
         METHOD,
         packed_suffix="",
@@ -87,6 +169,7 @@ class Comfy(Layout):
     recipe = METHOD
     activation_suffix = ".input_scale"
     activation_shape = ()
+    pre_scale_suffix = PRE_SCALE
     single_file = True
 
     def quantization_config(self, summary: Summary) -> dict[str, Any] | None:

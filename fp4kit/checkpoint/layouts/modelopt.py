@@ -25,12 +25,19 @@ GROUP_SIZE = 16
 
 
 def _algorithm(summary: Summary) -> str:
+    if summary.pre_scaled:
+        return PRE_SCALED
     return WEIGHTS_ONLY if summary.activations is None else WITH_ACTIVATIONS
 
 
 def _excluded(summary: Summary) -> list[str]:
     """Modules that are not quantized; ModelOpt names embeddings as well."""
     return sorted({*summary.ignore, *summary.embeddings})
+
+
+def _awq(summary: Summary) -> dict[str, bool]:
+    """What ModelOpt adds for AWQ."""
+    return {"has_zero_point": False, "pre_quant_scale": True} if summary.pre_scaled else {}
 
 
 class ModelOpt(Layout):
@@ -48,6 +55,7 @@ class ModelOpt(Layout):
     recipe = METHOD
     activation_suffix = ".input_scale"
     activation_shape = ()
+    pre_scale_suffix = ".pre_quant_scale"
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json."""
@@ -55,7 +63,7 @@ class ModelOpt(Layout):
         group: dict[str, Any] = {}
         if summary.activations is not None:
             group["input_activations"] = dict(arguments)
-        group |= {"weights": dict(arguments), "targets": ["Linear"]}
+        group |= {"weights": dict(arguments), **_awq(summary), "targets": ["Linear"]}
         return {
             "config_groups": {"group_0": group},
             "ignore": _excluded(summary),
@@ -72,6 +80,7 @@ class ModelOpt(Layout):
                 "quant_algo": _algorithm(summary),
                 "kv_cache_quant_algo": None,
                 "group_size": GROUP_SIZE,
+                **_awq(summary),
                 "exclude_modules": _excluded(summary),
             },
         }

@@ -1,0 +1,418 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of one byte in every dialect: FP8 of ComfyUI and DeepSeek-V4, MXFP4 packed as int8."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from command_line import fail, succeed
+from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
+from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.errors import FileFormatError
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+FP8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+SPELLINGS = ("metadata", "markers", "scale_weight", "weight_scale")
+MODULES = [f"model.diffusion_model.blocks.0.self_attn.{name}" for name in "qkvo"]
+
+
+def fp8_codes(shape, dtype="F8_E4M3", seed=0):
+    """Finite codes as bytes."""
+    values = np.random.default_rng(seed).standard_normal(shape) * 50
+    return values.astype(FP8[dtype]).view(np.uint8)
+
+
+def scale_of(shape, rows, seed):
+    count = rows if shape in ("rows", "column") else 1
+    values = np.random.default_rng(seed).uniform(0.001, 0.01, count).astype(np.float32)
+    return values.reshape({"scalar": (), "one": (1,), "rows": (rows,), "column": (rows, 1)}[shape])
+
+
+def comfy_fp8(spelling, dtype="F8_E4M3", shape="scalar"):
+    """(tensors, metadata, {weight: decoded float32}) of a single-file model."""
+    tensors, layers, decoded = {}, {}, {}
+    for number, module in enumerate(MODULES):
+        codes = fp8_codes((48, 64), dtype, number)
+        scale = scale_of(shape, 48, number)
+        factor = scale.reshape(-1, 1) if scale.ndim else scale
+        decoded[f"{module}.weight"] = codes.view(FP8[dtype]).astype(np.float32) * factor
+        tensors[f"{module}.weight"] = dtype, codes
+        name = "scale_weight" if spelling == "scale_weight" else "weight_scale"
+        tensors[f"{module}.{name}"] = "F32", scale
+        tensors[f"{module}.bias"] = "BF16", np.ones(48, ml_dtypes.bfloat16)
+        facts = {"format": NAMES[dtype], "full_precision_matrix_mult": True}
+        layers[module] = facts
+        if spelling == "markers":
+            data = json.dumps(facts).encode()
+            tensors[f"{module}.comfy_quant"] = "U8", np.frombuffer(data, np.uint8)
+        if spelling == "scale_weight":
+            tensors[f"{module}.scale_input"] = "F32", np.ones(1, np.float32)
+    if spelling == "scale_weight":
+        tensors["model.diffusion_model.scaled_fp8"] = dtype, np.zeros(0, np.uint8)
+    metadata = {"about": "kept"}
+    if spelling == "metadata":
+        record = {"format_version": "1.0", "layers": layers}
+        metadata["_quantization_metadata"] = json.dumps(record)
+    return tensors, metadata, decoded
+
+
+@pytest.fixture
+def stored(checkpoints, tmp_path):
+    """Writes tensors as a single file, or as a directory."""
+
+    def write(kind, tensors, metadata=None, config=None):
+        if kind == "file":
+            return checkpoints.write_file(tmp_path / "fp8.safetensors", tensors, metadata)
+        return checkpoints.save(tmp_path / "fp8", tensors, config or {}, metadata=metadata)
+
+    return write
+
+
+def read(checkpoints, path):
+    return checkpoints.read(path) if path.is_dir() else checkpoints.read_file(path)[0]
+
+
+# ------------------------------------------------------------------------------------------------
+# ComfyUI's FP8
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("shape", ["scalar", "one", "rows", "column"])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_dequantize(checkpoints, stored, tmp_path, spelling, dtype, shape, kind):
+    """F7: value times scale; no scale, marker or record is left over."""
+    tensors, metadata, decoded = comfy_fp8(spelling, dtype, shape)
+    source = stored(kind, tensors, metadata)
+    out = tmp_path / ("out.safetensors" if kind == "file" else "out")
+    succeed("dequantize", source, "-o", out, "--dtype", "float32", "--device", "cpu")
+    written = read(checkpoints, out)
+    assert written.keys() == decoded.keys() | {f"{module}.bias" for module in MODULES}
+    for name, values in decoded.items():
+        assert written[name] == ("F32", values.shape, values.tobytes())
+    if kind == "file":
+        header = checkpoints.read_file(out)[1]
+        assert "_quantization_metadata" not in header
+        assert header["about"] == "kept"
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_quantize_for_comfy(checkpoints, stored, tmp_path, spelling, kind):
+    tensors, metadata, decoded = comfy_fp8(spelling, shape="column")
+    source = stored(kind, tensors, metadata)
+    out = tmp_path / ("out.safetensors" if kind == "file" else "out")
+    report = quantize_checkpoint(source, out, CheckpointOptions(layout="comfy"))
+    assert value_faults(out, source) == []
+    assert structure_faults(out) == []
+    written = read(checkpoints, out)
+    for module in MODULES:
+        facts = json.loads(written[f"{module}.comfy_quant"][2])
+        assert facts == {"format": "nvfp4"}
+        assert f"{module}.scale_weight" not in written
+    shared = max(checkpoints.amax(decoded[f"{module}.weight"]) for module in MODULES)
+    assert shared > 0
+    name = f"{MODULES[3]}.weight"
+    own = checkpoints.quantized(
+        decoded[name], checkpoints.amax(decoded[name]), nibble_order="high_first"
+    )
+    assert written[name][2] == np.asarray(own.packed).tobytes()
+    if spelling == "scale_weight":
+        why = report.dropped["model.diffusion_model.scaled_fp8"]
+        assert "only says that the file was FP8" in why
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("shape", ["scalar", "one", "column"])
+def test_quantize_a_plain_file(checkpoints, stored, tmp_path, spelling, shape):
+    tensors, metadata, decoded = comfy_fp8(spelling, shape=shape)
+    source, out = stored("file", tensors, metadata), tmp_path / "out.safetensors"
+    succeed("quantize", source, "-o", out, "--device", "cpu")
+    written, header = checkpoints.read_file(out)
+    assert "_quantization_metadata" not in header
+    suffixes = (".bias", ".weight_packed", ".weight_scale", ".weight_global_scale")
+    assert written.keys() == {module + suffix for module in MODULES for suffix in suffixes}
+    for name, values in decoded.items():
+        own = checkpoints.quantized(values, checkpoints.amax(values))
+        assert written[f"{name}_packed"][2] == np.asarray(own.packed).tobytes()
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_quantize_a_directory_for_engines(checkpoints, stored, tmp_path, layout, spelling):
+    tensors, metadata, _ = comfy_fp8(spelling)
+    tensors = {name.replace("model.diffusion_model.", "model."): t for name, t in tensors.items()}
+    if metadata.get("_quantization_metadata"):
+        text = metadata["_quantization_metadata"]
+        metadata["_quantization_metadata"] = text.replace("model.diffusion_model.", "model.")
+    source = stored("directory", tensors, metadata)
+    quantize_checkpoint(source, tmp_path / "out", CheckpointOptions(layout=layout))
+    assert structure_faults(tmp_path / "out") == []
+    assert value_faults(tmp_path / "out", source) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+@pytest.mark.parametrize("dtype", FP8)
+def test_a_plain_cast_is_decoded_where_it_is_asked_for(checkpoints, stored, tmp_path, kind, dtype):
+    tensors, _, _ = comfy_fp8("weight_scale", dtype)
+    tensors = {name: t for name, t in tensors.items() if not name.endswith("_scale")}
+    source = stored(kind, tensors)
+    suffix = ".safetensors" if kind == "file" else ""
+    out, small, plain = (tmp_path / f"{name}{suffix}" for name in ("out", "small", "plain"))
+    commands = [("dequantize", source, "-o", out), ("quantize", source, "-o", small)]
+    commands[1] += ("--layout", "comfy")
+    if kind == "file":
+        commands.append(("quantize", source, "-o", plain))
+    for command in commands:
+        message = fail(*command, "--device", "cpu")
+        assert "has no scale" in message
+        assert "--unscaled-fp8" in message
+        assert not command[3].exists()
+        succeed(*command, "--device", "cpu", "--unscaled-fp8")
+    written = read(checkpoints, out)
+    for name in [f"{module}.weight" for module in MODULES]:
+        values = tensors[name][1].view(FP8[dtype]).astype(np.float32)
+        kind_ = ml_dtypes.bfloat16
+        expected = written[name][0], values.shape, values.astype(kind_).tobytes()
+        assert written[name] == expected
+        assert written[name][0] == "BF16"
+    assert value_faults(small, source) == []
+
+
+def test_a_lost_scale_is_no_plain_cast(checkpoints, stored, tmp_path):
+    tensors, metadata, _ = comfy_fp8("weight_scale")
+    del tensors[f"{MODULES[1]}.weight_scale"]
+    source = stored("directory", tensors, metadata)
+    with pytest.raises(FileFormatError, match=r"self_attn\.k\.weight.* has no scale"):
+        dequantize_checkpoint(source, tmp_path / "out", DequantizeOptions())
+
+
+def test_a_marker_that_lies(checkpoints, stored, tmp_path):
+    tensors, metadata, _ = comfy_fp8("markers")
+    data = json.dumps({"format": "float8_e5m2"}).encode()
+    tensors[f"{MODULES[0]}.comfy_quant"] = "U8", np.frombuffer(data, np.uint8)
+    source = stored("file", tensors, metadata)
+    with pytest.raises(FileFormatError, match="is F8_E4M3, its marker says float8_e5m2"):
+        dequantize_checkpoint(source, tmp_path / "out.safetensors", DequantizeOptions())
+
+
+def test_marked_integers_are_decoded(checkpoints, stored, tmp_path):
+    """As the embedding of published NVFP4 text encoders: int8 with a scale per row."""
+    tensors, metadata, _ = comfy_fp8("markers")
+    codes = np.random.default_rng(0).integers(-127, 128, (40, 64)).astype(np.int8)
+    scale = scale_of("column", 40, 3)
+    data = json.dumps({"format": "int8_tensorwise"}).encode()
+    tensors |= {
+        "model.embed_tokens.weight": ("I8", codes),
+        "model.embed_tokens.weight_scale": ("F32", scale),
+        "model.embed_tokens.comfy_quant": ("U8", np.frombuffer(data, np.uint8)),
+    }
+    source, out = stored("file", tensors, metadata), tmp_path / "out.safetensors"
+    dequantize_checkpoint(source, out, DequantizeOptions("float32"))
+    written, _ = checkpoints.read_file(out)
+    expected = codes.astype(np.float32) * scale
+    assert written["model.embed_tokens.weight"] == ("F32", (40, 64), expected.tobytes())
+
+
+# ------------------------------------------------------------------------------------------------
+# DeepSeek-V4
+# ------------------------------------------------------------------------------------------------
+
+
+def e8m0_blocks(rows, cols, seed, dtype="F8_E8M0"):
+    """(weight, scale, decoded) in blocks of 128 x 128 with powers of two."""
+    codes = fp8_codes((rows, cols), seed=seed)
+    grid = -(-rows // 128), -(-cols // 128)
+    exponents = np.random.default_rng(seed).integers(110, 130, grid).astype(np.uint8)
+    spread = np.ldexp(np.float32(1), exponents.astype(int) - 127)
+    spread = spread.repeat(128, 0)[:rows].repeat(128, 1)[:, :cols]
+    decoded = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * spread
+    return ("F8_E4M3", codes), (dtype, exponents), decoded.astype(np.float32)
+
+
+def packed_mxfp4(rows, cols, seed, spread=6):
+    """(weight, scale, decoded): codes packed as int8."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, (rows, cols)).astype(np.uint8)
+    exponents = rng.integers(120, 121 + spread, (rows, cols // 32)).astype(np.uint8)
+    values = np.where(codes & 8, -1, 1) * E2M1[codes & 7]
+    values = values * np.ldexp(np.float32(1), exponents.astype(int) - 127).repeat(32, 1)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).view(np.int8)
+    return ("I8", packed), ("F8_E8M0", exponents), values.astype(np.float32)
+
+
+def deepseek_v4(checkpoints, scale_name=".scale"):
+    """(tensors, config, decoded) of a small model as it is published."""
+    tensors = {"embed.weight": checkpoints.normal((96, 128))}
+    tensors["head.weight"] = checkpoints.normal((96, 128))
+    tensors["layers.0.ffn.gate.weight"] = checkpoints.normal((4, 128))
+    decoded = {}
+
+    def add(module, made):
+        weight, scale, decoded[f"{module}.weight"] = made
+        tensors[f"{module}.weight"], tensors[module + scale_name] = weight, scale
+
+    shapes = {"wq_a": (160, 128), "wkv": (64, 128), "wo_b": (128, 64)}
+    for seed, (name, shape) in enumerate(shapes.items()):
+        add(f"layers.0.attn.{name}", e8m0_blocks(*shape, seed))
+    for expert in range(2):
+        for seed, (name, shape) in enumerate(
+            {"w1": (64, 128), "w3": (64, 128), "w2": (128, 64)}.items()
+        ):
+            add(f"layers.0.ffn.experts.{expert}.{name}", packed_mxfp4(*shape, seed + 3 * expert))
+    config = {
+        "model_type": "deepseek_v4",
+        "expert_dtype": "fp4",
+        "hidden_size": 128,
+        "quantization_config": {
+            "quant_method": "fp8",
+            "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128],
+        },
+    }
+    return tensors, config, decoded
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("scale_name", [".scale", ".weight_scale_inv"])
+def test_deepseek_v4_is_dequantized(checkpoints, tmp_path, said, scale_name):
+    """F8: with and without a word of config.json; the values are exact."""
+    tensors, config, decoded = deepseek_v4(checkpoints, scale_name)
+    if not said:
+        del config["quantization_config"]
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    dequantize_checkpoint(source, tmp_path / "out", DequantizeOptions("float32"))
+    written = checkpoints.read(tmp_path / "out")
+    assert written.keys() == {name for name in tensors if not name.endswith(scale_name)}
+    for name, values in decoded.items():
+        assert written[name] == ("F32", values.shape, values.tobytes())
+    assert not checkpoints.config_of(tmp_path / "out").keys() & {
+        "quantization_config",
+        "expert_dtype",
+    }
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt", "comfy"])
+def test_deepseek_v4_experts_keep_their_codes(checkpoints, tmp_path, layout):
+    """MXFP4 to NVFP4 without loss; nothing is carried through as int8."""
+    tensors, config, decoded = deepseek_v4(checkpoints)
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    report = quantize_checkpoint(source, tmp_path / "out", CheckpointOptions(layout=layout))
+    assert structure_faults(tmp_path / "out") == []
+    assert value_faults(tmp_path / "out", source) == []
+    actions = {tensor.name: tensor.action for tensor in report.tensors}
+    experts = [name for name in decoded if "experts" in name]
+    assert all(actions[name] == "transfer" for name in experts)
+    dequantize_checkpoint(tmp_path / "out", tmp_path / "back", DequantizeOptions("float32"))
+    back = checkpoints.read(tmp_path / "back")
+    for name in experts:
+        assert (checkpoints.array(back[name]) == decoded[name]).all()
+    assert not any(t[0] in ("I8", "F8_E8M0") for t in checkpoints.read(tmp_path / "out").values())
+
+
+def test_a_plain_file_of_experts(checkpoints, tmp_path):
+    tensors, _, decoded = deepseek_v4(checkpoints)
+    source = checkpoints.write_file(tmp_path / "in.safetensors", tensors)
+    for command, out in (("dequantize", "d"), ("quantize", "q")):
+        succeed(command, source, "-o", tmp_path / f"{out}.safetensors", "--device", "cpu")
+    written, _ = checkpoints.read_file(tmp_path / "d.safetensors")
+    assert decoded.keys() < written.keys()
+    quantized, _ = checkpoints.read_file(tmp_path / "q.safetensors")
+    for name, values in decoded.items():
+        own = checkpoints.quantized(values, checkpoints.amax(values))
+        assert quantized[f"{name}_packed"][2] == np.asarray(own.packed).tobytes()
+
+
+# ------------------------------------------------------------------------------------------------
+# Integers with a scale beside them
+# ------------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+I32 = RNG.integers(-(2**31), 2**31 - 1, (64, 8)).astype(np.int32)
+I8 = RNG.integers(-128, 127, (64, 64)).astype(np.int8)
+U8 = RNG.integers(0, 255, (64, 32)).astype(np.uint8)
+ONES = np.ones((64, 2), ml_dtypes.bfloat16)
+#: Dialect to what it stores beside a module; the first tensor is the codes.
+FOREIGN = {
+    "GPTQ": {"qweight": ("I32", I32), "scales": ("F16", ONES), "g_idx": ("I32", I32[0])},
+    "AWQ": {"qweight": ("I32", I32), "qzeros": ("I32", I32), "scales": ("F16", ONES)},
+    "pack-quantized": {"weight_packed": ("I32", I32), "weight_scale": ("BF16", ONES)},
+    "LLM.int8": {"weight": ("I8", I8), "SCB": ("F32", np.ones(64, np.float32))},
+    "int8": {"weight": ("I8", I8), "weight_scale": ("BF16", np.ones((64, 1), np.float32))},
+    "nf4": {"weight": ("U8", U8), "weight.absmax": ("F32", np.ones(64, np.float32))},
+    "HQQ": {"W_q": ("U8", U8), "scale": ("BF16", ONES), "zero": ("BF16", ONES)},
+    "MLX": {"weight": ("U32", I32), "scales": ("BF16", ONES), "biases": ("BF16", ONES)},
+    "quanto": {"weight._data": ("I8", I8), "weight._scale": ("BF16", ONES)},
+    "torchao": {"weight_qdata": ("I8", I8), "weight_scale": ("BF16", ONES)},
+    "ComfyUI int4": {"weight": ("I8", I8), "weight_s_rel": ("F32", np.ones((64, 4), np.float32))},
+    "int8 E8M0": {"weight": ("I8", I8), "scale": ("F8_E8M0", U8)},
+}
+
+
+@pytest.fixture
+def foreign(checkpoints):
+    def make(dialect):
+        names = {"F16": np.float16, "BF16": ml_dtypes.bfloat16}
+        tensors = {"model.layers.0.self_attn.o_proj.weight": checkpoints.normal((64, 64))}
+        for name, (dtype, values) in FOREIGN[dialect].items():
+            array = values.astype(names[dtype]) if dtype in names else values
+            tensors[f"model.layers.0.mlp.down_proj.{name}"] = dtype, array
+        return tensors
+
+    return make
+
+
+@pytest.mark.parametrize("dialect", FOREIGN)
+@pytest.mark.parametrize("said", [True, False])
+def test_codes_that_are_not_read_are_refused_by_name(checkpoints, foreign, tmp_path, dialect, said):
+    """F8: also without any quantization_config; never carried along as integers."""
+    tensors = foreign(dialect)
+    config = {"model_type": "llama"}
+    if said:
+        config["quantization_config"] = {"quant_method": "fp8"}
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    name = f"model.layers.0.mlp.down_proj.{next(iter(FOREIGN[dialect]))}"
+    for command in ("quantize", "dequantize"):
+        message = fail(command, source, "-o", tmp_path / "out", "--device", "cpu")
+        assert f"{name}: {tensors[name][0]} with a scale beside it is quantized" in message
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dialect", FOREIGN)
+def test_plain_files_of_such_codes_are_refused(checkpoints, foreign, tmp_path, dialect):
+    source = checkpoints.write_file(tmp_path / "in.safetensors", foreign(dialect))
+    message = fail("quantize", source, "-o", tmp_path / "out.safetensors", "--device", "cpu")
+    assert f"down_proj.{next(iter(FOREIGN[dialect]))}" in message
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape"),
+    [
+        ("model.embeddings.position_ids", "I64", (1, 64)),
+        ("model.layers.0.attn.relative_position_index", "I64", (49, 49)),
+        ("model.layers.0.attn.bias", "U8", (1, 1, 8, 8)),
+        ("model.layers.0.bn.num_batches_tracked", "I32", ()),
+        ("tokens", "I32", (64, 8)),
+    ],
+)
+def test_integers_of_models_are_carried_along(checkpoints, tmp_path, name, dtype, shape):
+    parent = name.rpartition(".")[0]
+    tensors = {
+        "model.layers.0.self_attn.o_proj.weight": checkpoints.normal((64, 64)),
+        name: (dtype, np.ones(shape, {"I64": np.int64, "U8": np.uint8, "I32": np.int32}[dtype])),
+        f"{parent}.logit_scale": ("F32", np.ones(4, np.float32)),
+        f"{parent}.scale": ("F32", np.ones(4, np.float32)),
+    }
+    source = checkpoints.save(tmp_path / "in", tensors, {"model_type": "swinv2"})
+    quantize_checkpoint(source, tmp_path / "out", CheckpointOptions())
+    assert checkpoints.read(tmp_path / "out")[name] == checkpoints.stored(tensors)[name]
