@@ -12,6 +12,7 @@ import time
 import tracemalloc
 import warnings
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -288,31 +289,39 @@ def test_zip64_directories_are_bounded(tmp_path, monkeypatch):
     assert "directory of the archive takes" in refused(path)
 
 
-def test_not_a_number_in_one_of_several_members(tmp_path, monkeypatch):
+def test_not_a_number_in_one_of_several_members(tmp_path):
     """The search for it reads the archive while the next member is being read ahead."""
     path = tmp_path / "w.npz"
     bad = np.ones((64, 256), np.float32)
     bad[3, 5] = np.nan
     np.savez_compressed(path, a=bad, b=np.ones((64, 256), np.float32), c=bad)
-    read = zipfile.ZipExtFile.read
-    opened_by = zipfile.ZipFile.open
-
-    def slowly(self, *args):
-        time.sleep(0.001)
-        return read(self, *args)
-
-    def slowly_opened(self, *args, **options):
-        stream = opened_by(self, *args, **options)
-        time.sleep(0.002)
-        return stream
-
-    monkeypatch.setattr(zipfile.ZipExtFile, "read", slowly)
-    monkeypatch.setattr(zipfile.ZipFile, "open", slowly_opened)
     target = tmp_path / "w.safetensors"
-    for _ in range(10):
+    for _ in range(5):
         with pytest.raises(NonFiniteError, match=r"tensor 'a' holds 1 NaN .* index \(3, 5\)"):
             quantize_file(path, target, QuantizeOptions())
     assert not target.exists()
+
+
+def test_members_that_are_read_by_two_threads_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "w.npz"
+    content = {name: np.full(100, number) for number, name in enumerate("ab")}
+    np.savez_compressed(path, **content)
+    read, entered, released = zipfile.ZipExtFile.read, threading.Event(), threading.Event()
+
+    def held_up(self, *args):
+        entered.set()
+        assert released.wait(5)
+        return read(self, *args)
+
+    with open_source(path) as opened, ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr(zipfile.ZipExtFile, "read", held_up)
+        first = pool.submit(read_one, opened, "b")
+        assert entered.wait(5)
+        second = pool.submit(read_one, opened, "a")
+        time.sleep(0.02)
+        released.set()
+        assert first.result() == content["b"].tobytes()
+        assert second.result() == content["a"].tobytes()
 
 
 # ------------------------------------------------------------------------------------------------
