@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.safetensors import DTYPES, parse_header
+from fp4kit.io.safetensors import DTYPES
+from fp4kit.io.safetensors_header import parse_header
 from fp4kit.io.source import open_source
 from tensor_files import entry, file_bytes
 

@@ -11,7 +11,8 @@ from safetensors import safe_open
 from fp4kit.errors import DtypeError, FileFormatError
 from fp4kit.io import safetensors as container
 from fp4kit.io.files import InputFile
-from fp4kit.io.safetensors import DTYPES, SafetensorsWriter, TensorSpec, build_header, read_header
+from fp4kit.io.safetensors import DTYPES, SafetensorsWriter, TensorSpec, build_header
+from fp4kit.io.safetensors_header import read_header
 from fp4kit.io.source import open_source
 from tensor_files import entry, file_bytes, read_one, write_file
 

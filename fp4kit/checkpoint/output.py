@@ -22,7 +22,7 @@ from fp4kit.io.files import (
     output_suffix,
     permissions_of,
 )
-from fp4kit.io.safetensors import read_header
+from fp4kit.io.safetensors_header import read_header
 from fp4kit.io.slabs import Progress, Tally
 
 from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, PARAMS, Checkpoint

@@ -29,7 +29,8 @@ from .numpy_files import (
     sidecar,
     sidecar_text,
 )
-from .safetensors import DTYPES, TensorSpec, read_header
+from .safetensors import DTYPES, TensorSpec
+from .safetensors_header import read_header
 
 #: Longest entry of a record of element types, but for the name: 64 sizes of 64 bits.
 _RECORD_CHARACTERS = 2000
