@@ -260,10 +260,10 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
         _known(keys, _MODELOPT_KEYS, where)
         if keys.get("has_zero_point"):
             raise FileFormatError(f"{where}: weights with zero points are not read here")
-    if given.get("config_groups"):
-        for where, group in _groups(given):
-            _known(group, _GROUP_KEYS, where)
-            _weights(group, where)
+    groups = list(_groups(given)) if given.get("config_groups") else []
+    for where, group in groups:
+        _known(group, _GROUP_KEYS, where)
+        _weights(group, where)
     algorithm = _algorithm(own.get("quant_algo") or given.get("quant_algo"), what)
     layers: dict[str, str] = {}
     if algorithm == modelopt.MIXED:
@@ -277,13 +277,17 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
         faults += _modelopt_faults(given, own)
     if config is None:
         faults.append("has no quantization_config (only hf_quant_config.json has)")
+    activations = not algorithms.isdisjoint(modelopt.ACTIVATED)
+    if algorithm == modelopt.PRE_SCALED and groups:
+        # The one algorithm of AWQ; whether inputs are quantized as well only the groups say.
+        activations = any(group.get("input_activations") is not None for _, group in groups)
     ignore = own.get("exclude_modules") if hf_quant is not None else given.get("ignore")
     kv_cache = own.get("kv_cache_quant_algo")
     return QuantFacts(
         modelopt.METHOD,
         frozenset(MODELOPT_FORMATS[name] for name in algorithms if name in MODELOPT_FORMATS),
         strings(ignore, f"{what}: exclude_modules"),
-        not algorithms.isdisjoint(modelopt.ACTIVATED),
+        activations,
         "" if kv_cache is None else str(kv_cache),
         tuple(faults),
         not algorithms.isdisjoint(MODELOPT_FP8),

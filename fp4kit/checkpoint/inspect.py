@@ -11,6 +11,8 @@ from pathlib import Path
 from fp4kit.io.report import FileReport, TensorReport
 
 from .directory import Checkpoint
+from .layouts import module_of
+from .layouts.base import WEIGHT
 from .reading import find_quantized_weights
 
 
@@ -31,6 +33,8 @@ def inspect_checkpoint(path: Path) -> FileReport:
         quantized = find_quantized_weights(checkpoint)
         entries = {} if quantized is None else quantized.entries
         owners = {spec.name: entry for entry in entries.values() for spec in entry.parts}
+        scales = {} if quantized is None else quantized.pre_scales
+        owners |= {scale.name: entries[f"{module}{WEIGHT}"] for module, scale in scales.items()}
         tensors: dict[str, TensorReport] = {}
         for name, tensor in checkpoint.tensors.items():
             entry = owners.get(name)
@@ -41,6 +45,10 @@ def inspect_checkpoint(path: Path) -> FileReport:
                 )
             elif entry.name not in tensors:
                 packed = entry.plan.format.codes_per_byte == 2
+                scale = scales.get(module_of(entry.name))
+                nbytes = entry.nbytes + (0 if scale is None else scale.stored)
+                # What its inputs are multiplied by is a part of what the weight means.
+                facts = {} if scale is None else {"pre_quant_scale": scale.name}
                 tensors[entry.name] = TensorReport(
                     name=entry.name,
                     shape=entry.shape,
@@ -49,9 +57,9 @@ def inspect_checkpoint(path: Path) -> FileReport:
                     action="quantized",
                     reason="",
                     format=entry.plan.format.name,
-                    bytes_before=entry.nbytes,
-                    bytes_after=entry.nbytes,
-                    facts=entry.facts(),
+                    bytes_before=nbytes,
+                    bytes_after=nbytes,
+                    facts=entry.facts() | facts,
                 )
         return FileReport(
             source=str(path),
