@@ -54,12 +54,14 @@ class Place:
         name: its class.
         type: its model type.
         config: its configuration, empty if config.json has none.
+        foreign: the model type that its configuration says, if the table does not have it.
     """
 
     path: str
     name: str
     type: str
     config: Config
+    foreign: str = ""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -86,8 +88,10 @@ def _part(whole: Place, part: list[Any]) -> Place:
     usual = rest[0] if rest else ""
     given = config.get("model_type")
     types = table()["types"]
-    if len(rest) < 2 or not isinstance(given, str) or given == usual or given not in types:
+    if len(rest) < 2 or not isinstance(given, str) or given == usual:
         return Place(path, name, usual, config)
+    if given not in types:
+        return Place(path, name, usual, config, given)
     causal = usual in types and name == types[usual][CAUSAL] != types[usual][BASE]
     return Place(path, types[given][CAUSAL if causal else BASE], given, config)
 
@@ -124,20 +128,19 @@ def _transforms(places: Iterable[Place], prefix: str) -> Iterator[Transform]:
 class Model:
     """One class that a checkpoint can be loaded as."""
 
-    def __init__(self, name: str, config: Config, names: Iterable[str]) -> None:
+    def __init__(self, name: str, kind: str, config: Config, names: Iterable[str]) -> None:
         """Looks the class up.
 
         Args:
             name: a class of the table.
+            kind: its model type.
             config: content of config.json.
             names: every stored tensor.
         """
         row = table()["classes"][name]
-        given = config.get("model_type")
         self._prefix = row.get("prefix", "")
         self._children = frozenset(row.get("children", ()))
-        whole = Place("", name, given if isinstance(given, str) else row["type"], config)
-        self._all = list(_places(whole))
+        self._all = list(_places(Place("", name, kind, config)))
         self._renames = Renames(_transforms(self._all, self._prefix), names)
         base = next((place for place in self._all if place.path == self._prefix), None)
         self._inside = frozenset(base.row.get("children", ()) if base is not None else ())
@@ -158,6 +161,11 @@ class Model:
         return name
 
     @property
+    def foreign(self) -> list[str]:
+        """Model types of parts that the table does not have."""
+        return [place.foreign for place in self._all if place.foreign]
+
+    @property
     def tied(self) -> list[str]:
         """Linear layers that share a weight; "*" for the number of a layer."""
         found = []
@@ -167,38 +175,49 @@ class Model:
         return list(dict.fromkeys(found))
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """What is known about a checkpoint's model.
-
-    Attributes:
-        model: the class that config.json names, None if the table knows neither it nor the type.
-        base: its base model, if that is another class.
-    """
-
-    model: Model | None
-    base: Model | None = None
-
-
-def architecture(config: Config, names: Iterable[str]) -> Architecture:
-    """The model of a checkpoint.
+def models(config: Config, names: Iterable[str]) -> list[Model]:
+    """The classes of transformers that a checkpoint is loaded as.
 
     Args:
         config: content of config.json.
         names: every stored tensor.
+
+    Returns:
+        The class that config.json names (or the one that says most about its model type) first,
+        then those that are made from it on request: the base model, and a causal language model.
+        Empty if neither class nor model type is known.
     """
-    content, listed = table(), list(names)
-    given = config.get("architectures")
-    classes = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    classes, types = table()["classes"], table()["types"]
+    given, kind = config.get("architectures"), config.get("model_type")
+    row = types.get(kind, []) if isinstance(kind, str) else []
+    named = given if isinstance(given, list) else []
+    main = [name for name in named if isinstance(name, str) and name in classes][:1] or row[:1]
+    found, listed = [], list(names)
+    for name in dict.fromkeys([*main, *row]):
+        if name in classes:
+            own = row and name in (*main, *row[: BASE + 1])
+            type_ = str(kind) if own else classes[name]["type"]
+            found.append(Model(name, type_, config, listed))
+    return found
+
+
+def unknown_types(config: Config, found: list[Model]) -> list[str]:
+    """Model types of a checkpoint that the table does not have.
+
+    Args:
+        config: content of config.json.
+        found: the classes that it is loaded as.
+
+    Returns:
+        That of the whole, `none` without one, unless its class is known; and those of parts.
+    """
     kind = config.get("model_type")
-    row = content["types"].get(kind) if isinstance(kind, str) else None
-    known = [name for name in classes if name in content["classes"]] + (row or [])[:1]
-    if not known:
-        return Architecture(None)
-    model = Model(known[0], config, listed)
-    base = row[BASE] if row else known[0]
-    same = base == known[0] or base not in content["classes"]
-    return Architecture(model, None if same else Model(base, config, listed))
+    unknown = [name for model in found for name in model.foreign]
+    if isinstance(kind, str):
+        unknown += [] if kind in table()["types"] else [kind]
+    elif not found:
+        unknown.append("none")
+    return list(dict.fromkeys(unknown))
 
 
 @functools.cache

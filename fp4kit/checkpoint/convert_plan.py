@@ -27,11 +27,12 @@ from fp4kit.scaling import convert_second_level, quiet
 from .codes import Codes
 from .directory import Checkpoint, listed
 from .expert_record import EXPERTS_KEY, describe, recorded
+from .ignored import ignored_modules, unknown_type_warnings
 from .layouts import Layout, Summary, get_layout, module_of
 from .model_dtype import state_decoded_dtype
 from .options import ConvertOptions
 from .plan import CheckpointPlan, Unit, check_names, check_source, in_stored_order, pack
-from .quantize_plan import embedding_modules, ignored_modules
+from .quantize_plan import embedding_modules
 from .reading import Quantized
 from .sources import Opened, entry_codes, open_quantized
 
@@ -255,7 +256,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         shards=pack(in_stored_order(source, units), checkpoint.base, limit),
         summary=Summary(
             formats[0],
-            ignored_modules(works, checkpoint.config),
+            ignored_modules(works, checkpoint, layout),
             _activations(quantized),
             embedding_modules(works),
             bool(quantized.pre_scales),
@@ -277,4 +278,5 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
             "say so"
         )
     plan.warnings += state_decoded_dtype(plan)
+    plan.warnings += unknown_type_warnings(checkpoint, layout)
     return plan

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output heads that a checkpoint does not store, as they share the weight of the embedding.
 
-An engine builds them all the same, so that they must stand in the ignore list. What they are
-called was read from `_tied_weights_keys` of transformers 5.24.
+An engine builds them all the same, so that they must stand in the ignore list. The names here are
+for model types that the table of :mod:`.architectures` does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .rules import setting
@@ -25,6 +25,21 @@ BY_TYPE = dict.fromkeys(("whisper", "moonshine", "moonshine_streaming"), "proj_o
 USUAL = "lm_head"
 #: Ends of names of architectures that have such a head; most tie it unless config.json says no.
 ARCHITECTURES = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "LMHeadModel")
+
+
+def may_be_tied(config: dict[str, Any]) -> bool:
+    """Whether a head may share the weight of the embedding: not if all that is said is no."""
+    said = list(_tied(config))
+    return not said or any(said)
+
+
+def _tied(config: dict[str, Any]) -> Iterator[bool]:
+    """What a config.json says about tying, for the whole and for its parts."""
+    if config.get("tie_word_embeddings") is not None:
+        yield bool(config["tie_word_embeddings"])
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _tied(value)
 
 
 def absent_head(names: Iterable[str], config: dict[str, Any]) -> str | None:

@@ -18,14 +18,14 @@ from .activations import activation_amaxes
 from .codes import Codes
 from .directory import Checkpoint, listed
 from .expert_restore import note
-from .fusion import absent_siblings, groups, settle
-from .heads import absent_head
+from .fusion import groups, settle
+from .ignored import ignored_modules, unknown_type_warnings
 from .layouts import Layout, Summary, get_layout, module_of
 from .logical import LogicalSource
 from .model_dtype import model_dtype, state_decoded_dtype
 from .options import UNCALIBRATED, CheckpointOptions
 from .plan import CheckpointPlan, Unit, check_names, check_source, pack
-from .rules import Rules, is_embedding, is_linear_weight, setting
+from .rules import Rules, is_embedding, setting
 from .siblings import unknown_beside
 from .sources import open_logical
 
@@ -136,32 +136,6 @@ def _kept(source: LogicalSource, tensor: SourceTensor, reason: str, dtype: str) 
     return TensorPlan(tensor, "keep", reason)
 
 
-def ignored_modules(works: dict[str, TensorPlan], config: dict[str, Any]) -> tuple[str, ...]:
-    """Modules of linear weights that are not quantized, and those that an engine adds to them."""
-    kept = [
-        name
-        for name, work in works.items()
-        if work.entry is None and is_linear_weight(name, work.tensor.spec.shape)
-    ]
-    modules = [module_of(name) for name in kept]
-    modules += _fused_experts(works)
-    modules += [module_of(name) for name in absent_siblings(kept) if name not in works]
-    head = absent_head(works, config)
-    if head is not None:
-        modules.append(head)
-    return tuple(sorted(set(modules)))
-
-
-def _fused_experts(works: dict[str, TensorPlan]) -> list[str]:
-    """Modules of experts that stay fused: an engine builds them as one layer of that name."""
-    found = []
-    for name, work in works.items():
-        parts = name.split(".")
-        if work.entry is None and len(work.tensor.spec.shape) == 3 and "experts" in parts:
-            found.append(".".join(parts[: parts.index("experts") + 1]))
-    return found
-
-
 def embedding_modules(works: dict[str, TensorPlan]) -> tuple[str, ...]:
     """Modules of embeddings, which are never quantized."""
     return tuple(
@@ -191,6 +165,7 @@ def _warnings(plan: CheckpointPlan) -> list[str]:
     if not any(work.entry is not None for work in plan.works):
         said.append("no tensor is quantized; all are kept")
     said += _reader_warnings(plan)
+    said += unknown_type_warnings(plan.source.checkpoint, plan.layout)
     return said
 
 
@@ -265,7 +240,10 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
         layout=layout,
         shards=pack(units, checkpoint.base, limit),
         summary=Summary(
-            spec.name, ignored_modules(works, config), calibration, embedding_modules(works)
+            spec.name,
+            ignored_modules(works, checkpoint, layout),
+            calibration,
+            embedding_modules(works),
         ),
         dropped=dropped,
         groups=fused,

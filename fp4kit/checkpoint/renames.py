@@ -72,7 +72,7 @@ class Transform:
         if self.kind == PAIRS:
             return [before + rest[: found.start()] + _paired(found) + rest[found.end() :]]
         alternative, group = _matched_group(found)
-        targets = self.targets[alternative : alternative + 1] if self.kind == GROUP else self.targets
+        targets = [self.targets[alternative]] if self.kind == GROUP else self.targets
         filled = [self._filled(target, found, group) for target in targets]
         return [before + rest.replace(found.group(0), target, 1) for target in filled]
 

@@ -21,10 +21,10 @@ from .detect import check_ignore
 from .directory import CONFIG, HF_QUANT_CONFIG, Checkpoint, read_json
 from .folded_views import read_factors
 from .fusion import groups
+from .ignored import Unquantized
 from .layouts import module_of
 from .layouts.comfy import recorded_layers
 from .reading import Quantized, find_quantized_weights
-from .rules import is_linear_weight
 from .sources import coded_weights, find_others, unknowns
 
 #: Bytes of scales looked at together.
@@ -127,12 +127,10 @@ def _config_faults(
         yield f"{name}: is {dtype}, the config says {' and '.join(sorted(facts.formats))} only"
     yield from _layer_faults(facts, {module_of(name) for name in (*quantized.entries, *others)})
     parts = quantized.parts() | set(others)
-    kept = [
-        module_of(name)
-        for name, tensor in checkpoint.tensors.items()
-        if name not in parts and is_linear_weight(name, tensor.spec.shape)
-    ]
+    shapes = {n: t.spec.shape for n, t in checkpoint.tensors.items() if n not in parts}
+    left = Unquantized(shapes, (*quantized.entries, *others), checkpoint.config)
     modules = [module_of(name) for name in (*quantized.entries, *others)]
+    kept = list(dict.fromkeys([*left.stored, *left.built]))
     for fault in check_ignore(modules, kept, facts.ignore, layout.name):
         yield f"{CONFIG}: {fault}"
 

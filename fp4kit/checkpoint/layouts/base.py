@@ -63,6 +63,8 @@ class Layout(ABC):
         pre_scale_suffix: what the name of a module's AWQ scale adds to it, which readers multiply
             its input by; None if they do not know it.
         single_file: whether a file without a directory is complete.
+        by_transformers: whether transformers reads it, which can leave heads away.
+        matches_inside: whether a reader takes a listed name for every module whose name holds it.
         decoded_dtype: the only element type that transformers decodes it to, None if that follows
             the model or it does not read it.
         in_params: whether readers of Mistral's own format take it from params.json.
@@ -77,6 +79,8 @@ class Layout(ABC):
     activation_shape: tuple[int, ...]
     pre_scale_suffix: str | None = None
     single_file: bool = False
+    by_transformers: bool = False
+    matches_inside: bool = False
     decoded_dtype: str | None = None
     in_params: bool = False
     diffusion: bool = True
@@ -84,6 +88,14 @@ class Layout(ABC):
     @abstractmethod
     def quantization_config(self, summary: Summary) -> dict[str, Any] | None:
         """The `quantization_config` of config.json, None if there is none."""
+
+    def tail_pattern(self, tail: str) -> str:
+        """A pattern of the ignore list for the end of modules' names.
+
+        Args:
+            tail: whole parts of a name; "*" is any number.
+        """
+        return tail
 
     def hf_quant_config(self, summary: Summary) -> dict[str, Any] | None:
         """The content of hf_quant_config.json, None if there is no such file."""

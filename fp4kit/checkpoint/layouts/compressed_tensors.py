@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fp4kit.io.naming import Storage
@@ -40,9 +41,14 @@ class CompressedTensors(Layout):
     recipe = METHOD
     activation_suffix = ".input_global_scale"
     activation_shape = (1,)
+    by_transformers = True
     decoded_dtype = "bfloat16"
     in_params = True
     diffusion = False
+
+    def tail_pattern(self, tail: str) -> str:
+        """A regular expression, anchored at both ends."""
+        return rf"re:(?:.*\.)?{re.escape(tail)}$".replace(r"\*", r"\d+")
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json; the reader refuses unknown keys."""

@@ -56,6 +56,11 @@ class ModelOpt(Layout):
     activation_suffix = ".input_scale"
     activation_shape = ()
     pre_scale_suffix = ".pre_quant_scale"
+    matches_inside = True  # vLLM does
+
+    def tail_pattern(self, tail: str) -> str:
+        """A glob: ModelOpt has no regular expressions."""
+        return f"*{tail}"
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json."""
