@@ -174,7 +174,8 @@ def test_no_value_changes(layout, original, tmp_path):
     expected = decoded(folder)
     assert experts.keys() == expected.keys()
     assert {entry.action for entry in experts.values()} == {"transfer"}
-    dequantize_checkpoint(tmp_path / "nvfp4", tmp_path / "plain", DequantizeOptions("float32"))
+    single = DequantizeOptions("float32", experts_layout="single")
+    dequantize_checkpoint(tmp_path / "nvfp4", tmp_path / "plain", single)
     plain = stored(tmp_path / "plain")
     for name, weight in expected.items():
         got = plain[name]
@@ -210,7 +211,8 @@ def test_exponents_that_do_not_fit_are_requantized(layout, tmp_path):
     for name, entry in experts_of(report).items():
         assert entry.action == ("quantize" if name in anew else "transfer"), name
         assert ("requantized: 1 of" in entry.reason) == (name in anew), entry.reason
-    dequantize_checkpoint(tmp_path / "nvfp4", tmp_path / "plain", DequantizeOptions("float32"))
+    single = DequantizeOptions("float32", experts_layout="single")
+    dequantize_checkpoint(tmp_path / "nvfp4", tmp_path / "plain", single)
     plain = stored(tmp_path / "plain")
     expected = decoded(tmp_path / "mxfp4")
     amax = max(float(expected[name].abs().max()) for name in anew)
@@ -238,6 +240,22 @@ def test_transformers_reads_the_dequantized_mxfp4_model(original, tmp_path):
     plain, info = load(tmp_path / "plain")
     assert not info
     assert torch.equal(logits(plain), logits(model))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transformers_reads_what_was_separated_in_between(layout, original, tmp_path):
+    """Single experts come back as the fused tensors of transformers' own float model."""
+    folder, model = original
+    quantize_checkpoint(
+        folder, tmp_path / "nvfp4", CheckpointOptions(layout=layout, exclude=(ATTENTION,))
+    )
+    dequantize_checkpoint(tmp_path / "nvfp4", tmp_path / "plain", DequantizeOptions("bfloat16"))
+    plain, info = load(tmp_path / "plain")
+    assert not info
+    assert torch.equal(logits(plain), logits(model))
+    parameters = dict(model.named_parameters())
+    for name, weight in plain.named_parameters():
+        assert torch.equal(weight + 0.0, parameters[name] + 0.0), name
 
 
 def test_transformers_has_no_single_experts_of_gpt_oss(original, tmp_path):
