@@ -9,7 +9,8 @@ import json
 import numpy as np
 import pytest
 
-from checkpoints import DTYPES, read_file, save
+from checkpoints import DTYPES, normal, read, read_file, save, write_file
+from command_line import fail, succeed
 from fp4kit.checkpoint.convert import convert_checkpoint
 from fp4kit.checkpoint.expert_record import EXPERTS_KEY
 from fp4kit.checkpoint.options import ConvertOptions
@@ -161,3 +162,27 @@ def test_an_unknown_layout_option(tmp_path):
     path = save_quantized(tmp_path, '{"version":1,"tensors":[]}')
     with pytest.raises(OptionError, match="choose one of out_in, in_out, interleaved, single"):
         dequantize(path, tmp_path / "back", experts_layout="sideways")
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def test_the_option_of_the_command(tmp_path):
+    tensors, config = model("brand_new")
+    out = without_note(quantize(save(tmp_path / "s", tensors, config), tmp_path / "out"))
+    result = succeed("dequantize", str(out), "-o", str(tmp_path / "warned"))
+    assert "model type brand_new is not known" in " ".join(result.stderr.split())
+    assert "model.layers.0.mlp.experts.0.gate_proj.weight" in read(tmp_path / "warned")
+    back = tmp_path / "back"
+    result = succeed("dequantize", str(out), "-o", str(back), "--experts-layout", "in_out")
+    assert "not known" not in result.stderr
+    assert "model.layers.0.mlp.experts.gate_up_proj" in read(back)
+
+
+def test_the_option_is_for_directories(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_file(path, {"x": normal((2, 32))})
+    succeed("quantize", str(path), "-o", str(tmp_path / "q.safetensors"))
+    given = ("-o", str(tmp_path / "y.safetensors"), "--experts-layout", "single")
+    error = fail("dequantize", str(tmp_path / "q.safetensors"), *given, code=2)
+    assert "--experts-layout is for model directories" in error
