@@ -25,7 +25,11 @@ from fp4kit.checkpoint.stacked_experts import stacked_modules
         (
             "mlp.shared_experts.down_proj",
             (1, 64, 64),
-            {"mlp.shared_experts", "mlp.shared_experts.down_proj", "mlp.shared_experts.gate_up_proj"},
+            {
+                "mlp.shared_experts",
+                "mlp.shared_experts.down_proj",
+                "mlp.shared_experts.gate_up_proj",
+            },
         ),
         ("moe.gate_proj.weight", (4, 64, 64), {"moe.gate_proj", "moe.experts"}),
         # None of these is stacked.

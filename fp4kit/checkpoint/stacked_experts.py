@@ -50,7 +50,7 @@ def stacked_modules(
         kept: weight to its shape, of all that are not quantized.
         quantized: weights that are: no name that holds one of them is given.
     """
-    taken = set()
+    taken: set[str] = set()
     for name in quantized:
         parts = name.split(".")
         taken.update(".".join(parts[:count]) for count in range(1, len(parts)))
