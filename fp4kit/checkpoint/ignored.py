@@ -23,6 +23,7 @@ from .heads import absent_head, may_be_tied
 from .ignore_list import IgnoreList
 from .layouts import Layout, module_of
 from .rules import WRAPPERS, is_linear_weight
+from .stacked_experts import stacked_modules
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
@@ -41,14 +42,6 @@ def is_built_linear(name: str, shape: tuple[int, ...]) -> bool:
         return False
     inside = len(parts) > 1 and parts[-1] == "conv" and parts[-2] in SHORT_CONVOLUTIONS
     return inside or parts[-1].endswith("conv1d")
-
-
-def _fused_experts(shapes: Shapes) -> Iterator[str]:
-    """Modules of experts that stay fused: an engine builds them as one layer of that name."""
-    for name, shape in shapes.items():
-        parts = name.split(".")
-        if len(shape) == 3 and "experts" in parts:
-            yield ".".join(parts[: parts.index("experts") + 1])
 
 
 class Unquantized:
@@ -106,7 +99,7 @@ class Unquantized:
         """Names beside the stored ones: those in models, of fused experts, of siblings."""
         weights = [f"{module}.weight" for module in self.stored]
         siblings = [name for name in absent_siblings(weights) if name not in self._names]
-        experts = list(_fused_experts(self._kept))
+        experts = stacked_modules(self._kept, [f"{module}.weight" for module in self._quantized])
         yield from experts
         yield from map(module_of, siblings)
         for model in models:
