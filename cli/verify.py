@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify_notes import reader_notes
 from fp4kit.checkpoint.verify_values import value_faults
 
 from .options import (
@@ -47,7 +48,8 @@ def command(
 
     Exits with 1 and lists the faults if there are any. Looks for every tensor that an engine
     expects, element types and shapes, the ignore list, second-level scales that fused weights must
-    share, NaN scales, index, sizes and metadata.
+    share, NaN scales, index, sizes and metadata. Notes name readers that are known to fail on a
+    file without a fault.
     """
     resolved = resolve_device(device) if against is not None else "cpu"
     faults = structure_faults(source)
@@ -60,9 +62,12 @@ def command(
                 device=resolved,
                 progress=progress,
             )
+    notes = reader_notes(source)
     if as_json:
-        print_json({"source": str(source), "faults": faults})
+        print_json({"source": str(source), "faults": faults, "notes": notes})
     else:
+        for note in notes:
+            say(f"note: {note}")
         for fault in faults:
             click.echo(printable(fault))
     if faults:

@@ -2,9 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers that are known to fail are named, and only where they would."""
 
+import json
+
+import numpy as np
 import pytest
 
+from command_line import invoke
+from fp4kit.checkpoint.convert import quantize_checkpoint
+from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.reader_faults import KNOWN, model_types, reader_faults
+from fp4kit.checkpoint.verify_notes import reader_notes
 
 EXPERT = "model.layers.0.mlp.experts.3.up_proj"
 DENSE = "model.layers.0.mlp.up_proj"
@@ -41,3 +48,41 @@ def test_experts_in_nvfp4(formats, modules, count):
 def test_a_model_type_that_is_no_text_is_none(value):
     assert list(model_types({"model_type": value, "text_config": {"model_type": "t5"}})) == ["t5"]
     assert reader_faults({}, ["nvfp4"], [DENSE]) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "said"),
+    [
+        ({"model_type": "t5"}, "compressed-tensors", ["model type t5"]),
+        ({"model_type": "t5"}, "modelopt", []),
+        ({"model_type": "qwen3_moe"}, "compressed-tensors", ["48371"]),
+        ({"model_type": "qwen3_moe"}, "modelopt", []),
+        ({"model_type": "never_seen"}, "modelopt", ["'never_seen'"]),
+        ({"model_type": "never_seen"}, "compressed-tensors", ["'never_seen'", "48371"]),
+        ({"model_type": "never_seen"}, "comfy", []),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_verify_tells_and_finds_no_fault(checkpoints, tmp_path, config, layout, said, as_json):
+    tensors = {f"{EXPERT}.weight": ("BF16", np.full((16, 64), 0x3F80, np.uint16))}
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    quantize_checkpoint(source, tmp_path / "out", CheckpointOptions(layout=layout))
+    notes = reader_notes(tmp_path / "out")
+    assert len(notes) == len(said)
+    assert all(any(text in note for note in notes) for text in said)
+    result = invoke("verify", tmp_path / "out", *(["--json"] if as_json else []))
+    assert result.exit_code == 0
+    if as_json:
+        assert json.loads(result.stdout) == {
+            "source": str(tmp_path / "out"),
+            "faults": [],
+            "notes": notes,
+        }
+    else:
+        assert [line for line in result.stderr.splitlines() if line.startswith("note: ")] == [
+            f"note: {note}" for note in notes
+        ]
+
+
+def test_what_cannot_be_read_has_no_note(tmp_path):
+    assert reader_notes(tmp_path) == []

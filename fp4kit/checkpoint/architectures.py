@@ -45,6 +45,11 @@ def table() -> dict[str, Any]:
     return content
 
 
+def version() -> str:
+    """The version of transformers that the table was read from."""
+    return str(table()["transformers"])
+
+
 @dataclass(frozen=True)
 class Place:
     """A model, or a model inside of one.

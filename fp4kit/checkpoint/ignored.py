@@ -16,7 +16,7 @@ from typing import Any
 from fp4kit.io.work import TensorPlan
 
 from . import architectures
-from .architectures import Model, head_names, table
+from .architectures import Model, head_names
 from .directory import Checkpoint
 from .fusion import absent_siblings
 from .heads import absent_head, may_be_tied
@@ -187,7 +187,7 @@ def unknown_type_warnings(checkpoint: Checkpoint, layout: Layout | None) -> list
     if layout is None or layout.single_file or checkpoint.native or checkpoint.is_diffusion:
         return []
     return [
-        f"model type {name!r} is not one of transformers {table()['transformers']}: an engine may "
+        f"model type {name!r} is not one of transformers {architectures.version()}: an engine may "
         "call modules otherwise than the file does, so that the ignore list holds stored names and "
         "patterns of their ends; check that the engine reports no missing weight"
         for name in unknown
