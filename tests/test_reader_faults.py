@@ -53,7 +53,7 @@ def test_a_model_type_that_is_no_text_is_none(value):
 @pytest.mark.parametrize(
     ("config", "layout", "said"),
     [
-        ({"model_type": "t5"}, "compressed-tensors", ["model type t5"]),
+        ({"model_type": "t5"}, "compressed-tensors", ["model type t5", "48371"]),
         ({"model_type": "t5"}, "modelopt", []),
         ({"model_type": "qwen3_moe"}, "compressed-tensors", ["48371"]),
         ({"model_type": "qwen3_moe"}, "modelopt", []),
