@@ -235,7 +235,13 @@ def test_local_names_that_are_not_utf8(tmp_path):
     refused(path)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_methods_of_compression_that_numpy_does_not_use(method, tmp_path):
+    path = archive_of(tmp_path / "w.npz", ("w.npy", npy()), compression=method)
+    assert refused(path).startswith("compressed by a method that NumPy does not use")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
 @pytest.mark.parametrize("at", range(0, 200, 13))
 def test_damaged_compressed_members(method, at, tmp_path):
     path = archive_of(tmp_path / "w.npz", ("w.npy", npy(shape="(1, 6)")), compression=method)

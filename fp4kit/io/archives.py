@@ -7,7 +7,6 @@ Python's zipfile believes what an archive says; here everything that is used is 
 
 from __future__ import annotations
 
-import lzma
 import re
 import struct
 import zipfile
@@ -23,11 +22,11 @@ from .numpy_files import MAX_HEADER
 MAX_DIRECTORY = 1 << 26
 #: Bytes of a member's name, `.npy` included, in a zip archive.
 MAX_NAME = 65_535
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 #: What zipfile and its decompressors raise for damaged archives.
 _DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
     EOFError,
     NotImplementedError,
     RuntimeError,
@@ -133,6 +132,9 @@ def open_archive(file: InputFile) -> zipfile.ZipFile:
         fault = "damaged: two members have the same name"
     elif "" in names:
         fault = "damaged: a member has no name"
+    elif any(info.compress_type not in _METHODS for info in archive.infolist()):
+        # Others ask for memory as the archive says, up to 4 GB.
+        fault = "compressed by a method that NumPy does not use; save it with numpy.savez"
     if fault:
         archive.close()
         raise FileFormatError(f"{file.path}: {fault}")

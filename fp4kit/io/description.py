@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.backends.base import Plan
-from fp4kit.errors import FileFormatError, OptionError, ShapeError
+from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, shortened
 from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
 from fp4kit.planning import plan_quantize
 from fp4kit.scaling import convert_second_level, quiet
@@ -37,6 +37,8 @@ from .source import Source
 METADATA_KEY = "fp4kit"
 #: The second one has tensors with a `scale_search`; it is written only where there are some.
 VERSION, SEARCH_VERSION = 1, 2
+#: Values and keys of an entry, without the sizes of its shape.
+_MAX_VALUES = 64
 
 
 #: Thousands of experts have the same shape, and then the same plan.
@@ -172,7 +174,7 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
     """One entry of the metadata; errors are those of the functions that it calls."""
     shape = tuple(facts["shape"])
     if not all(type(size) is int and 0 < size < 2**63 for size in shape):
-        raise ShapeError(f"shape {shape} is not one of a quantized tensor")
+        raise ShapeError(f"shape {brief(shape)} is not one of a quantized tensor")
     plan = plan_quantize(
         shape,
         facts["format"],
@@ -186,32 +188,44 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
     if plan.recipe is not None:
         level = facts["second_level"]
         direction, bits = level["direction"], level["bits"]
-        if direction != plan.recipe.direction or not isinstance(bits, str) or len(bits) != 8:
-            raise OptionError(f"second level {level} does not belong to recipe {plan.recipe.name}")
+        if direction != plan.recipe.direction:
+            raise OptionError(
+                f"second level {brief(level)} does not belong to recipe {plan.recipe.name}"
+            )
         if re.fullmatch("[0-9a-f]{8}", bits) is None:
-            raise OptionError(f"second level {level} is no 32-bit pattern")
+            raise OptionError(f"second level {brief(level)} is no 32-bit pattern")
         second = np.array([int(bits, 16)], np.uint32).view(np.float32)
     return QuantizedEntry(name, shape, one_of("dtype", facts["dtype"], DTYPES), plan, second)
 
 
+def _reason(error: Exception) -> str:
+    """What was wrong with an entry, in few words."""
+    text = f"{brief(error.args[0])} is missing" if isinstance(error, KeyError) else str(error)
+    return shortened(text, 300)
+
+
 def _from_metadata(source: Source, text: str) -> list[QuantizedEntry]:
     where = f"{source.path}: metadata {METADATA_KEY!r}"
+    # Entries' arrays stand in the file: that bounds how much there is to say of them.
+    values = sum(_MAX_VALUES + len(tensor.spec.shape) for tensor in source.tensors.values())
     try:
-        content = strict_json(text)
+        content = strict_json(text, max_values=_MAX_VALUES + values)
         version, tensors = content["version"], content["tensors"].items()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{where}: damaged: {error!s}") from None
-    if version not in (VERSION, SEARCH_VERSION):
+        raise FileFormatError(f"{where}: damaged: {_reason(error)}") from None
+    if type(version) is not int or version not in (VERSION, SEARCH_VERSION):
         raise FileFormatError(
-            f"{where}: version {version!r} is not known, this fp4kit reads {VERSION} and "
+            f"{where}: version {brief(version)} is not known, this fp4kit reads {VERSION} and "
             f"{SEARCH_VERSION}; update fp4kit"
         )
     entries = []
     for name, facts in tensors:
         try:
             entries.append(_parse_entry(name, facts))
-        except (OptionError, ShapeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileFormatError(f"{where}: tensor {name!r}: damaged: {error!s}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise FileFormatError(
+                f"{where}: tensor {brief(name)}: damaged: {_reason(error)}"
+            ) from None
     return entries
 
 
@@ -273,19 +287,19 @@ def _by_names(
 
 def _check_parts(source: Source, entry: QuantizedEntry) -> None:
     """Refuses an entry whose parts are missing or of another type or shape."""
-    where = f"{source.path}: tensor {entry.name!r}"
+    where = f"{source.path}: tensor {brief(entry.name)}"
     for part in entry.parts:
         found = source.tensors.get(part.name)
         if found is None:
             lost = "; without it every value is off by a factor" if part.dtype == "F32" else ""
-            raise FileFormatError(f"{where}: its part {part.name!r} is missing{lost}")
+            raise FileFormatError(f"{where}: its part {brief(part.name)} is missing{lost}")
         spec = found.spec
         if part.name == entry.names.second and spec.dtype == part.dtype and spec.nbytes == 4:
             continue  # tools disagree on [] and [1]
         if spec != part:
             raise FileFormatError(
-                f"{where}: {part.name!r} is {spec.dtype} {list(spec.shape)}, expected "
-                f"{part.dtype} {list(part.shape)}"
+                f"{where}: {brief(part.name)} is {spec.dtype} {brief(list(spec.shape))}, expected "
+                f"{part.dtype} {brief(list(part.shape))}"
             )
 
 
@@ -305,8 +319,8 @@ def _check_second(source: Source, entry: QuantizedEntry) -> None:
         return
     if stored.view(np.uint32)[0] != entry.stored_second().view(np.uint32)[0]:
         raise FileFormatError(
-            f"{source.path}: tensor {entry.name!r}: {entry.names.second!r} and the metadata "
-            f"{METADATA_KEY!r} disagree: one of them was changed after quantizing"
+            f"{source.path}: tensor {brief(entry.name)}: {brief(entry.names.second)} and the "
+            f"metadata {METADATA_KEY!r} disagree: one of them was changed after quantizing"
         )
 
 
@@ -356,5 +370,6 @@ def logical_tensors(source: Source, entries: Iterable[QuantizedEntry]) -> dict[s
         entry = owner.get(name)
         key, value = (entry.name, entry) if entry is not None else (name, tensor)
         if logical.setdefault(key, value) is not value:
-            raise FileFormatError(f"{source.path}: both {key!r} and a quantized {key!r} exist")
+            name = brief(key)
+            raise FileFormatError(f"{source.path}: both {name} and a quantized {name} exist")
     return logical
