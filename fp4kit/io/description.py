@@ -188,7 +188,7 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
     if plan.recipe is not None:
         level = facts["second_level"]
         direction, bits = level["direction"], level["bits"]
-        if direction != plan.recipe.direction:
+        if direction != plan.recipe.direction or not isinstance(bits, str) or len(bits) != 8:
             raise OptionError(
                 f"second level {brief(level)} does not belong to recipe {plan.recipe.name}"
             )
