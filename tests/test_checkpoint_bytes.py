@@ -395,6 +395,37 @@ def test_plain_files_of_such_codes_are_refused(checkpoints, foreign, tmp_path, d
     assert not (tmp_path / "out.safetensors").exists()
 
 
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt", "comfy"])
+@pytest.mark.parametrize("dialect", FOREIGN)
+def test_such_codes_beside_a_layout(checkpoints, foreign, tmp_path, layout, dialect):
+    """One module of another tool in a checkpoint that is fine otherwise."""
+    tensors, config = checkpoints.llama(1)
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    quantize_checkpoint(source, tmp_path / "q", CheckpointOptions(layout=layout))
+    (path,) = (tmp_path / "q").glob("*.safetensors")
+    stored, metadata = checkpoints.read_file(path)
+    arrays = {name: (t[0], checkpoints.array(t)) for name, t in stored.items()}
+    added = {name: t for name, t in foreign(dialect).items() if "down_proj" in name}
+    checkpoints.write_file(path, arrays | added, metadata)
+    name = next(iter(added))
+    assert any(name in fault for fault in structure_faults(tmp_path / "q"))
+    other = "comfy" if layout != "comfy" else "modelopt"
+    for command in (("dequantize",), ("convert", "--layout", other)):
+        assert name in fail(*command, tmp_path / "q", "-o", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_scales_without_their_weights_are_dropped(checkpoints, tmp_path):
+    tensors, config, _ = deepseek_v4(checkpoints)
+    del tensors["layers.0.attn.wkv.weight"]
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    report = dequantize_checkpoint(source, tmp_path / "out", DequantizeOptions())
+    assert report.dropped == {
+        "layers.0.attn.wkv.scale": "scale of 'layers.0.attn.wkv.weight', which is not there"
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "shape"),
     [

@@ -210,6 +210,15 @@ def test_patterns_that_are_not_understood_are_faults(pattern):
     assert "in the ignore list is not understood" in fault
 
 
+def test_lists_of_too_many_expressions():
+    listed = IgnoreList([f"re:x{number}(a+)+" for number in range(5000)], "modelopt")
+    assert listed.matches("x999aa")
+    assert not listed.matches("x4999aa")
+    assert listed.faults == [
+        "the ignore list has 5000 regular expressions; no more than 1000 are looked at"
+    ]
+
+
 def test_a_long_name_is_a_fault():
     listed = IgnoreList(("re:(a|aa)*b",), "modelopt")
     assert not listed.matches("a" * 10_000)

@@ -125,7 +125,7 @@ def test_it_is_verified_and_decoded(checkpoints, mixed, tmp_path, layout, format
 def test_other_layouts_cannot_hold_it(mixed, tmp_path, layout):
     _, folder, _ = mixed(layout)
     other = "modelopt" if layout != "modelopt" else "compressed-tensors"
-    with pytest.raises(OptionError, match=rf"1 weights are FP8.*'{OUT}\.weight'.*dequantize"):
+    with pytest.raises(OptionError, match=rf"weights in FP8.*1: '{OUT}\.weight'.*dequantize"):
         convert_checkpoint(folder, tmp_path / "out", ConvertOptions(other))
     assert not (tmp_path / "out").exists()
 

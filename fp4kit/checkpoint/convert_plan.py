@@ -162,8 +162,8 @@ def _refuse_others(opened: Opened, layout: Layout) -> None:
     others = [name for name in source.tensors if source.is_decoded(name)]
     if others:
         raise OptionError(
-            f"{source.path}: {len(others)} weights are FP8 or in another form beside the layout's "
-            f"({listed(others)}); layout {layout.name} is written with "
+            f"{source.path}: holds weights in FP8 or another form beside the layout's "
+            f"({len(others)}: {listed(others)}); layout {layout.name} is written with "
             f"{' or '.join(layout.formats)} only. Use `fp4kit dequantize`, then `fp4kit quantize`"
         )
 

@@ -12,6 +12,8 @@ from .expressions import PatternError, compiled
 from .layouts import modelopt
 
 EXPRESSION = "re:"
+#: Expressions of one list; each is matched against every module.
+MAX_EXPRESSIONS = 1000
 #: What makes a name of ModelOpt's list a glob.
 GLOB = re.compile(r"[*?\[]")
 
@@ -36,13 +38,22 @@ class IgnoreList:
         self._by_parent = layout == modelopt.METHOD
         self._names: set[str] = set()
         self._tests: list[tuple[str, Callable[[str], object]]] = []
+        left = MAX_EXPRESSIONS
         for pattern in patterns:
             if pattern.startswith(EXPRESSION):
-                self._add(pattern)
+                if left > 0:
+                    self._add(pattern)
+                left -= 1
                 continue
             self._names.add(pattern)
             if self._by_parent and GLOB.search(pattern):
                 self._tests.append((pattern, re.compile(fnmatch.translate(pattern)).match))
+
+        if left < 0:
+            self.faults.append(
+                f"the ignore list has {MAX_EXPRESSIONS - left} regular expressions; no more than "
+                f"{MAX_EXPRESSIONS} are looked at"
+            )
 
     def _add(self, pattern: str) -> None:
         try:

@@ -67,6 +67,10 @@ def unneeded(source: Source, config: dict[str, Any], views: list[View]) -> dict[
             dropped[name] = "only says that the file was FP8"
         if is_marker(tensor):
             dropped[name] = "says how a layer was quantized"
+        if tensor.spec.dtype == "F8_E8M0" and last == "scale":
+            owner = f"{name.removesuffix('scale')}weight"
+            if owner not in source.tensors:
+                dropped[name] = f"scale of {owner!r}, which is not there"
         for suffix, owners in WEIGHT_SCALES.items():
             base = name.removesuffix(suffix)
             if base != name and not any(base + owner in source.tensors for owner in owners):
