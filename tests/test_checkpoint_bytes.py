@@ -188,6 +188,18 @@ def test_a_plain_cast_is_decoded_where_it_is_asked_for(checkpoints, stored, tmp_
     assert value_faults(small, source) == []
 
 
+def test_a_plain_cast_may_have_any_neighbours(checkpoints, stored, tmp_path):
+    """There is no quantization whose meaning they could change."""
+    codes = fp8_codes((48, 64))
+    tensors = {"a.weight": ("F8_E4M3", codes), "a.gamma": ("F8_E4M3", codes[0])}
+    source, out = stored("file", tensors), tmp_path / "out.safetensors"
+    dequantize_checkpoint(source, out, DequantizeOptions("float32", unscaled_fp8=True))
+    written, _ = checkpoints.read_file(out)
+    values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert written["a.weight"][2] == values.tobytes()
+    assert written["a.gamma"][2] == values[0].tobytes()
+
+
 def test_a_lost_scale_is_no_plain_cast(checkpoints, stored, tmp_path):
     tensors, metadata, _ = comfy_fp8("weight_scale")
     del tensors[f"{MODULES[1]}.weight_scale"]

@@ -143,6 +143,20 @@ def test_values_of_fp8_are_compared_too(checkpoints, mixed, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scales_of_fp8_that_are_no_scale(checkpoints, mixed, tmp_path, layout, value):
+    _, folder, _ = mixed(layout)
+    (path,) = folder.glob("*.safetensors")
+    stored, metadata = checkpoints.read_file(path)
+    arrays = {name: (t[0], checkpoints.array(t).copy()) for name, t in stored.items()}
+    arrays[f"{OUT}.weight_scale"][1].reshape(-1)[-1] = value
+    checkpoints.write_file(path, arrays, metadata)
+    (fault,) = structure_faults(folder)
+    assert f"'{OUT}.weight_scale': holds a NaN or infinite scale" in fault
+    assert "NaN or infinite" in fail("dequantize", folder, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_lost_scale_is_missed(checkpoints, mixed, tmp_path, layout):
     _, folder, _ = mixed(layout)
     (path,) = folder.glob("*.safetensors")

@@ -30,7 +30,7 @@ from fp4kit.io.safetensors import DTYPE_CODES, DTYPES
 from fp4kit.io.slabs import rows_of
 from fp4kit.io.source import Source, SourceTensor
 
-from .views import Bytes, RowView, View, described, fetch, where
+from .views import READ_BYTES, Bytes, RowView, View, described, fetch, where
 
 ELEMENTS = {"F8_E4M3": ELEMENT_TYPES["e4m3"], "F8_E5M2": ELEMENT_TYPES["e5m2"]}
 #: Element types with other biases, which no table here covers.
@@ -169,6 +169,18 @@ class Fp8View(RowView):
                 "weight cannot be decoded"
             )
         return values
+
+    def check(self) -> None:
+        """Looks at every scale.
+
+        Raises:
+            FileFormatError: if one is NaN or infinite.
+        """
+        if self._scale is not None:
+            count = prod(self._scale.spec.shape) // max(self._grid.col_count, 1)
+            step = max(READ_BYTES // (4 * max(self._grid.col_count, 1)), 1)
+            for first in range(0, count, step):
+                self._scales(first, min(first + step, count))
 
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
         grid = self._grid

@@ -47,7 +47,7 @@ class IgnoreList:
                 continue
             self._names.add(pattern)
             if self._by_parent and GLOB.search(pattern):
-                self._tests.append((pattern, re.compile(fnmatch.translate(pattern)).match))
+                self._add_glob(pattern)
 
         if left < 0:
             self.faults.append(
@@ -60,6 +60,12 @@ class IgnoreList:
             self._tests.append((pattern, compiled(pattern.removeprefix(EXPRESSION))))
         except PatternError as error:
             self.faults.append(f"{pattern[:80]!r} in the ignore list is not understood: {error}")
+
+    def _add_glob(self, pattern: str) -> None:
+        try:
+            self._tests.append((pattern, re.compile(fnmatch.translate(pattern)).match))
+        except re.error as error:  # a range such as [z-a], before Python 3.11
+            self.faults.append(f"{pattern[:80]!r} in the ignore list is no glob: {error}")
 
     def matches(self, module: str) -> bool:
         """Whether an engine would leave a module alone, by its full name."""

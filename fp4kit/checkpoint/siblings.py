@@ -37,6 +37,7 @@ _CODE_SUFFIXES = ("_packed", "_blocks", "_qdata", "._data", "_q")
 HARMLESS = frozenset((
     "weight", "bias", "input_scale", "input_global_scale", "output_scale", "activation_scale",
     "scale_input", "qscale_act", "q_scale", "k_scale", "v_scale", "kv_scale", "comfy_quant",
+    "e_score_correction_bias",
 ))  # fmt: skip
 
 

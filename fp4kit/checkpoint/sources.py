@@ -108,13 +108,16 @@ def find_others(
 
 
 def coded_weights(checkpoint: Checkpoint, found: FoundViews) -> list[str]:
-    """The weights that views decode from something else than floats, by stored name."""
-    coded = (view for view in found.views if _is_coded(checkpoint, view))
+    """The weights that views decode from codes and scales, by stored name.
+
+    What was only cast to FP8 is none: it means what it says, whatever stands beside it.
+    """
+    coded = (
+        view
+        for view in found.views
+        if len(view.consumed) > 1 and checkpoint.tensors[view.consumed[0]].dtype not in FLOATS
+    )
     return list(dict.fromkeys(_stored_weight(view) for view in coded))
-
-
-def _is_coded(checkpoint: Checkpoint, view: View) -> bool:
-    return checkpoint.tensors[view.consumed[0]].dtype not in FLOATS
 
 
 def unknowns(

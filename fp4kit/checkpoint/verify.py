@@ -20,12 +20,14 @@ from .config_facts import QuantFacts
 from .detect import check_ignore
 from .directory import CONFIG, HF_QUANT_CONFIG, Checkpoint, read_json
 from .folded_views import read_factors
+from .fp8_views import Fp8View
 from .fusion import groups
 from .ignored import Unquantized
 from .layouts import module_of
 from .layouts.comfy import recorded_layers
 from .reading import Quantized, find_quantized_weights
 from .sources import coded_weights, find_others, unknowns
+from .view_search import FoundViews
 
 #: Bytes of scales looked at together.
 CHUNK = 16 << 20
@@ -52,6 +54,7 @@ def structure_faults(path: Path, *, unfinished: bool = False, plain: bool = Fals
                 return list(_index_faults(checkpoint)) if plain else [unquantized]
             found = find_others(checkpoint, quantized)
             unread = list(unknowns(checkpoint, quantized, found))
+            unread += _byte_faults(found)
             return unread + list(_faults(checkpoint, quantized, coded_weights(checkpoint, found)))
     except Fp4kitError as error:
         return [str(error)]
@@ -141,6 +144,16 @@ def _layer_faults(facts: QuantFacts, modules: set[str]) -> Iterator[str]:
         yield f"{module}: is quantized, but quantized_layers does not name it"
     for module in sorted(facts.layers.keys() - modules):
         yield f"{module}: quantized_layers calls it {facts.layers[module]}, its weight is not there"
+
+
+def _byte_faults(found: FoundViews) -> Iterator[str]:
+    """Scales of FP8 weights that are no scales."""
+    for view in found.views:
+        if isinstance(view, Fp8View):
+            try:
+                view.check()
+            except Fp4kitError as error:
+                yield str(error)
 
 
 def _pre_scale_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:
