@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fp4kit.checkpoint.convert import (
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
-from fp4kit.checkpoint.directory import listed
+from fp4kit.checkpoint.directory import STATE_DIR, listed
 from fp4kit.checkpoint.options import (
     DEFAULT_SHARD_SIZE,
     CheckpointOptions,
@@ -24,21 +26,15 @@ from fp4kit.checkpoint.options import (
     DequantizeOptions,
     parse_size,
 )
-from fp4kit.checkpoint.reading import file_layout
 from fp4kit.checkpoint.report import CheckpointReport
+from fp4kit.io.outcome import named
 
 from .options import resolve_devices
 from .output import say
 from .progress import progress_bar
-from .reports import say_written, show, write_report
+from .report_file import ReportFile, check_report
+from .reports import say_advice, say_written, show
 from .text import size
-
-
-def in_layout(source: Path) -> bool:
-    """Whether a file is stored as ComfyUI or ModelOpt have it, and not as fp4kit does by itself."""
-    if source.suffix.lower() != ".safetensors" or not source.is_file():
-        return False
-    return file_layout(source) is not None
 
 
 def quantize(
@@ -49,7 +45,6 @@ def quantize(
     device: str,
     dry_run: bool,
     as_json: bool,
-    report_file: Path | None,
 ) -> None:
     """`fp4kit quantize` of a checkpoint.
 
@@ -60,7 +55,6 @@ def quantize(
         device: as given.
         dry_run: only plan.
         as_json: print JSON instead of tables.
-        report_file: also write the JSON there.
     """
     if given["weights_only"] and given["activations"] is not None:
         raise click.UsageError("--weights-only and --activations exclude each other")
@@ -83,12 +77,21 @@ def quantize(
         unscaled_fp8=given["unscaled_fp8"],
         max_shard_size=parse_size(given["max_shard_size"] or DEFAULT_SHARD_SIZE),
         follow_links=given["follow_links"],
+        cast=given["cast"],
+        allow_nothing=given["allow_nothing"],
+    )
+    report_file = check_report(
+        given["report_file"],
+        [source, *options.files],
+        target,
+        force=given["force"],
+        dry_run=dry_run,
     )
     if dry_run:
         report = plan_quantize_checkpoint(source, options)
     else:
         devices = resolve_devices(device)
-        with progress_bar(f"Quantizing {source.name}") as progress:
+        with resumable(target), progress_bar(f"Quantizing {source.name}") as progress:
             report = quantize_checkpoint(
                 source,
                 target,
@@ -98,7 +101,16 @@ def quantize(
                 force=given["force"],
                 progress=progress,
             )
-    finish(report, target, as_json=as_json, dry_run=dry_run, report_file=report_file)
+    finish(
+        report,
+        target,
+        as_json=as_json,
+        dry_run=dry_run,
+        every=given["every"],
+        report_file=report_file,
+    )
+    if not as_json:
+        say_advice(report, padding=False)
 
 
 def dequantize(
@@ -113,6 +125,7 @@ def dequantize(
     resume: bool,
     follow_links: bool,
     force: bool,
+    every: bool,
     as_json: bool,
 ) -> None:
     """`fp4kit dequantize` of a checkpoint; the arguments are those of the command."""
@@ -121,7 +134,7 @@ def dequantize(
         dtype, limit, experts_layout, follow_links=follow_links, unscaled_fp8=unscaled_fp8
     )
     devices = resolve_devices(device)
-    with progress_bar(f"Dequantizing {source.name}") as progress:
+    with resumable(target), progress_bar(f"Dequantizing {source.name}") as progress:
         report = dequantize_checkpoint(
             source,
             target,
@@ -131,7 +144,7 @@ def dequantize(
             force=force,
             progress=progress,
         )
-    finish(report, target, as_json=as_json, dry_run=False, report_file=None, with_stats=False)
+    finish(report, target, as_json=as_json, every=every, with_stats=False)
 
 
 def convert(
@@ -144,6 +157,7 @@ def convert(
     follow_links: bool,
     force: bool,
     dry_run: bool,
+    every: bool,
     as_json: bool,
 ) -> None:
     """`fp4kit convert`; the arguments are those of the command."""
@@ -152,11 +166,25 @@ def convert(
     if dry_run:
         report = plan_convert_checkpoint(source, options)
     else:
-        with progress_bar(f"Converting {source.name}") as progress:
+        with resumable(target), progress_bar(f"Converting {source.name}") as progress:
             report = convert_checkpoint(
                 source, target, options, resume=resume, force=force, progress=progress
             )
-    finish(report, target, as_json=as_json, dry_run=dry_run, report_file=None, with_stats=False)
+    finish(report, target, as_json=as_json, dry_run=dry_run, every=every, with_stats=False)
+
+
+@contextmanager
+def resumable(target: Path) -> Iterator[None]:
+    """Says what to do next where a run is stopped with its work half done."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if (target / STATE_DIR).is_dir():
+            say(
+                f"\nStopped: {target} is unfinished. The same command with --resume finishes it, "
+                "with --force it starts over"
+            )
+        raise
 
 
 def finish(
@@ -164,8 +192,9 @@ def finish(
     target: Path,
     *,
     as_json: bool,
-    dry_run: bool,
-    report_file: Path | None,
+    every: bool,
+    dry_run: bool = False,
+    report_file: ReportFile | None = None,
     with_stats: bool = True,
 ) -> None:
     """Prints a report, what the user should know, and the last line."""
@@ -173,14 +202,14 @@ def finish(
         report,
         as_json=as_json,
         with_stats=with_stats and not dry_run,
+        every=every,
         dry_run=dry_run,
         **report.extra(),
     )
-    write_report(report, report_file, dry_run=dry_run, **report.extra())
-    for warning in report.warnings:
-        say(f"Warning: {warning}")
-    for name in report.left_out:
-        say(f"Not copied: {name} (belongs to another form of the weights)")
+    if report_file is not None:
+        report_file.write(report, **report.extra())
+    if report.left_out:
+        say(f"Not copied: {named(report.left_out)} (belongs to another form of the weights)")
     reasons: dict[str, list[str]] = {}
     for name, why in report.dropped.items():
         reasons.setdefault(why, []).append(name)
@@ -190,8 +219,9 @@ def finish(
         return
     if dry_run:
         shards = len(report.shards)
+        needs = " (exists: needs --force)" if target.exists() else ""
         say(
-            f"Dry run: nothing was written; would write {target}: {shards} weight "
+            f"Dry run: nothing was written; would write {target}{needs}: {shards} weight "
             f"file{'s' if shards > 1 else ''} and {len(report.copied)} others, "
             f"{size(report.disk_needed)} on disk"
         )

@@ -5,27 +5,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fp4kit.io.convert import compare_files
+from fp4kit.checkpoint.compare import compare_paths
+from fp4kit.io.foreign import check_source
+from fp4kit.io.outcome import named
 from fp4kit.io.report import FileReport
 
-from .options import device_option, json_option, resolve_device, source_argument
-from .output import say
+from .options import (
+    all_option,
+    device_option,
+    experts_layout_option,
+    json_option,
+    resolve_device,
+    source_argument,
+)
 from .progress import progress_bar
 from .reports import show
+from .tables import GLOSSARY
 from .text import decibels, example, printable
-
-#: Tensors named in a message; the table has them all.
-MAX_NAMED = 5
 
 
 @click.command(
     epilog=example(
         "fp4kit compare model.safetensors model-nvfp4.safetensors",
         "fp4kit compare model.safetensors back.safetensors --min-sqnr 18",
+        "fp4kit compare Llama-3-8B Llama-3-8B-NVFP4",
     )
+    + f"\n\n{GLOSSARY}"
 )
 @source_argument("original", "A")
 @source_argument("other", "B")
@@ -35,35 +44,40 @@ MAX_NAMED = 5
     type=float,
     help="Fail (exit 1) if the signal to noise ratio of any tensor, or of all together, is lower.",
 )
+@experts_layout_option
 @device_option
+@all_option
 @json_option
 def command(
-    original: Path, other: Path, min_sqnr: float | None, device: str, as_json: bool
+    original: Path,
+    other: Path,
+    min_sqnr: float | None,
+    experts_layout: str | None,
+    device: str,
+    every: bool,
+    as_json: bool,
 ) -> None:
-    """Measure how far one file's tensors are from another's.
+    """Measure how far a file or checkpoint is from its original.
 
-    A is the original, B a quantized or dequantized version of it with the same tensor names.
+    A is the original, B a quantized or dequantized version of it with the same tensor names. Each
+    is a file or a model directory, in any pairing.
     """
+    for path in (original, other):
+        check_source(path)
     resolved = resolve_device(device)
     with progress_bar(f"Comparing {original.name}") as progress:
-        report = compare_files(original, other, device=resolved, progress=progress)
+        report = compare_paths(
+            original, other, experts_layout=experts_layout, device=resolved, progress=progress
+        )
     failures = [] if min_sqnr is None else below(report, min_sqnr)
-    limit = (
-        {} if min_sqnr is None else {"min_sqnr": min_sqnr, "below": [name for name, _ in failures]}
-    )
-    show(report, as_json=as_json, with_stats=True, rest="Only tested for equality", **limit)
-    unequal = [tensor.name for tensor in report.tensors if tensor.reason not in ("", "equal")]
-    if unequal:
-        say(f"Warning: not measured, but different: {named(unequal)}")
+    limit: dict[str, Any] = {}
+    if min_sqnr is not None:
+        limit = {"min_sqnr": min_sqnr, "below": [name for name, _ in failures]}
+    rest = "Only tested for equality"
+    show(report, as_json=as_json, with_stats=True, every=every, rest=rest, **limit)
     if failures:
-        listed = named([f"{name} ({decibels(sqnr)})" for name, sqnr in failures])
+        listed = printable(named([f"{name} ({decibels(sqnr)})" for name, sqnr in failures]))
         raise click.ClickException(f"SQNR below {min_sqnr:g} dB: {listed}")
-
-
-def named(names: list[str]) -> str:
-    """The first few of a list of names, and how many more there are."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return printable(", ".join(names[:MAX_NAMED])) + more
 
 
 def below(report: FileReport, limit: float) -> list[tuple[str, float]]:

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
+from fp4kit.io.foreign import check_source
 
 from . import checkpoint
 from .options import (
+    all_option,
     follow_links_option,
     force_option,
     json_option,
@@ -41,6 +43,7 @@ from .text import example
 @click.option("--dry-run", is_flag=True, help="Print the plan from the headers; write nothing.")
 @resume_option
 @follow_links_option
+@all_option
 @force_option
 @json_option
 def command(
@@ -51,15 +54,20 @@ def command(
     dry_run: bool,
     resume: bool,
     follow_links: bool,
+    every: bool,
     force: bool,
     as_json: bool,
 ) -> None:
     """Store a quantized checkpoint in another layout, codes verbatim.
 
     IN is a model directory (or a file for ComfyUI) from any tool. Codes and block scales keep
-    their values; the second-level scale changes its direction. Converting back gives the same
-    bytes.
+    their values; the second-level scale changes its direction. Converting back gives every tensor
+    with the same bytes; their order in the files may be another.
+
+    A file that `fp4kit quantize FILE` wrote is in no engine's layout and cannot be converted:
+    quantize its source with --layout.
     """
+    check_source(source)
     checkpoint.convert(
         source,
         target,
@@ -69,5 +77,6 @@ def command(
         follow_links=follow_links,
         force=force,
         dry_run=dry_run,
+        every=every,
         as_json=as_json,
     )

@@ -7,12 +7,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
+from fp4kit.checkpoint.compare import is_checkpoint
 from fp4kit.io.convert import dequantize_file
+from fp4kit.io.foreign import check_source
 
 from . import checkpoint
 from .options import (
+    all_option,
     device_option,
     dtype_option,
     follow_links_option,
@@ -52,6 +54,7 @@ from .text import example
 @max_shard_size_option
 @resume_option
 @follow_links_option
+@all_option
 @force_option
 @json_option
 @click.pass_context
@@ -59,13 +62,14 @@ def command(
     ctx: click.Context,
     source: Path,
     target: Path,
-    dtype: str,
+    dtype: str | None,
     device: str,
     experts_layout: str | None,
     unscaled_fp8: bool,
     max_shard_size: str | None,
     resume: bool,
     follow_links: bool,
+    every: bool,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -77,14 +81,13 @@ def command(
     together again. Tensors that are not quantized are carried through unchanged, whatever --dtype
     says.
     """
-    if source.is_dir() or checkpoint.in_layout(source):
-        if ctx.get_parameter_source("dtype") is not ParameterSource.COMMANDLINE:
-            # What models are stored in; a plain file keeps the precision of the arithmetic.
-            dtype = "bfloat16"
+    check_source(source)
+    if is_checkpoint(source):
         checkpoint.dequantize(
             source,
             target,
-            dtype,
+            # What models are stored in; a plain file keeps the precision of the arithmetic.
+            dtype or "bfloat16",
             device=device,
             experts_layout=experts_layout,
             unscaled_fp8=unscaled_fp8,
@@ -92,6 +95,7 @@ def command(
             resume=resume,
             follow_links=follow_links,
             force=force,
+            every=every,
             as_json=as_json,
         )
         return
@@ -107,7 +111,7 @@ def command(
     resolved = resolve_device(device)
     with progress_bar(f"Dequantizing {source.name}") as progress:
         report = dequantize_file(
-            source, target, dtype, device=resolved, force=force, progress=progress
+            source, target, dtype or "float32", device=resolved, force=force, progress=progress
         )
-    show(report, as_json=as_json, with_stats=False)
+    show(report, as_json=as_json, with_stats=False, every=every)
     say_written(report, as_json=as_json)

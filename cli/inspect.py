@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
+from fp4kit.checkpoint.compare import is_checkpoint
 from fp4kit.checkpoint.inspect import inspect_checkpoint
 from fp4kit.io.convert import inspect_file
+from fp4kit.io.foreign import check_source
 
-from .checkpoint import in_layout
 from .options import json_option, source_argument
 from .output import print_json
 from .reports import report_json
@@ -31,9 +32,11 @@ from .text import example
 def command(source: Path, as_json: bool) -> None:
     """List the tensors of a file or checkpoint, and how it is stored.
 
-    Reads headers only.
+    Reads headers only. The last lines say for each format how many bits a weight takes, scales
+    included, and how many times less that is than in 16 bits.
     """
-    whole = source.is_dir() or in_layout(source)
+    check_source(source)
+    whole = is_checkpoint(source)
     report = inspect_checkpoint(source) if whole else inspect_file(source)
     if as_json:
         print_json(report_json(report))

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import signal
 import sys
 from importlib import import_module
@@ -24,15 +26,20 @@ COMMANDS = {
     "quantize": "Quantize the tensors of a file, or a whole checkpoint.",
     "dequantize": "Turn a quantized file or model directory back into plain numbers.",
     "convert": "Store a quantized checkpoint in another layout, codes verbatim.",
-    "verify": "Check a quantized checkpoint from any tool.",
+    "verify": "Check a quantized checkpoint or file from any tool.",
     "inspect": "List the tensors of a file or checkpoint, and how it is stored.",
-    "compare": "Measure how far one file's tensors are from another's.",
+    "compare": "Measure how far a file or checkpoint is from its original.",
     "bench": "Measure how fast every operation is on this machine.",
     "demo": "Write a small model-like file to try the other commands on.",
     "env": "Show versions, GPUs, and which backends can run here.",
 }
 
 INTERRUPTED = 128 + signal.SIGINT
+#: Address space that the compiler of the kernels and the threads need, in bytes: with less they
+#: end the process in their own way.
+LEAST_MEMORY = 640 << 20
+#: How Python says that there is no memory for a thread.
+NO_THREAD = ("can't start new thread", "can't allocate lock")
 
 
 class LazyGroup(click.Group):
@@ -62,6 +69,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Runs a subcommand; expected failures become one line and exit code 1."""
         try:
+            _check_memory()
             result = super().invoke(ctx)
             interrupts.check()
             return result
@@ -71,6 +79,12 @@ class LazyGroup(click.Group):
             if error.errno == errno.EPIPE:  # click leaves quietly: the reader had enough
                 raise
             raise click.ClickException(describe_os_error(error)) from error
+        except MemoryError as error:
+            raise click.ClickException(_out_of_memory(str(error))) from error
+        except RuntimeError as error:
+            if str(error) not in NO_THREAD:
+                raise
+            raise click.ClickException(_out_of_memory(str(error))) from error
         except KeyboardInterrupt:
             click.echo("\nInterrupted", err=True)
             ctx.exit(INTERRUPTED)
@@ -94,9 +108,37 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Runs the command; :mod:`fp4kit.cli.entry` calls it."""
+    for number in range(3):
+        # A stream that was closed would give its number to the next file, with all that is printed.
+        if not _is_open(number):
+            os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdout, sys.stderr):
         # A console that cannot show a character gets an escape, not a crash after the work.
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     cli(prog_name="fp4kit")
     raise AssertionError("click exits by itself")
+
+
+def _check_memory() -> None:
+    """Refuses a limit of the address space under which nothing can work."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_MEMORY:
+        raise MemoryError(
+            f"the limit is {limit >> 20} MiB of address space, {LEAST_MEMORY >> 20} MiB are needed"
+        )
+
+
+def _out_of_memory(reason: str) -> str:
+    """The message of a command that ran out of memory."""
+    why = f": {reason}" if reason else ""
+    return one_line(f"out of memory{why}; free some, or raise the limit (ulimit -v)")
+
+
+def _is_open(number: int) -> bool:
+    """Whether a file descriptor is open."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

@@ -13,7 +13,7 @@ import click
 
 from fp4kit import BackendUnavailableError, backend_status
 from fp4kit.backends import get_backend
-from fp4kit.backends.cpu_threads import THREADS_VARIABLE
+from fp4kit.backends.cpu_threads import THREADS_VARIABLE, most_threads
 from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
 from fp4kit.formats import (
     ALL_FORMATS,
@@ -80,10 +80,11 @@ def _set_threads(_ctx: click.Context, _param: click.Parameter, value: int | None
 
 threads_option: Decorator = click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, most_threads()),
     callback=_set_threads,
     expose_value=False,
-    help=f"CPU threads to use.  [default: {THREADS_VARIABLE}, or all cores]",
+    help=f"CPU threads to use.  [default: {THREADS_VARIABLE}, or all cores; at most "
+    f"{most_threads()} here]",
 )
 unscaled_fp8_option: Decorator = click.option(
     "--unscaled-fp8",
@@ -123,10 +124,19 @@ report_option: Decorator = click.option(
     "report_file",
     metavar="FILE",
     type=FILE,
-    help="Write the JSON that --json prints to a file as well.",
+    help="Write the JSON that --json prints to a file as well. It may not lie in IN or OUT, and an "
+    "older one needs --force.",
 )
 force_option: Decorator = click.option(
-    "--force", is_flag=True, help="Overwrite the output if it exists."
+    "--force",
+    is_flag=True,
+    help="Replace the output if it exists; in a directory only what fp4kit wrote, others stay.",
+)
+all_option: Decorator = click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Print every tensor, in the order of the file, and not only the ten worst (or largest).",
 )
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables."
@@ -134,9 +144,8 @@ json_option: Decorator = click.option(
 dtype_option: Decorator = click.option(
     "--dtype",
     type=click.Choice(DTYPES),
-    default="float32",
-    show_default=True,
-    help="Element type of the dequantized tensors.",
+    help="Element type of the dequantized tensors.  [default: float32 for a file of fp4kit's own, "
+    "bfloat16 for a model directory or a file in a layout]",
 )
 
 

@@ -8,18 +8,21 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import click
 from rich import box
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .text import printable
+from .text import cut_pieces, printable
 
-#: Cells that the first column is never folded below on a narrow terminal.
-MIN_NAME_WIDTH = 16
+#: Cells that a column of names needs at least; columns of a higher rank go before it gets fewer.
+MIN_NAME_WIDTH = 24
+#: Cells that a column of words needs at least; they are folded between words.
+MIN_TEXT_WIDTH = 24
 #: Without a terminal nothing is folded or cut: whoever reads the pipe wants whole names.
 UNLIMITED_WIDTH = 100_000
 #: Cells between columns: one of padding, one of the box.
@@ -38,11 +41,13 @@ class Column:
         number: set to the right and never folded.
         rank: on a terminal that is too narrow, columns of the highest rank are left out first;
             those of rank 0 always stay.
+        name: its cells are names, cut in the middle where they do not fit; the first column only.
     """
 
     title: str
     number: bool = True
     rank: int = 0
+    name: bool = False
 
 
 def print_json(data: object) -> None:
@@ -52,7 +57,26 @@ def print_json(data: object) -> None:
 
 def say(message: str) -> None:
     """Tells the user something that is not data."""
-    click.echo(printable(message), err=True)
+    click.echo(printable(cut_pieces(message)), err=True)
+
+
+def on_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; one that was closed before the start is None."""
+    return stream is not None and stream.isatty()
+
+
+def print_lines(*lines: str) -> None:
+    """Writes lines to stdout, folded between words on a terminal."""
+    console = _console()
+    for line in lines:
+        console.print(Text(printable(line)))
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not on_terminal(sys.stdout):
+        console.width = UNLIMITED_WIDTH
+    return console
 
 
 def print_table(
@@ -70,14 +94,19 @@ def print_table(
         total: a last row, ruled off.
         title: line above the table, set off from what was printed before.
     """
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _console()
     titles = [column.title for column in columns]
-    if not sys.stdout.isatty():
-        console.width = UNLIMITED_WIDTH
-        titles = [title.replace("\n", " ") for title in titles]
+    if not on_terminal(sys.stdout):
+        titles = [_in_one_line(title) for title in titles]
     lines = [[printable(cell) for cell in row] for row in ([*rows, total] if total else rows)]
-    kept = _fitting(columns, [titles, *lines], console.width)
+    widths = _widths([titles, *lines])
+    kept = _fitting(columns, widths, console.width)
     ascii_only = console.options.ascii_only
+    if columns[0].name:
+        others = sum(GAP + _least(columns[index], widths[index]) for index in kept[1:])
+        room = max(console.width - others - GAP, 1)
+        for line in lines:
+            line[0] = cut_middle(line[0], room, "..." if ascii_only else "\u2026")
     style = box.Box(RULES.format("-" if ascii_only else "\u2500"), ascii=ascii_only)
     table = Table(
         box=style, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
@@ -87,7 +116,7 @@ def print_table(
         table.add_column(
             Text(titles[index]),
             justify="right" if column.number else "left",
-            no_wrap=column.number,
+            no_wrap=column.number or column.name,
             overflow="fold",
         )
     for number, line in enumerate(lines):
@@ -98,23 +127,53 @@ def print_table(
             style="bold" if is_total else None,
         )
     if title:
-        console.print()
-        console.print(Text(printable(title)))
+        print_lines("", title)
     console.print(table)
     if len(kept) < len(columns):
         left_out = ", ".join(
-            title.replace("\n", " ") for index, title in enumerate(titles) if index not in kept
+            _in_one_line(title) for index, title in enumerate(titles) if index not in kept
         )
         say(f"(terminal too narrow for: {left_out}; widen it, pipe the output, or use --json)")
 
 
-def _fitting(columns: Sequence[Column], lines: list[list[str]], width: int) -> list[int]:
+def cut_middle(text: str, width: int, mark: str = "\u2026") -> str:
+    """A name in at most `width` cells: what is too much goes from its middle."""
+    # No character takes less than no cell or more than two, and a name may be very long.
+    if len(text) <= 2 * width and cell_len(text) <= width:
+        return text
+    if width <= len(mark):
+        return mark[:width]
+    tail = max((width - len(mark)) // 2, 1)
+    head = width - len(mark) - tail
+    end = text[-tail:]
+    while cell_len(end) > tail:
+        end = end[1:]
+    return f"{set_cell_size(text[:head], head)}{mark}{end}" if head else f"{mark}{end}"
+
+
+def _in_one_line(title: str) -> str:
+    """A heading of several lines in one, hyphens undone."""
+    return title.replace("-\n", "").replace("\n", " ")
+
+
+def _widths(lines: list[list[str]]) -> list[int]:
+    """Cells that each column takes."""
+    return [
+        max(cell_len(part) for cell in cells for part in cell.split("\n"))
+        for cells in zip(*lines, strict=True)
+    ]
+
+
+def _least(column: Column, width: int) -> int:
+    """Cells that a column needs at least."""
+    if column.name:
+        return min(width, MIN_NAME_WIDTH)
+    return width if column.number else min(width, MIN_TEXT_WIDTH)
+
+
+def _fitting(columns: Sequence[Column], widths: list[int], width: int) -> list[int]:
     """Indices of the columns that fit side by side."""
-    needs = []
-    for index in range(len(columns)):
-        cells = (part for line in lines for part in line[index].split("\n"))
-        widest = max(cell_len(part) for part in cells)
-        needs.append(GAP + (min(widest, MIN_NAME_WIDTH) if index == 0 else widest))
+    needs = [GAP + _least(column, own) for column, own in zip(columns, widths, strict=True)]
     kept = list(range(len(columns)))
     while sum(needs[index] for index in kept) > width:
         victim = max(kept, key=lambda index: (columns[index].rank, index))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from . import interrupts
+from .output import on_terminal
 from .text import printable
 
 #: What the library calls with (bytes done, bytes in all).
@@ -22,7 +23,7 @@ def progress_bar(label: str) -> Iterator[Progress]:
     Where that is no terminal it draws nothing. Either way it ends a command that a signal has
     asked to end.
     """
-    if not sys.stderr.isatty():
+    if not on_terminal(sys.stderr):
         yield lambda done, total: interrupts.check()
         return
     from rich.console import Console

@@ -14,11 +14,14 @@ from click.core import ParameterSource
 from fp4kit.checkpoint.decoded_file import decoded_file
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.formats import ALL_FORMATS
+from fp4kit.io.cast import CASTS
 from fp4kit.io.convert import plan_quantize_file, quantize_file
-from fp4kit.io.report import FileReport, QuantizeOptions
+from fp4kit.io.foreign import check_source
+from fp4kit.io.report import QuantizeOptions
 
 from . import checkpoint
 from .options import (
+    all_option,
     device_option,
     experts_layout_option,
     follow_links_option,
@@ -36,7 +39,9 @@ from .options import (
 )
 from .output import say
 from .progress import progress_bar
-from .reports import say_written, show, write_report
+from .report_file import check_report
+from .reports import say_advice, say_written, show
+from .tables import GLOSSARY
 from .text import example
 
 #: Options that only mean something for a checkpoint layout, and those that only do without one.
@@ -48,7 +53,7 @@ CHECKPOINT_ONLY = (
     "resume",
     "follow_links",
 )
-FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
+FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype", "pad")
 
 
 @click.command(
@@ -58,6 +63,7 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
         "fp4kit quantize Llama-3-8B -o Llama-3-8B-NVFP4",
         "fp4kit quantize Llama-3-8B -o out --layout modelopt --exclude '*down_proj*' --dry-run",
     )
+    + f"\n\n{GLOSSARY}"
 )
 @source_argument()
 @output_option(
@@ -71,8 +77,9 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
     metavar="PATTERN",
     multiple=True,
     help="Quantize only tensors whose name matches: a glob, or re: and a regular expression that "
-    "matches from the start. In a model directory: quantize them as well, although a default rule "
-    "leaves them alone. Repeatable.",
+    "matches from the start; one that matches nothing is an error. In a model directory: quantize "
+    "them as well, although a default rule leaves them alone (embeddings, norms and what is not "
+    "2-D never are). Repeatable.",
 )
 @click.option(
     "--exclude",
@@ -105,7 +112,26 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
     type=click.Choice(["bfloat16"]),
     help="What 2-byte void data in .npy and .npz files is: NumPy saves bfloat16 that way.",
 )
+@click.option(
+    "--cast",
+    type=click.Choice(CASTS),
+    help="Take float64 tensors, NumPy's default, as if IN held them as float32.  [default: float64 "
+    "is carried through unquantized]",
+)
+@click.option(
+    "--pad",
+    is_flag=True,
+    help="Files: also quantize tensors whose last axis is not a multiple of the block, filled up "
+    "with zeros; dequantize gives the true shape back.",
+)
+@click.option(
+    "--allow-nothing",
+    is_flag=True,
+    help="Exit with 0 and write the output even if no tensor is quantized; otherwise that is an "
+    "error.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan from the headers; write nothing.")
+@all_option
 @report_option
 @force_option
 @json_option
@@ -118,7 +144,6 @@ def command(
     device: str,
     dry_run: bool,
     as_json: bool,
-    report_file: Path | None,
     **given: Any,
 ) -> None:
     """Quantize the tensors of a file, or a whole checkpoint.
@@ -127,25 +152,22 @@ def command(
     directory of the Hugging Face kind. A file becomes a self-describing .safetensors file: 1-D and
     integer tensors, and those whose last axis is not a multiple of the block, are carried through
     unchanged and listed. A directory becomes one that inference engines load.
+
+    Exits with 1 and writes nothing if no tensor would be quantized.
     """
     _check_combination(ctx, given["format"])
     given["e4m3_max"] = int(given["e4m3_max"])
     _check_search(ctx, given)
+    check_source(source)
     if source.is_dir() or given["layout"] is not None:
         _refuse(ctx, FILE_ONLY, "for plain files; the layout decides it here")
-        checkpoint.quantize(
-            source,
-            target,
-            given,
-            device=device,
-            dry_run=dry_run,
-            as_json=as_json,
-            report_file=report_file,
-        )
+        checkpoint.quantize(source, target, given, device=device, dry_run=dry_run, as_json=as_json)
         return
     _refuse(ctx, CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
     if target is None:
         target = source.with_name(f"{source.stem}-{given['format']}.safetensors")
+    force = given["force"]
+    report_file = check_report(given["report_file"], [source], target, force=force, dry_run=dry_run)
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
     resolved = "cpu" if dry_run and device == "auto" else resolve_device(device)
     chosen = {name: given[name] for name in QuantizeOptions.__dataclass_fields__ if name in given}
@@ -156,13 +178,16 @@ def command(
     else:
         with progress_bar(f"Quantizing {source.name}") as progress:
             report = quantize_file(source, target, options, progress, decode)
-    show(report, as_json=as_json, with_stats=not dry_run, dry_run=dry_run)
-    write_report(report, report_file, dry_run=dry_run)
-    _warn(report)
+    every = given["every"]
+    show(report, as_json=as_json, with_stats=not dry_run, every=every, dry_run=dry_run)
+    if report_file is not None:
+        report_file.write(report)
+    if as_json:
+        return
+    say_advice(report, padding=True)
     if dry_run:
-        if not as_json:
-            needs = " (exists: needs --force)" if target.exists() and not options.force else ""
-            say(f"Dry run: nothing was written; would write {target}{needs}")
+        needs = " (exists: needs --force)" if target.exists() and not force else ""
+        say(f"Dry run: nothing was written; would write {target}{needs}")
     else:
         say_written(report, as_json=as_json)
 
@@ -195,9 +220,3 @@ def _refuse(ctx: click.Context, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} is {why}", ctx)
-
-
-def _warn(report: FileReport) -> None:
-    """Success of the command is not yet what the user wanted."""
-    if all(tensor.action == "keep" for tensor in report.tensors):
-        say("Warning: no tensor is quantized; all are kept unchanged")

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import math
 from typing import Any
 
-from fp4kit.io.files import AtomicFile
+from fp4kit import ErrorStats
+from fp4kit.io.outcome import advice
 from fp4kit.io.report import FileReport, TensorReport
 
 from .output import print_json, say
-from .tables import print_changed, print_kept
+from .tables import print_report
 from .text import size
 
 
@@ -21,33 +21,38 @@ def show(
     *,
     as_json: bool,
     with_stats: bool,
+    every: bool = False,
     rest: str = "Kept unchanged",
     **extra: Any,
 ) -> None:
-    """Prints a report to stdout.
+    """Prints a report to stdout, and what the user should know to stderr.
 
     Args:
         report: what to print.
         as_json: as one JSON document instead of tables.
         with_stats: whether the table has error columns.
+        every: whether the table has every tensor, and not only the worst.
         rest: what to call the tensors that nothing was done with.
         extra: further members of the JSON document.
     """
     if as_json:
         print_json(report_json(report, **extra))
-        return
-    print_changed(report, with_stats=with_stats)
-    print_kept(report, rest)
+    else:
+        print_report(report, with_stats=with_stats, every=every, rest=rest)
+    for warning in report.warnings:
+        say(f"Warning: {warning}")
 
 
-def write_report(report: FileReport, path: Path | None, **extra: Any) -> None:
-    """Writes the JSON form of a report to a file, atomically; nothing without a path."""
-    if path is None:
-        return
-    text = json.dumps(report_json(report, **extra), indent=2, allow_nan=False) + "\n"
-    with AtomicFile(path) as file:
-        file.write_at(0, text.encode())
-        file.commit()
+def say_advice(report: FileReport, *, padding: bool) -> None:
+    """Options by which more of a file would be quantized, if there are some.
+
+    Args:
+        report: what was (or would be) done.
+        padding: whether rows may be padded.
+    """
+    help = advice((tensor.reason for tensor in report.tensors), padding=padding)
+    if help:
+        say(f"Hint: some tensors are kept that need not be: {help}")
 
 
 def say_written(report: FileReport, *, as_json: bool) -> None:
@@ -64,24 +69,25 @@ def say_written(report: FileReport, *, as_json: bool) -> None:
 def report_json(report: FileReport, **extra: Any) -> dict[str, Any]:
     """A report as plain data; `total` is the table's total row, `kept` is beside it.
 
-    `sqnr` is null where there is no error at all; `saturated`, `scale_underflow` and the like are
-    shares of 1, null where no codes were seen; `relative_rms` is in percent.
+    `sqnr` is null where there is no error at all (then `exact` is true) and where the error is no
+    finite number (`overflow`); `at_max_code` (`saturated` is its older name), `scale_underflow`
+    and the like are shares of 1, null where no codes were seen; `relative_rms` is in percent.
     """
-    changed = [tensor for tensor in report.tensors if tensor.action != "keep"]
+    changed = report.counted
     kept = [tensor for tensor in report.tensors if tensor.action == "keep"]
-    stats = report.total_stats
     return {
         "source": report.source,
         "target": report.target,
         **extra,
         "options": report.options,
         "seconds": report.seconds,
+        "warnings": report.warnings,
         "tensors": [_tensor_json(tensor) for tensor in report.tensors],
         "total": {
             "tensors": len(changed),
             "bytes_before": sum(tensor.bytes_before for tensor in changed),
             "bytes_after": sum(tensor.bytes_after for tensor in changed),
-            "stats": stats.to_dict() if stats else None,
+            "stats": _stats_json(report.total_stats),
         },
         "kept": {
             "tensors": len(kept),
@@ -100,6 +106,18 @@ def _tensor_json(tensor: TensorReport) -> dict[str, Any]:
         "format": tensor.format,
         "bytes_before": tensor.bytes_before,
         "bytes_after": tensor.bytes_after,
-        "stats": tensor.stats.to_dict() if tensor.stats else None,
+        "stats": _stats_json(tensor.stats),
         "facts": tensor.facts,
+    }
+
+
+def _stats_json(stats: ErrorStats | None) -> dict[str, Any] | None:
+    """Statistics as strict JSON holds them: null for what is not finite, and which of it it is."""
+    if stats is None:
+        return None
+    return {
+        **stats.to_dict(),
+        "at_max_code": stats.saturated,
+        "exact": stats.sqnr == math.inf,
+        "overflow": not math.isfinite(stats.mse),
     }

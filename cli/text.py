@@ -5,15 +5,30 @@
 from __future__ import annotations
 
 import math
+import re
+
+from fp4kit.errors import shortened
 
 #: A cell without a value.
 UNKNOWN = "-"
+#: A cell whose number is infinite or NaN: a value that decodes to no finite number.
+OVERFLOW = "overflow"
+#: Longest piece of a message: names, shapes and values come from files that anyone may have
+#: written.
+MAX_PIECE = 240
+#: What a message quotes: a name, a list, or anything without a space.
+PIECES = re.compile(rf"'[^']{{{MAX_PIECE},}}'|\[[^]]{{{MAX_PIECE},}}\]|\S{{{MAX_PIECE},}}")
 
 
 def one_line(text: str) -> str:
     """Joins the lines of a message and escapes what a terminal might obey or cannot show."""
     joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
-    return printable(joined)
+    return printable(cut_pieces(joined))
+
+
+def cut_pieces(text: str) -> str:
+    """Cuts long pieces of a message in the middle."""
+    return PIECES.sub(lambda found: shortened(found.group(), MAX_PIECE), text)
 
 
 def printable(text: str) -> str:
@@ -55,8 +70,15 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def decibels(value: float) -> str:
-    """A signal to noise ratio; `exact` where there is no noise at all."""
-    return "exact" if value == math.inf else f"{value:.2f}"
+    """A signal to noise ratio; `exact` without any noise, `overflow` if that is not finite."""
+    if value == math.inf:
+        return "exact"
+    return f"{value:.2f}" if math.isfinite(value) else OVERFLOW
+
+
+def number(value: float, digits: str) -> str:
+    """A statistic in a format like `.3f`, `overflow` if it is no finite number."""
+    return format(value, digits) if math.isfinite(value) else OVERFLOW
 
 
 def percent(share: float | None) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from fp4kit.checkpoint.verify import structure_faults
 from fp4kit.checkpoint.verify_notes import reader_notes
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify_paths import path_faults, path_value_faults
+from fp4kit.io.foreign import check_source
 
 from .options import (
     FILE,
@@ -22,13 +22,14 @@ from .options import (
 )
 from .output import print_json, say
 from .progress import progress_bar
-from .text import example, printable
+from .text import example, one_line
 
 
 @click.command(
     epilog=example(
         "fp4kit verify Llama-3-8B-NVFP4",
         "fp4kit verify Llama-3-8B-NVFP4 --against Llama-3-8B",
+        "fp4kit verify model-nvfp4.safetensors --against model.safetensors",
     )
 )
 @source_argument()
@@ -36,7 +37,7 @@ from .text import example, printable
     "--against",
     metavar="SOURCE",
     type=FILE,
-    help="The checkpoint that IN was made from: also compare the values.",
+    help="The file or checkpoint that IN was made from: also compare the values.",
 )
 @experts_layout_option
 @device_option
@@ -44,18 +45,20 @@ from .text import example, printable
 def command(
     source: Path, against: Path | None, experts_layout: str | None, device: str, as_json: bool
 ) -> None:
-    """Check a quantized checkpoint from any tool.
+    """Check a quantized checkpoint or file from any tool.
 
     Exits with 1 and lists the faults if there are any. Looks for every tensor that an engine
     expects, element types and shapes, the ignore list, second-level scales that fused weights must
     share, NaN scales, index, sizes and metadata. Notes name readers that are known to fail on a
     file without a fault.
     """
+    for path in filter(None, (source, against)):
+        check_source(path)
     resolved = resolve_device(device) if against is not None else "cpu"
-    faults = structure_faults(source)
+    faults = path_faults(source)
     if against is not None and not faults:
         with progress_bar(f"Comparing {source.name}") as progress:
-            faults = value_faults(
+            faults = path_value_faults(
                 source,
                 against,
                 experts_layout=experts_layout,
@@ -69,7 +72,7 @@ def command(
         for note in notes:
             say(f"note: {note}")
         for fault in faults:
-            click.echo(printable(fault))
+            click.echo(one_line(fault))
     if faults:
         raise click.ClickException(
             f"{source}: {len(faults)} fault{'s' if len(faults) > 1 else ''} found"

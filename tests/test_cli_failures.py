@@ -95,10 +95,12 @@ def test_device_cuda_without_a_gpu(model_file, monkeypatch):
     )
 
 
-def test_unquantizable_files_are_no_silent_success(tmp_path):
+def test_unquantizable_files_are_no_success(tmp_path):
     path = tmp_path / "ints.safetensors"
     safetensors.numpy.save_file({"a": np.arange(4)}, path)
-    assert "no tensor is quantized" in succeed("quantize", path).stderr
+    assert "no tensor is quantized" in fail("quantize", path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert "no tensor is quantized" in succeed("quantize", path, "--allow-nothing").stderr
 
 
 def test_bugs_keep_their_traceback(model_file, monkeypatch):

@@ -28,13 +28,26 @@ TASKS_PER_THREAD = 4
 Result = TypeVar("Result")
 
 
+def most_threads() -> int:
+    """Threads that may be asked for: twice the processors, but 64 on any machine."""
+    return max(64, 2 * (os.cpu_count() or 1))
+
+
 def thread_count() -> int:
-    """Threads to use: FP4KIT_NUM_THREADS, or the cores this process may run on."""
+    """Threads to use: FP4KIT_NUM_THREADS, or the cores this process may run on.
+
+    Raises:
+        OptionError: if the variable is no number from 1 to :func:`most_threads`.
+    """
     text = os.environ.get(THREADS_VARIABLE)
     if text is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if not text.isdigit() or int(text) == 0:
         raise OptionError(f"{THREADS_VARIABLE}={text!r} is not a positive number of threads")
+    if len(text) > 9 or int(text) > most_threads():
+        raise OptionError(
+            f"{THREADS_VARIABLE}={text[:20]!r} is too many threads; at most {most_threads()} here"
+        )
     return int(text)
 
 

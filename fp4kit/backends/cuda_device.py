@@ -10,7 +10,11 @@ from . import cuda_module
 
 MIN_CUPY = (14, 2)
 MIN_CAPABILITY = (7, 5)
-PIP_ADVICE = "pip install 'fp4kit[cuda13]' (drivers for CUDA 13) or 'fp4kit[cuda12]'"
+#: fp4kit itself is on no package index: its extras are those of its source.
+PIP_ADVICE = (
+    "in fp4kit's source directory `pip install '.[cuda13]'` (drivers for CUDA 13) or "
+    "`pip install '.[cuda12]'` brings what is needed"
+)
 
 
 def _number(version: str) -> tuple[int, ...]:

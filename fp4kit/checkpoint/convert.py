@@ -11,6 +11,7 @@ from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from fp4kit.io.cast import check_cast
 from fp4kit.io.slabs import Progress
 
 from .components import denoisers, is_pipeline, quantized_components
@@ -56,7 +57,8 @@ CONVERT = Operation(plan_convert, quantized_components)
 
 
 def _open(source: Path, options: Options) -> Checkpoint:
-    return Checkpoint(source, follow_links=options.follow_links)
+    check_cast(options.cast)
+    return Checkpoint(source, follow_links=options.follow_links, cast=options.cast)
 
 
 def _planned(operation: Operation[Asked], source: Path, options: Asked) -> CheckpointReport:

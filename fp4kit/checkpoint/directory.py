@@ -17,6 +17,7 @@ from typing import Any
 
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.adapters import refuse_adapter
+from fp4kit.io.cast import with_cast
 from fp4kit.io.file_pool import FilePool
 from fp4kit.io.files import check_content
 from fp4kit.io.source import SafetensorsSource, Source
@@ -66,13 +67,21 @@ class Checkpoint(Source):
 
     concurrent = True
 
-    def __init__(self, path: Path, *, unfinished: bool = False, follow_links: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        unfinished: bool = False,
+        follow_links: bool = True,
+        cast: str | None = None,
+    ) -> None:
         """Opens and checks it.
 
         Args:
             path: directory or file.
             unfinished: open also a directory whose conversion has not said that it is done.
             follow_links: copy also what links out of the directory point to.
+            cast: `float32` to take float64 tensors as that, None to leave them alone.
 
         Raises:
             FileFormatError: if anything is missing, malformed or contradictory.
@@ -87,11 +96,12 @@ class Checkpoint(Source):
         self.hf_quant_config: dict[str, Any] | None = None
         self.stale: dict[str, str] = {}
         self._pool = FilePool()
-        self._sources: dict[str, SafetensorsSource] = {}
-        self._owner: dict[str, SafetensorsSource] = {}
+        self._sources: dict[str, Source] = {}
+        self._owner: dict[str, Source] = {}
         self._follow_links = follow_links
         self._weights: WeightFiles | None = None
         self.is_directory = path.is_dir()
+        self._cast = cast
         weight_map: dict[str, str] | None = None
         if self.is_directory:
             if (path / STATE_DIR).exists() and not unfinished:
@@ -137,7 +147,7 @@ class Checkpoint(Source):
         file = self._pool.open(path)
         try:
             check_content(file, "safetensors")
-            source = SafetensorsSource(file)
+            source = with_cast(SafetensorsSource(file), self._cast)
         except BaseException:
             file.close()
             raise

@@ -32,6 +32,11 @@ class Options:
         """Files whose content decides bytes as well."""
         return ()
 
+    @property
+    def cast(self) -> str | None:
+        """What float64 tensors are taken as, None to leave them alone."""
+        return None
+
 
 @dataclass(frozen=True)
 class CheckpointOptions(Options):
@@ -52,6 +57,8 @@ class CheckpointOptions(Options):
         experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
         max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
         unscaled_fp8: FP8 tensors without a scale were only cast: take their values as they are.
+        cast: `float32` to take float64 tensors as if they were stored as that, None to keep them.
+        allow_nothing: go on although no tensor is quantized.
     """
 
     format: str = "nvfp4"
@@ -67,6 +74,8 @@ class CheckpointOptions(Options):
     experts_layout: str | None = None
     max_shard_size: int = 5 * 10**9
     unscaled_fp8: bool = False
+    cast: str | None = None
+    allow_nothing: bool = True
 
     @property
     def files(self) -> tuple[Path, ...]:

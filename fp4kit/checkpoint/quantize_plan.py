@@ -8,6 +8,7 @@ from typing import Any
 
 from fp4kit.errors import OptionError
 from fp4kit.formats import DTYPES, get_format
+from fp4kit.io.outcome import refuse_nothing
 from fp4kit.io.source import SourceTensor
 from fp4kit.io.work import SecondLevel, TensorPlan
 from fp4kit.planning import resolve_rules
@@ -249,5 +250,12 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
         groups=fused,
         header=note(source),
     )
-    plan.warnings = _warnings(plan)
+    idle = rules.idle(reasons)
+    if not options.allow_nothing:
+        refuse_nothing(checkpoint.path, plan.works, idle, padding=False)
+    plan.warnings = idle + _warnings(plan)
+    if options.cast is not None:
+        # It would have the result loaded as what it no longer is.
+        stale = [key for key in ("dtype", "torch_dtype") if config.get(key) == "float64"]
+        plan.config |= dict.fromkeys(stale, options.cast)
     return plan

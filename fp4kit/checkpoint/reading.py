@@ -153,6 +153,20 @@ def _orphans(source: Source, entries: Iterable[QuantizedEntry], layout: Layout) 
     ]
 
 
+def _plain_advice(checkpoint: Checkpoint) -> str:
+    """What to do with a file that is quantized, but in no engine's layout."""
+    if checkpoint.is_directory:
+        return (
+            "holds a file that `fp4kit quantize FILE` wrote, in no engine's layout; give that file "
+            "itself to dequantize, verify, inspect or compare"
+        )
+    return (
+        "is quantized in the form of fp4kit's own files, which is no engine's layout. For a layout "
+        "quantize its source with `fp4kit quantize SOURCE --layout ...`, or without that the "
+        "output of `fp4kit dequantize`"
+    )
+
+
 def find_quantized_weights(checkpoint: Checkpoint) -> Quantized | None:
     """The quantized weights of a checkpoint, recognized but not looked into; None without any.
 
@@ -161,10 +175,7 @@ def find_quantized_weights(checkpoint: Checkpoint) -> Quantized | None:
     """
     facts = read_facts(checkpoint)
     if METADATA_KEY in checkpoint.metadata:
-        raise FileFormatError(
-            f"{checkpoint.path}: is a single file that fp4kit wrote without a layout; give the "
-            "file itself"
-        )
+        raise FileFormatError(f"{checkpoint.path}: {_plain_advice(checkpoint)}")
     if facts is not None and facts.layout not in ALL_LAYOUTS:
         return None
     layout = ALL_LAYOUTS[facts.layout] if facts is not None else _by_names(checkpoint)

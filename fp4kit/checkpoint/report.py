@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit import __version__
+from fp4kit.io.outcome import overflow_warnings
 from fp4kit.io.report import FileReport
 
 from .plan import CheckpointPlan
@@ -28,7 +29,6 @@ class CheckpointReport(FileReport):
         copied: other files that are carried along.
         left_out: weights in another form and what belongs to them, which are not.
         disk_needed: bytes that the output takes.
-        warnings: what the user should know.
         versions: of fp4kit, Python and NumPy.
     """
 
@@ -39,7 +39,6 @@ class CheckpointReport(FileReport):
     copied: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     disk_needed: int = 0
-    warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
     def extra(self) -> dict[str, Any]:
@@ -66,10 +65,12 @@ def make_report(
         warnings.append(
             f"{flushed} block scales are below 2^-6: weight-only Marlin kernels may flush them to 0"
         )
+    tensors = [work.report(measured=target is not None) for work in plan.works]
+    warnings += overflow_warnings(tensors)
     return CheckpointReport(
         source=str(checkpoint.path),
         target=target,
-        tensors=[work.report(measured=target is not None) for work in plan.works],
+        tensors=tensors,
         options=asdict(plan.options),
         seconds=seconds,
         shards={shard.name: sum(spec.nbytes for spec in shard.specs) for shard in plan.shards},

@@ -16,10 +16,9 @@ but a linear layer that is missing there is built as a quantized one, and cannot
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fp4kit.errors import OptionError
 from fp4kit.formats import DTYPES
 from fp4kit.io.naming import Patterns
 
@@ -277,13 +276,16 @@ class Rules:
         """
         listed = [*names, *self._excluded]
         both = listed + [name.removesuffix(WEIGHT) for name in listed]
-        for option, patterns in (("include", self._include), ("exclude", self._exclude)):
-            unused = patterns.unused(both)
-            if unused:
-                raise OptionError(
-                    f"no tensor matches {option}={unused[0]!r}; a glob must match the whole name, "
-                    "re: from its start"
-                )
+        for patterns in (self._include, self._exclude):
+            patterns.check_used(both)
+
+    def idle(self, reasons: Mapping[str, str]) -> list[str]:
+        """What to say of include patterns that match only weights which are never quantized.
+
+        Args:
+            reasons: name of every tensor to the reason why it is kept, "" if it is not.
+        """
+        return self._include.idle(reasons, WEIGHT)
 
     def excludes(self, name: str) -> bool:
         """Whether the user left a tensor alone, whatever it is."""

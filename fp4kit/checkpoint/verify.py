@@ -66,8 +66,8 @@ def _faults(checkpoint: Checkpoint, quantized: Quantized, others: list[str]) -> 
     yield from _header_faults(checkpoint, quantized, others)
     yield from _config_faults(checkpoint, quantized, others)
     for entry in quantized.entries.values():
-        yield from _second_faults(entry)
-        yield from _scale_faults(checkpoint, entry)
+        yield from second_faults(entry)
+        yield from scale_faults(checkpoint, entry)
     yield from _group_faults(quantized)
     yield from _activation_faults(quantized)
     yield from _pre_scale_faults(checkpoint, quantized)
@@ -168,7 +168,8 @@ def _pre_scale_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[
             yield f"{tensor.name}: holds a scale that is not above 0"
 
 
-def _second_faults(entry: QuantizedEntry) -> Iterator[str]:
+def second_faults(entry: QuantizedEntry) -> Iterator[str]:
+    """A second-level scale that no decoder can use."""
     if entry.second is None:
         return
     value = float(entry.second[0])
@@ -176,7 +177,7 @@ def _second_faults(entry: QuantizedEntry) -> Iterator[str]:
         yield f"{entry.names.second}: is {value}; a second-level scale is finite and above 0"
 
 
-def _scale_faults(source: Source, entry: QuantizedEntry) -> Iterator[str]:
+def scale_faults(source: Source, entry: QuantizedEntry) -> Iterator[str]:
     """Block scales that are NaN or negative, as an engine would read them."""
     name = entry.names.scale
     size = source.tensors[name].spec.nbytes

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 from fp4kit.backends.base import ErrorSums
 from fp4kit.errors import Fp4kitError
 from fp4kit.formats import DTYPES
+from fp4kit.io.compare import cast_like
 from fp4kit.io.dequantize_file import entry_parts
 from fp4kit.io.description import QuantizedEntry
 from fp4kit.io.slabs import (
@@ -32,6 +34,7 @@ from fp4kit.io.slabs import (
 from fp4kit.io.source import SourceTensor
 from fp4kit.metrics import ErrorStats
 
+from .compare import rejoin_like
 from .components import component_faults, is_pipeline
 from .directory import Checkpoint, listed
 from .logical import LogicalSource
@@ -70,10 +73,15 @@ class Pair:
             return
         stats = ErrorStats.from_sums(self.sums, None)
         if not stats.sqnr >= MIN_SQNR:
-            yield (
-                f"{name}: its values are far from the source: SQNR {stats.sqnr:.2f} dB, largest "
-                f"error {stats.max_abs_error:.3g}"
-            )
+            yield far(name, stats)
+
+
+def far(name: str, stats: ErrorStats) -> str:
+    """The fault of a quantized tensor whose values are not those of the source."""
+    return (
+        f"{name}: its values are far from the source: SQNR {stats.sqnr:.2f} dB, largest error "
+        f"{stats.max_abs_error:.3g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,8 @@ def value_faults(
                     progress=progress,
                 ),
             )
-        with Checkpoint(path) as result, Checkpoint(against) as original:
+        with ExitStack() as stack:
+            result = stack.enter_context(Checkpoint(path))
             opened = open_quantized(result)
             entries = {} if opened.quantized is None else opened.quantized.entries
             # What the result has fused stays fused: how it lies need not be known.
@@ -204,24 +213,13 @@ def value_faults(
             }
             # A cast to FP8 is taken as one: values that were lost show in the comparison.
             options = CheckpointOptions(experts_layout=experts_layout, unscaled_fp8=True)
+            cast = cast_like(opened.source.tensors.values())
+            original = stack.enter_context(Checkpoint(against, cast=cast))
             source, _, _ = open_logical(original, options, stacked.__contains__)
-            _split_like(source, opened.source, entries)
+            rejoin_like(source, opened.source.tensors.keys() | entries.keys())
             return _compare(source, opened.source, entries, device, progress)
     except Fp4kitError as error:
         return [str(error)]
-
-
-def _split_like(
-    source: LogicalSource, result: LogicalSource, entries: dict[str, QuantizedEntry]
-) -> None:
-    """Leaves experts of the source fused where the result has them fused."""
-    fused: dict[str, list[str]] = {}
-    for name, view in source.views.items():
-        stored = view.consumed[0]
-        if stored in result.tensors and name not in entries and name not in result.tensors:
-            fused.setdefault(stored, []).append(name)
-    for names in fused.values():
-        source.rejoin(names)
 
 
 def _compare(

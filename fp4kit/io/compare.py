@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -17,8 +17,10 @@ from fp4kit.errors import FileFormatError, ShapeError
 from fp4kit.formats import DTYPES
 from fp4kit.metrics import ErrorStats
 
+from .cast import with_cast
 from .dequantize_file import Logical, entry_parts
 from .description import QuantizedEntry, find_quantized, logical_tensors
+from .outcome import difference_warnings
 from .report import FileReport, TensorReport
 from .slabs import (
     Bytes,
@@ -86,7 +88,7 @@ class Pair:
         other: the same of the second one.
         measured: floats whose distance is measured; other tensors must be equal.
         sums: error sums so far.
-        differing: elements found unequal so far, for tensors that are not measured.
+        differing: elements whose bytes are found unequal so far, for plain tensors of one type.
     """
 
     original: SourceTensor
@@ -95,17 +97,27 @@ class Pair:
     sums: ErrorSums = field(default_factory=ErrorSums)
     differing: int = 0
 
+    @property
+    def same_type(self) -> bool:
+        """Whether both are plain and of one element type, so that their bytes can be compared."""
+        other = self.other
+        return isinstance(other, SourceTensor) and other.spec.dtype == self.original.spec.dtype
+
     def report(self) -> TensorReport:
         """The report of the pair."""
         quantized = isinstance(self.other, QuantizedEntry)
         nbytes = self.other.nbytes if quantized else self.other.spec.nbytes  # type: ignore[union-attr]
         elements = prod(self.original.spec.shape)
+        sums = self.sums
+        if self.measured and self.same_type and not self.differing:
+            # A mask of -inf is equal to itself, whatever the difference of the two is.
+            sums = ErrorSums(elements=elements)
         reason = ""
         if not self.measured:
             reason = (
                 f"{self.differing} of {elements} elements differ" if self.differing else "equal"
             )
-        stats = ErrorStats.from_sums(self.sums, nbytes if quantized else None)
+        stats = ErrorStats.from_sums(sums, nbytes if quantized else None)
         return TensorReport(
             name=self.original.name,
             shape=self.original.spec.shape,
@@ -116,32 +128,61 @@ class Pair:
             bytes_before=self.original.stored,
             bytes_after=nbytes,
             stats=stats if self.measured else None,
-            sums=self.sums if self.measured else None,
+            sums=sums if self.measured else None,
         )
 
 
-def _originals(source: Source) -> dict[str, SourceTensor]:
-    if find_quantized(source):
+@dataclass(frozen=True)
+class Side:
+    """What is compared with something: the logical tensors of a file or checkpoint.
+
+    Attributes:
+        path: the file or directory.
+        tensors: logical tensors by name.
+        source: where those that are not quantized are read.
+        coded: where the parts of quantized ones are read.
+    """
+
+    path: Path
+    tensors: dict[str, Logical]
+    source: Source
+    coded: Source
+
+
+def file_side(source: Source) -> Side:
+    """The logical tensors of a file."""
+    found = logical_tensors(source, find_quantized(source))
+    tensors: dict[str, Logical] = {
+        name: tensor
+        for name, tensor in found.items()
+        if isinstance(tensor, QuantizedEntry) or tensor.readable
+    }
+    return Side(source.path, tensors, source, source)
+
+
+def _originals(side: Side) -> dict[str, SourceTensor]:
+    plain = {
+        name: tensor for name, tensor in side.tensors.items() if isinstance(tensor, SourceTensor)
+    }
+    if len(plain) < len(side.tensors):
         raise FileFormatError(
-            f"{source.path}: is quantized itself; the first file must be the original (swap them?)"
+            f"{side.path}: is quantized itself; the first of the two must be the original (swap "
+            "them?)"
         )
-    return {name: tensor for name, tensor in source.tensors.items() if tensor.readable}
+    return plain
 
 
 def _missing(names: list[str], path: Path) -> None:
     if names:
         listed = ", ".join(repr(name) for name in names[:3])
-        raise FileFormatError(f"{path}: {len(names)} tensors are missing, the first: {listed}")
+        plural = "tensors are" if len(names) > 1 else "tensor is"
+        raise FileFormatError(f"{path}: {len(names)} {plural} missing, the first: {listed}")
 
 
-def _pairs(a: Source, b: Source) -> list[Pair]:
+def _pairs(a: Side, b: Side) -> list[Pair]:
     """Tensors of equal name (or the only ones there are), checked for equal shape and kind."""
     originals = _originals(a)
-    others: dict[str, Logical] = {
-        name: tensor
-        for name, tensor in logical_tensors(b, find_quantized(b)).items()
-        if isinstance(tensor, QuantizedEntry) or tensor.readable
-    }
+    others = b.tensors
     if len(originals) == len(others) == 1:
         # An .npy file has no tensor name to go by.
         others = dict(zip(originals, others.values(), strict=True))
@@ -179,20 +220,20 @@ class Step:
     last: int
 
 
-def _slabs(a: Source, b: Source, pairs: list[Pair]) -> Iterator[Slab[Step]]:
+def _slabs(a: Side, b: Side, pairs: list[Pair]) -> Iterator[Slab[Step]]:
     for pair in pairs:
         name, other = pair.original.name, pair.other
         if isinstance(other, QuantizedEntry):
             row = pair.original.row_bytes
             for first, last in row_ranges(other.plan.rows, row, row_step(other.plan)):
-                parts = entry_parts(b, other, first, last)
-                own = Part(a, name, first * row, last * row)
+                parts = entry_parts(b.coded, other, first, last)
+                own = Part(a.source, name, first * row, last * row)
                 yield Slab(Step(pair, first, last), (own, *parts))
             continue
         size, other_size = _itemsize(pair.original), _itemsize(other)
         for start, stop in byte_ranges(pair.original):
             ratio = (start * other_size // size, stop * other_size // size)
-            own, its = Part(a, name, start, stop), Part(b, other.name, *ratio)
+            own, its = Part(a.source, name, start, stop), Part(b.source, other.name, *ratio)
             yield Slab(Step(pair, start, stop), (own, its))
 
 
@@ -206,13 +247,13 @@ def _measure(engine: Engine, step: Step, parts: list[Bytes]) -> None:
     pair, other = step.pair, step.pair.other
     if not len(parts[0]):
         return
-    if not pair.measured:
-        assert isinstance(other, SourceTensor)
-        size = _itemsize(other)
-        # As unsigned words or raw items: NaN equals itself, and -0.0 is not 0.0.
-        kind = f"V{size}"
+    if pair.same_type:
+        # As raw items: NaN equals itself, and -0.0 is not 0.0.
+        kind = f"V{_itemsize(pair.original)}"
         pair.differing += int(np.count_nonzero(parts[0].view(kind) != parts[1].view(kind)))
-    elif isinstance(other, QuantizedEntry):
+    if not pair.measured:
+        return
+    if isinstance(other, QuantizedEntry):
         plan = slab_plan(other.plan.decoding, step.last - step.first)
         dtype = pair.original.dtype
         pair.sums += engine.quantized_sums(plan, parts[0], dtype, parts[1], parts[2], other.second)
@@ -220,13 +261,13 @@ def _measure(engine: Engine, step: Step, parts: list[Bytes]) -> None:
         pair.sums += engine.sums(parts[0], pair.original.dtype, parts[1], other.dtype)
 
 
-def compare_files(
-    a: Path, b: Path, *, device: str = "cpu", progress: Progress | None = None
+def compare_sides(
+    a: Side, b: Side, *, device: str = "cpu", progress: Progress | None = None
 ) -> FileReport:
-    """Measures how far the tensors of one file are from those of another.
+    """Measures how far the tensors of one side are from those of another.
 
     Args:
-        a: the original: .safetensors, .npy or .npz.
+        a: the original; nothing of it is quantized.
         b: a quantized or dequantized version of it, with the same tensor names.
         device: `cpu` or `cuda`.
         progress: called with (bytes done, bytes in all) of `a`.
@@ -236,25 +277,56 @@ def compare_files(
         elements are equal.
 
     Raises:
-        FileFormatError: if a file is malformed, or tensors are missing in either.
+        FileFormatError: if tensors are missing in either, or of kinds that cannot be compared.
         ShapeError: if the shapes of a tensor differ.
     """
     started = time.perf_counter()
-    with open_source(a) as first, open_source(b) as second:
-        pairs = _pairs(first, second)
-        dtypes = {pair.original.dtype for pair in pairs if pair.measured}
-        plans = [
-            pair.other.plan.decoding for pair in pairs if isinstance(pair.other, QuantizedEntry)
-        ]
-        engine = Engine(device, dtypes, "error_stats", plans)
-        tally = Tally(progress, sum(pair.original.stored for pair in pairs))
-        for step, parts in read_ahead(_slabs(first, second, pairs)):
-            _measure(engine, step, parts)
-            tally.add(len(parts[0]))
-        return FileReport(
-            source=str(a),
-            target=None,
-            tensors=[pair.report() for pair in pairs],
-            options={"other": str(b), "device": device},
-            seconds=time.perf_counter() - started,
-        )
+    pairs = _pairs(a, b)
+    dtypes = {pair.original.dtype for pair in pairs if pair.measured}
+    plans = [pair.other.plan.decoding for pair in pairs if isinstance(pair.other, QuantizedEntry)]
+    engine = Engine(device, dtypes, "error_stats", plans)
+    tally = Tally(progress, sum(pair.original.spec.nbytes for pair in pairs))
+    for step, parts in read_ahead(_slabs(a, b, pairs)):
+        _measure(engine, step, parts)
+        tally.add(len(parts[0]))
+    tensors = [pair.report() for pair in pairs]
+    return FileReport(
+        source=str(a.path),
+        target=None,
+        tensors=tensors,
+        options={"other": str(b.path), "device": device},
+        seconds=time.perf_counter() - started,
+        warnings=difference_warnings(tensors),
+    )
+
+
+def compare_files(
+    a: Path, b: Path, *, device: str = "cpu", progress: Progress | None = None
+) -> FileReport:
+    """Measures how far the tensors of one file are from those of another.
+
+    float64 of `a` counts as the float32 that `--cast` makes of it, unless `b` has float64 too.
+
+    Args:
+        a: the original: .safetensors, .npy or .npz.
+        b: a quantized or dequantized version of it, with the same tensor names.
+        device: `cpu` or `cuda`.
+        progress: called with (bytes done, bytes in all) of `a`.
+
+    Returns:
+        As :func:`compare_sides`.
+
+    Raises:
+        FileFormatError: if a file is malformed, or tensors are missing in either.
+        ShapeError: if the shapes of a tensor differ.
+    """
+    with open_source(b) as second:
+        other = file_side(second)
+        with with_cast(open_source(a), cast_like(other.tensors.values())) as first:
+            return compare_sides(file_side(first), other, device=device, progress=progress)
+
+
+def cast_like(tensors: Iterable[Logical]) -> str | None:
+    """What float64 of an original is compared as, given what became of it."""
+    wide = any(isinstance(tensor, SourceTensor) and tensor.dtype == "float64" for tensor in tensors)
+    return None if wide else "float32"

@@ -182,6 +182,7 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
         scale_rule=facts.get("scale_rule"),
         scale_layout=facts["scale_layout"],
         nibble_order=facts["nibble_order"],
+        pad=True,  # codes and scales tell by their shapes whether rows were padded
         variant=_parse_search(facts),
     )
     second = None

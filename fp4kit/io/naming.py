@@ -9,9 +9,10 @@ files (`X_packed`, `X_scale`, `X_global_scale`), and each checkpoint layout has 
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fp4kit.errors import OptionError
@@ -92,6 +93,7 @@ class Patterns:
     """
 
     def __init__(self, patterns: Sequence[str], option: str) -> None:
+        self._option = option
         self._patterns: list[tuple[str, re.Pattern[str]]] = []
         for pattern in patterns:
             text = pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)
@@ -109,10 +111,88 @@ class Patterns:
         """The first pattern that matches a name, or None."""
         return next((pattern for pattern, regex in self._patterns if regex.match(name)), None)
 
-    def unused(self, names: Sequence[str]) -> list[str]:
-        """The patterns that match none of the names."""
-        return [
-            pattern
-            for pattern, regex in self._patterns
-            if not any(regex.match(name) for name in names)
-        ]
+    def check_used(self, names: Iterable[str], where: str = "") -> None:
+        """Refuses patterns that match nothing: most likely they are misspelt.
+
+        Args:
+            names: everything that a pattern may match.
+            where: what a message begins with, a file and a colon.
+
+        Raises:
+            OptionError: naming the pattern, and one that would match.
+        """
+        known = list(names)
+        for pattern, regex in self._patterns:
+            if any(regex.match(name) for name in known):
+                continue
+            meant = _meant(pattern, known)
+            advice = f"; did you mean {meant!r}?" if meant else ""
+            raise OptionError(
+                f"{where}no tensor matches {self._option}={pattern!r}{advice or RULES_OF_PATTERNS}"
+            )
+
+    def idle(self, reasons: Mapping[str, str], suffix: str = "") -> list[str]:
+        """What to say of patterns that were to quantize something and match only what is kept.
+
+        Args:
+            reasons: name of every tensor to the reason why it is kept, "" if it is not.
+            suffix: what a name may end in; patterns may also match the name without it.
+        """
+        said = []
+        for pattern, regex in self._patterns:
+            found = [
+                reason
+                for name, reason in reasons.items()
+                if regex.match(name) or regex.match(name.removesuffix(suffix))
+            ]
+            if found and all(found):
+                said.append(
+                    f"--{self._option} {pattern!r} has no effect, what it matches is never "
+                    f"quantized: {grouped(found)}"
+                )
+        return said
+
+
+#: What to know where no other pattern can be proposed.
+RULES_OF_PATTERNS = "; a glob must match the whole name, re: from its start"
+
+
+def _meant(pattern: str, names: Sequence[str]) -> str | None:
+    """A glob that matches something and may be what a pattern was meant to be, or None."""
+    word = pattern.removeprefix("re:").strip("*.^$")
+    if not word:
+        return None
+    around = f"*{word}*"
+    if any(fnmatch.fnmatchcase(name, around) for name in names):
+        return around
+    folded = next((name for name in names if word.lower() in name.lower()), None)
+    if folded is not None:
+        at = folded.lower().index(word.lower())
+        return f"*{folded[at : at + len(word)]}*"
+    parts = {part: None for name in names[:100_000] for part in name.split(".")}
+    near = difflib.get_close_matches(word, list(parts)[:1000], 1, 0.7)
+    return f"*{near[0]}*" if near else None
+
+
+def kind_of(reason: str) -> str:
+    """A reason without the numbers that differ from tensor to tensor."""
+    return re.sub(r"^last axis \d+", "last axis", reason)
+
+
+def grouped(reasons: Iterable[str]) -> str:
+    """Reasons with the number of tensors that have each, the most frequent first."""
+    counts: dict[str, int] = {}
+    for reason in reasons:
+        counts[kind_of(reason)] = counts.get(kind_of(reason), 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [
+        f"{reason} ({count} tensor{'' if count == 1 else 's'})"
+        for reason, count in ordered[:SHOWN_REASONS]
+    ]
+    if len(ordered) > SHOWN_REASONS:
+        shown.append(f"{sum(count for _, count in ordered[SHOWN_REASONS:])} for other reasons")
+    return ", ".join(shown)
+
+
+#: Reasons that a message lists.
+SHOWN_REASONS = 8

@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fp4kit.backends.base import Plan
-from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES, get_format
 from fp4kit.planning import plan_quantize
 from fp4kit.variant import search_variant
 
 from .adapters import refuse_adapter
+from .cast import check_cast, with_cast
 from .description import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
 from .files import check_output, output_suffix
 from .naming import Patterns
+from .outcome import overflow_warnings, refuse_nothing
 from .quantize_stream import quantize_stream
 from .report import FileReport, QuantizeOptions
 from .safetensors import SafetensorsWriter
@@ -31,7 +32,7 @@ Decode = Callable[[Source], Source]
 
 
 def _reason_to_keep(tensor: SourceTensor, include: Patterns, exclude: Patterns, block: int) -> str:
-    """Why a tensor is not quantized; "" if it is."""
+    """Why a tensor is not quantized; "" if it is. Without padding `block` must divide its rows."""
     shape = tensor.spec.shape
     if tensor.note and tensor.dtype not in DTYPES:
         return tensor.note
@@ -59,6 +60,7 @@ def _plan_for(shape: tuple[int, ...], options: QuantizeOptions) -> Plan:
         scale_rule=options.scale_rule,
         scale_layout=options.scale_layout,
         nibble_order=options.nibble_order,
+        pad=options.pad,
         variant=search_variant(options.scale_search, options.error, options.e4m3_max),
     )
 
@@ -87,11 +89,18 @@ def _refuse_collisions(source: Source, plans: list[TensorPlan]) -> None:
                 )
 
 
+def _open(path: Path, options: QuantizeOptions) -> Source:
+    """The source as the options have it read."""
+    check_cast(options.cast)
+    return with_cast(open_source(path, options.void_dtype), options.cast)
+
+
 def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
     """Decides about every tensor of a source from its header.
 
     Raises:
-        OptionError: for unknown options, or an include pattern that matches nothing.
+        OptionError: for unknown options, a pattern that matches nothing, or if nothing is quantized
+            and that is not allowed.
         FileFormatError: if names would collide, or the source is quantized already.
     """
     include, exclude = Patterns(options.include, "include"), Patterns(options.exclude, "exclude")
@@ -99,9 +108,10 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
     _plan_for((1, block), options)
     _refuse_quantized(source)
     refuse_adapter(source.path, source.tensors)
-    unused = include.unused(list(source.tensors))
-    if unused:
-        raise OptionError(f"{source.path}: no tensor matches include={unused[0]!r}")
+    for patterns in (include, exclude):
+        patterns.check_used(source.tensors, f"{source.path}: ")
+    if options.pad:
+        block = 1
     plans = []
     for tensor in source.tensors.values():
         if not tensor.readable:
@@ -115,7 +125,21 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
         entry = QuantizedEntry(tensor.name, shape, tensor.dtype, _plan_for(shape, options))
         plans.append(TensorPlan(tensor, "quantize", entry=entry))
     _refuse_collisions(source, plans)
+    if not options.allow_nothing:
+        refuse_nothing(source.path, plans, _idle(plans, options), padding=True)
     return plans
+
+
+def _warnings(works: list[TensorPlan], options: QuantizeOptions) -> list[str]:
+    """What to say of a plan."""
+    nothing = all(work.entry is None for work in works)
+    return _idle(works, options) + ["no tensor is quantized; all are kept"] * nothing
+
+
+def _idle(works: list[TensorPlan], options: QuantizeOptions) -> list[str]:
+    """What to say of patterns that do nothing."""
+    reasons = {work.tensor.name: work.reason for work in works}
+    return Patterns(options.include, "include").idle(reasons)
 
 
 def _metadata(source: Source, works: list[TensorPlan]) -> dict[str, str]:
@@ -128,7 +152,7 @@ def _report(
     source: Source,
     target: Path | None,
     works: list[TensorPlan],
-    options: dict[str, Any],
+    options: QuantizeOptions,
     started: float,
 ) -> FileReport:
     tensors = [work.report(measured=target is not None) for work in works]
@@ -136,8 +160,9 @@ def _report(
         source=str(source.path),
         target=None if target is None else str(target),
         tensors=tensors,
-        options=options,
+        options=asdict(options),
         seconds=time.perf_counter() - started,
+        warnings=_warnings(works, options) + overflow_warnings(tensors),
     )
 
 
@@ -161,9 +186,9 @@ def plan_quantize_file(
         FileFormatError: if the file is malformed, quantized already, or names would collide.
     """
     started = time.perf_counter()
-    with decode(open_source(source, options.void_dtype)) as opened:
+    with decode(_open(source, options)) as opened:
         works = plan_tensors(opened, options)
-        return _report(opened, None, works, asdict(options), started)
+        return _report(opened, None, works, options, started)
 
 
 def quantize_file(
@@ -197,7 +222,7 @@ def quantize_file(
     """
     started = time.perf_counter()
     output_suffix(target, (".safetensors",))
-    with decode(open_source(source, options.void_dtype)) as opened:
+    with decode(_open(source, options)) as opened:
         works = plan_tensors(opened, options)
         plans = [work.entry.plan for work in works if work.entry is not None]
         engine = None
@@ -207,9 +232,9 @@ def quantize_file(
         outputs = [spec for work in works for spec in work.outputs]
         nbytes = sum(spec.nbytes for spec in outputs)
         output = check_output(source, target, force=options.force, nbytes=nbytes)
-        tally = Tally(progress, sum(work.tensor.stored for work in works if work.outputs))
+        tally = Tally(progress, sum(work.tensor.spec.nbytes for work in works if work.outputs))
         with SafetensorsWriter(output, outputs, _metadata(opened, works)) as writer:
             quantize_stream(opened, works, engine, writer.write, tally)
             opened.check_unchanged()
             writer.finish(_metadata(opened, works))
-        return _report(opened, target, works, asdict(options), started)
+        return _report(opened, target, works, options, started)

@@ -28,6 +28,9 @@ class QuantizeOptions:
         include: name patterns (globs, or `re:` regular expressions); empty means all.
         exclude: name patterns carried through unchanged.
         void_dtype: what 2-byte void data in .npy/.npz files is (`bfloat16`), None to refuse it.
+        cast: `float32` to take float64 tensors as if they were stored as that, None to keep them.
+        pad: fill rows up to whole blocks with zeros; the true shape stays in the metadata.
+        allow_nothing: go on although no tensor is quantized.
         force: overwrite an existing output.
     """
 
@@ -43,6 +46,9 @@ class QuantizeOptions:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     void_dtype: str | None = None
+    cast: str | None = None
+    pad: bool = False
+    allow_nothing: bool = True
     force: bool = False
 
 
@@ -76,6 +82,11 @@ class TensorReport:
     sums: ErrorSums | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def differs(self) -> bool:
+        """Whether its values were measured and are not exactly those of the original."""
+        return self.sums is not None and self.sums.sum_d2 != 0
+
 
 @dataclass(frozen=True)
 class FileReport:
@@ -87,6 +98,7 @@ class FileReport:
         tensors: one entry per source tensor, in file order.
         options: the options that were in force, as plain data.
         seconds: wall time.
+        warnings: what the user should know.
     """
 
     source: str
@@ -94,22 +106,44 @@ class FileReport:
     tensors: list[TensorReport]
     options: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def counted(self) -> list[TensorReport]:
+        """What the total covers: tensors that are (or were) quantized, or whose values differ.
+
+        A plain tensor that is equal in both files does not count, so that `quantize` and `compare`
+        say the same of one pair of files.
+        """
+        return [
+            tensor
+            for tensor in self.tensors
+            if tensor.action != "keep" and (tensor.format is not None or tensor.differs)
+        ]
 
     @property
     def total_sums(self) -> ErrorSums:
-        """Sums over all tensors that have some."""
+        """Sums over all tensors whose values changed; over all measured ones if none did.
+
+        Those that came out exact are left out: of a dequantized file nobody can tell whether they
+        were quantized at all.
+        """
         total = ErrorSums()
-        for tensor in self.tensors:
-            if tensor.sums is not None:
-                total += tensor.sums
+        for tensor in self._totalled():
+            assert tensor.sums is not None
+            total += tensor.sums
         return total
 
     @property
     def total_stats(self) -> ErrorStats | None:
-        """Statistics over all elements that have some, None if there are none."""
-        measured = [tensor for tensor in self.tensors if tensor.sums is not None]
+        """Statistics of :attr:`total_sums`, None if nothing was measured."""
+        measured = self._totalled()
         if not measured:
             return None
         coded = all(tensor.stats and tensor.stats.saturated is not None for tensor in measured)
         nbytes = sum(tensor.bytes_after for tensor in measured) if coded else None
         return ErrorStats.from_sums(self.total_sums, nbytes)
+
+    def _totalled(self) -> list[TensorReport]:
+        measured = [tensor for tensor in self.tensors if tensor.sums is not None]
+        return [tensor for tensor in measured if tensor.differs] or measured

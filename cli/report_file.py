@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""`--report FILE`: checked like any output before work, written after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp4kit.errors import OptionError
+from fp4kit.io.files import AtomicFile, Output, OutputError
+from fp4kit.io.report import FileReport
+
+from .reports import report_json
+
+
+@dataclass(frozen=True)
+class ReportFile:
+    """Where a report goes.
+
+    Attributes:
+        path: as given.
+        dry_run: whether nothing else is written.
+        replace: whether an older report may be replaced.
+    """
+
+    path: Path
+    dry_run: bool
+    replace: bool
+
+    def write(self, report: FileReport, **extra: Any) -> None:
+        """Writes the JSON form of a report: atomically, or in place if it is a device.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+        content = report_json(report, dry_run=self.dry_run, **extra)
+        data = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+        if not self.path.exists() or self.path.is_file():
+            with AtomicFile(Output(self.path, replace=self.replace)) as file:
+                file.write_at(0, data)
+                file.commit()
+            return
+        try:
+            with self.path.open("wb") as device:
+                device.write(data)
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from None
+
+
+def check_report(
+    path: Path | None, inputs: list[Path], target: Path, *, force: bool, dry_run: bool
+) -> ReportFile | None:
+    """Refuses a report that would destroy something, before any work.
+
+    Args:
+        path: as given; None for no report.
+        inputs: files and directories that are read.
+        target: file or directory that is (or would be) written.
+        force: whether an older report may be replaced.
+        dry_run: whether nothing but the report is written; nothing is replaced then.
+
+    Raises:
+        OptionError: if it is an input or the output, lies in one, or exists.
+        OutputError: if it cannot be written.
+    """
+    if path is None:
+        return None
+    final = Path(os.path.realpath(path))
+    for given, what in [*((given, "input") for given in inputs), (target, "output")]:
+        whole = Path(os.path.realpath(given))
+        if final == whole or whole in final.parents or _is_one_of(path, given):
+            raise OptionError(
+                f"{path}: the report would lie in the {what} {given} or replace it; choose another "
+                "name for --report"
+            )
+    if not final.parent.is_dir():
+        raise OutputError(f"{path}: cannot be written: there is no directory {final.parent}")
+    if path.exists() or path.is_symlink():
+        _check_existing(path, force=force, dry_run=dry_run)
+    elif not os.access(final.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{path}: cannot be written: Permission denied")
+    return ReportFile(path, dry_run, replace=force and not dry_run)
+
+
+def _check_existing(path: Path, *, force: bool, dry_run: bool) -> None:
+    if not path.exists():
+        raise OptionError(f"{path}: is a link to nothing; choose another name for --report")
+    mode = path.stat().st_mode
+    # What a shell passes as /dev/stdout or /dev/fd/63 may be a pipe that somebody reads.
+    piped = stat.S_ISFIFO(mode) and path.is_relative_to("/dev")
+    if stat.S_ISCHR(mode) or piped:
+        if not os.access(path, os.W_OK):
+            raise OutputError(f"{path}: cannot be written: Permission denied")
+        return
+    if not stat.S_ISREG(mode):
+        raise OptionError(f"{path}: is not a regular file; choose another name for --report")
+    if dry_run:
+        raise OptionError(
+            f"{path}: exists already; a dry run replaces nothing, choose another name for --report"
+        )
+    if not force:
+        raise OptionError(f"{path}: exists already; pass --force to replace the report")
+
+
+def _is_one_of(path: Path, given: Path) -> bool:
+    """Whether an existing file is one of a directory's, by another name: a link leads to it."""
+    if not path.is_file() or not given.is_dir():
+        return path.is_file() and given.exists() and path.samefile(given)
+    own = path.stat()
+    return any(
+        (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino) for found in _files_of(given)
+    )
+
+
+def _files_of(folder: Path) -> Iterator[os.stat_result]:
+    """Facts of every file of a directory, where links lead; what cannot be read is left out."""
+    for root, _, files in os.walk(folder):
+        for name in files:
+            file = Path(root) / name
+            if file.is_file():
+                yield file.stat()

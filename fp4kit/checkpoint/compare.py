@@ -1,0 +1,162 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Comparing files and checkpoints with each other, in any pairing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fp4kit.io.cast import with_cast
+from fp4kit.io.compare import Side, cast_like, compare_sides, file_side
+from fp4kit.io.dequantize_file import Logical
+from fp4kit.io.description import METADATA_KEY, QuantizedEntry, find_quantized
+from fp4kit.io.report import FileReport
+from fp4kit.io.slabs import Progress
+from fp4kit.io.source import open_source
+
+from .directory import Checkpoint
+from .logical import LogicalSource
+from .options import CheckpointOptions
+from .reading import file_layout, find_quantized_weights
+from .sources import open_logical, open_quantized
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether something is stored as engines have it: a directory, or a file in a layout.
+
+    Raises:
+        FileFormatError: if it is a malformed file.
+    """
+    if path.is_dir():
+        return True
+    if path.suffix.lower() != ".safetensors" or not path.is_file():
+        return False
+    return file_layout(path) is not None
+
+
+def compare_paths(
+    a: Path,
+    b: Path,
+    *,
+    experts_layout: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> FileReport:
+    """Measures how far the tensors of one file or checkpoint are from those of another.
+
+    Tensors are the logical ones of both: weights in FP8 or MXFP4 are decoded, and experts that are
+    fused in one of the two only are taken one by one.
+
+    Args:
+        a: the original: a model directory, or a .safetensors, .npy or .npz file.
+        b: a quantized or dequantized version of it, of either kind.
+        experts_layout: how fused experts are stored, None to decide by model type and sizes.
+        device: `cpu` or `cuda`.
+        progress: called with (bytes done, bytes in all) of `a`.
+
+    Returns:
+        As :func:`fp4kit.io.compare.compare_sides`.
+
+    Raises:
+        FileFormatError: if something is malformed or missing, or `a` is quantized.
+        ShapeError: if the shapes of a tensor differ.
+        OptionError: if it cannot be told how experts are fused.
+    """
+    with ExitStack() as stack:
+        other = stack.enter_context(_opened(b, experts_layout, None, {}))
+        config = other.source.checkpoint.config if isinstance(other.source, LogicalSource) else {}
+        one = stack.enter_context(
+            _opened(a, experts_layout, cast_like(other.tensors.values()), config)
+        )
+        one, other = _same_experts(one, other), _same_experts(other, one)
+        return compare_sides(one, other, device=device, progress=progress)
+
+
+def _stacked(side: Side) -> frozenset[str]:
+    """Experts that are fused: how they lie need not be known to compare them so."""
+    shapes = {
+        name: tensor.shape if isinstance(tensor, QuantizedEntry) else tensor.spec.shape
+        for name, tensor in side.tensors.items()
+    }
+    return frozenset(name for name, shape in shapes.items() if len(shape) == 3)
+
+
+@contextmanager
+def _opened(
+    path: Path,
+    experts_layout: str | None,
+    cast: str | None,
+    config: dict[str, Any],
+    stacked: Collection[str] = (),
+) -> Iterator[Side]:
+    """The logical tensors of a path.
+
+    Args:
+        path: file or directory.
+        experts_layout: as for :func:`compare_paths`.
+        cast: what float64 is taken as.
+        config: that of a model whose file it may be.
+        stacked: experts that stay fused.
+    """
+    if not is_checkpoint(path) and not _is_plain_model(path):
+        with with_cast(open_source(path), cast) as source:
+            yield file_side(source)
+        return
+    with Checkpoint(path, cast=cast) as checkpoint:
+        if not checkpoint.is_directory:
+            checkpoint.config = config
+        yield checkpoint_side(checkpoint, experts_layout, stacked)
+
+
+def _is_plain_model(path: Path) -> bool:
+    """Whether a file may be that of a model, with experts that are fused."""
+    if path.suffix.lower() != ".safetensors":
+        return False
+    with open_source(path) as source:
+        return METADATA_KEY not in source.metadata and not find_quantized(source)
+
+
+def checkpoint_side(
+    checkpoint: Checkpoint, experts_layout: str | None, stacked: Collection[str]
+) -> Side:
+    """The logical tensors of a checkpoint, quantized or not.
+
+    Raises:
+        FileFormatError: if it is malformed, or quantized in a way that is not known.
+        OptionError: if it cannot be told how experts are fused.
+    """
+    found = find_quantized_weights(checkpoint)
+    if found is not None and found.entries:
+        opened = open_quantized(checkpoint)
+        assert opened.quantized is not None
+        tensors: dict[str, Logical] = {**opened.source.tensors, **opened.quantized.entries}
+        return Side(checkpoint.path, tensors, opened.source, checkpoint)
+    options = CheckpointOptions(experts_layout=experts_layout)
+    source, _, _ = open_logical(checkpoint, options, stacked.__contains__)
+    return Side(checkpoint.path, dict(source.tensors), source, checkpoint)
+
+
+def _same_experts(side: Side, other: Side) -> Side:
+    """A side with its experts left fused where the other has them fused."""
+    source = side.source
+    if not isinstance(source, LogicalSource):
+        return side
+    rejoin_like(source, other.tensors)
+    coded = {
+        name: tensor for name, tensor in side.tensors.items() if isinstance(tensor, QuantizedEntry)
+    }
+    return Side(side.path, {**source.tensors, **coded}, source, side.coded)
+
+
+def rejoin_like(source: LogicalSource, names: Collection[str]) -> None:
+    """Leaves experts fused where `names` has the stored tensor, and not the single ones."""
+    fused: dict[str, list[str]] = {}
+    for name, view in source.views.items():
+        stored = view.consumed[0]
+        if stored in names and name not in names:
+            fused.setdefault(stored, []).append(name)
+    for members in fused.values():
+        source.rejoin(members)
