@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from fp4kit import ErrorStats
 from fp4kit.io.outcome import advice
 from fp4kit.io.report import FileReport, TensorReport
 
@@ -73,7 +71,7 @@ def report_json(report: FileReport, **extra: Any) -> dict[str, Any]:
     finite number (`overflow`); `at_max_code` (`saturated` is its older name), `scale_underflow`
     and the like are shares of 1, null where no codes were seen; `relative_rms` is in percent.
     """
-    changed = report.counted
+    changed, stats = report.counted, report.total_stats
     kept = [tensor for tensor in report.tensors if tensor.action == "keep"]
     return {
         "source": report.source,
@@ -87,7 +85,7 @@ def report_json(report: FileReport, **extra: Any) -> dict[str, Any]:
             "tensors": len(changed),
             "bytes_before": sum(tensor.bytes_before for tensor in changed),
             "bytes_after": sum(tensor.bytes_after for tensor in changed),
-            "stats": _stats_json(report.total_stats),
+            "stats": stats.to_dict() if stats else None,
         },
         "kept": {
             "tensors": len(kept),
@@ -106,18 +104,6 @@ def _tensor_json(tensor: TensorReport) -> dict[str, Any]:
         "format": tensor.format,
         "bytes_before": tensor.bytes_before,
         "bytes_after": tensor.bytes_after,
-        "stats": _stats_json(tensor.stats),
+        "stats": tensor.stats.to_dict() if tensor.stats else None,
         "facts": tensor.facts,
-    }
-
-
-def _stats_json(stats: ErrorStats | None) -> dict[str, Any] | None:
-    """Statistics as strict JSON holds them: null for what is not finite, and which of it it is."""
-    if stats is None:
-        return None
-    return {
-        **stats.to_dict(),
-        "at_max_code": stats.saturated,
-        "exact": stats.sqnr == math.inf,
-        "overflow": not math.isfinite(stats.mse),
     }

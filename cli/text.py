@@ -16,8 +16,9 @@ OVERFLOW = "overflow"
 #: Longest piece of a message: names, shapes and values come from files that anyone may have
 #: written.
 MAX_PIECE = 240
-#: What a message quotes: a name, a list, or anything without a space.
-PIECES = re.compile(rf"'[^']{{{MAX_PIECE},}}'|\[[^]]{{{MAX_PIECE},}}\]|\S{{{MAX_PIECE},}}")
+#: What a message quotes: a name, a list, or anything without a space. Short ones count too, so that
+#: a quote ends where it does; that in "fp4kit's" begins none.
+PIECES = re.compile(rf"(?<!\w)'[^']*'|\[[^]]*\]|\S{{{MAX_PIECE},}}")
 
 
 def one_line(text: str) -> str:
