@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from fp4kit import ErrorStats
 from fp4kit.io.outcome import advice
 from fp4kit.io.report import FileReport, TensorReport
 
@@ -68,10 +70,11 @@ def report_json(report: FileReport, **extra: Any) -> dict[str, Any]:
     """A report as plain data; `total` is the table's total row, `kept` is beside it.
 
     `sqnr` is null where there is no error at all (then `exact` is true) and where the error is no
-    finite number (`overflow`); `at_max_code` (`saturated` is its older name), `scale_underflow`
-    and the like are shares of 1, null where no codes were seen; `relative_rms` is in percent.
+    finite number (`overflow`); `saturated` (the table's "at max code", and `at_max_code` beside
+    `stats`), `scale_underflow` and the like are shares of 1, null where no codes were seen;
+    `relative_rms` is in percent.
     """
-    changed, stats = report.counted, report.total_stats
+    changed = report.counted
     kept = [tensor for tensor in report.tensors if tensor.action == "keep"]
     return {
         "source": report.source,
@@ -85,7 +88,7 @@ def report_json(report: FileReport, **extra: Any) -> dict[str, Any]:
             "tensors": len(changed),
             "bytes_before": sum(tensor.bytes_before for tensor in changed),
             "bytes_after": sum(tensor.bytes_after for tensor in changed),
-            "stats": stats.to_dict() if stats else None,
+            **_stats_json(report.total_stats),
         },
         "kept": {
             "tensors": len(kept),
@@ -104,6 +107,18 @@ def _tensor_json(tensor: TensorReport) -> dict[str, Any]:
         "format": tensor.format,
         "bytes_before": tensor.bytes_before,
         "bytes_after": tensor.bytes_after,
-        "stats": tensor.stats.to_dict() if tensor.stats else None,
+        **_stats_json(tensor.stats),
         "facts": tensor.facts,
+    }
+
+
+def _stats_json(stats: ErrorStats | None) -> dict[str, Any]:
+    """Statistics as strict JSON holds them, and what of them it cannot hold."""
+    if stats is None:
+        return {"stats": None}
+    return {
+        "stats": stats.to_dict(),
+        "exact": stats.sqnr == math.inf,
+        "overflow": not math.isfinite(stats.mse),
+        "at_max_code": stats.saturated,
     }

@@ -86,21 +86,11 @@ class ErrorStats:
             bits_per_element=8 * nbytes / count if nbytes is not None else None,
         )
 
-    def to_dict(self) -> dict[str, float | int | bool | None]:
-        """The statistics as plain numbers, None for those that are not finite.
-
-        JSON cannot hold those; `exact` (no error at all) and `overflow` (the error is infinite or
-        NaN) tell why `sqnr` is None. `at_max_code` is another name of `saturated`.
-        """
-        numbers = {
+    def to_dict(self) -> dict[str, float | int | None]:
+        """The statistics as plain numbers, None for infinite ones: JSON cannot hold those."""
+        return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
-        }
-        return {
-            **numbers,
-            "at_max_code": self.saturated,
-            "exact": self.sqnr == math.inf,
-            "overflow": not math.isfinite(self.mse),
         }
 
 

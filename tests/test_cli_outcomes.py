@@ -244,10 +244,10 @@ def test_one_total_for_one_pair(tmp_path, dtype):
     values = [total["stats"]["sqnr"] for total in totals]
     assert values == pytest.approx([values[0]] * 3, rel=1e-9)
     assert [total["tensors"] for total in totals] == [3, 3, 2]
-    rows = {row["name"]: row["stats"] for row in quantized["tensors"] if row["stats"]}
+    rows = {row["name"]: row for row in quantized["tensors"] if row["stats"]}
     assert rows["ones"]["exact"]
     assert not rows["a"]["exact"]
-    assert rows["a"]["at_max_code"] == rows["a"]["saturated"]
+    assert rows["a"]["at_max_code"] == rows["a"]["stats"]["saturated"]
 
 
 @pytest.mark.parametrize("json_flag", [(), ("--json",)])
@@ -264,7 +264,7 @@ def test_overflow_is_reported_by_name(tmp_path, json_flag):
     if json_flag:
         assert "NaN" not in result.stdout.replace("infinity or NaN", "")
         report = json.loads(result.stdout)
-        flags = {row["name"]: row["stats"]["overflow"] for row in report["tensors"]}
+        flags = {row["name"]: row["overflow"] for row in report["tensors"]}
         assert flags == {"fine": False, "huge": True}
     else:
         assert "overflow" in result.stdout
@@ -282,8 +282,9 @@ def test_compare_tells_nan_from_no_error(tmp_path):
         (True, False)
     ] * 2
     result = succeed("compare", a, b, "--json")
-    rows = {row["name"]: row["stats"] for row in json.loads(result.stdout)["tensors"]}
-    assert (rows["x"]["exact"], rows["x"]["overflow"], rows["x"]["sqnr"]) == (False, True, None)
+    rows = {row["name"]: row for row in json.loads(result.stdout)["tensors"]}
+    x = rows["x"]
+    assert (x["exact"], x["overflow"], x["stats"]["sqnr"]) == (False, True, None)
     assert rows["mask"]["exact"]
     assert "no SQNR exists: x" in result.stderr
     assert invoke("compare", a, b, "--min-sqnr", 1).exit_code == 1
