@@ -214,13 +214,17 @@ CASES = {
             ["quantize", "IN", "-o", "X", "--format", "mxfp4", *CPU],
         ],
     ),
-    "fused": (fused, QUANTIZE),
+    "fused": (
+        fused,
+        [*QUANTIZE, ["dequantize", "Q", "-o", "X", "--dtype", "bfloat16", *CPU]],
+    ),
     "gpt_oss": (
         gpt_oss,
         [
             *QUANTIZE,
             ["quantize", "IN", "-o", "X", "--format", "mxfp4", *CPU],
             ["dequantize", "IN", "-o", "X", "--dtype", "bfloat16", *CPU],
+            ["dequantize", "Q", "-o", "X", "--dtype", "bfloat16", *CPU],
         ],
     ),
     "wide": (wide_gpt_oss, [["quantize", "IN", "-o", "X", *CPU]]),
