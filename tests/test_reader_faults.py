@@ -44,6 +44,26 @@ def test_experts_in_nvfp4(formats, modules, count):
     assert all("48371" in line for line in said)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "modules", "count"),
+    [
+        ("mistral4", [EXPERT], 1),
+        ("gpt_oss", [EXPERT, DENSE], 1),
+        ("mistral4", [DENSE], 0),
+        # Each expert becomes a layer of its own.
+        ("llama4", [EXPERT], 0),
+        # The text model inside another one may be read otherwise.
+        ("glm4v_moe_text", [EXPERT], 1),
+        ("glm4v_moe", [EXPERT], 0),
+    ],
+)
+def test_experts_that_are_read_fused_only(model_type, modules, count):
+    config = {"model_type": model_type, "text_config": {"model_type": "glm4v_moe_text"}}
+    said = reader_faults(config, ["mxfp4"], modules)
+    assert len(said) == count
+    assert all("stay random" in line for line in said)
+
+
 @pytest.mark.parametrize("value", [None, 3, [], {"x": 1}])
 def test_a_model_type_that_is_no_text_is_none(value):
     assert list(model_types({"model_type": value, "text_config": {"model_type": "t5"}})) == ["t5"]

@@ -202,7 +202,7 @@ def reading(config: dict[str, Any]) -> str:
     Returns:
         `fused`, `single` (perhaps fused as well), or "" for types that are not known.
     """
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     return "fused" if kind in READ_FUSED else "single" if kind in READ_SINGLE else ""
 
 

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .expert_layout import reading
+
 READER = "transformers 5.24"
 ANY_FORMAT = ("nvfp4", "mxfp4", "mxfp8")
 
@@ -57,6 +59,14 @@ EXPERTS = ReaderFault(
     ("nvfp4",),
     r"\bexperts\.\d+\.",
 )
+#: Experts of model types whose reader takes them fused only (`expert_layout.READ_FUSED`).
+SEPARATED = ReaderFault(
+    "experts stay random, without an error",
+    "it knows experts of this model in one tensor only, for which compressed-tensors has no form",
+    modules=r"\bexperts\.\d+\.",
+)
+#: Of these types the reader makes a layer of each expert where a checkpoint is quantized.
+SEPARATES = frozenset(("llama4", "llama4_text"))
 #: Model type to the fault of its reader.
 KNOWN: dict[str, ReaderFault] = {
     **dict.fromkeys(
@@ -112,6 +122,8 @@ def reader_faults(
     modules, used = list(quantized), set(formats)
     types = list(dict.fromkeys(model_types(config)))
     rows = [(f"model type {name}", KNOWN[name]) for name in types if name in KNOWN]
+    if reading(config) == "fused" and config["model_type"] not in SEPARATES:
+        rows.append((f"model type {config['model_type']}", SEPARATED))
     rows.append(("experts", EXPERTS))
     said = []
     for what, fault in rows:
