@@ -94,6 +94,18 @@ def test_block_scales_over_any_shape(stored, shape, lead, data):
     stored.check_ranges(data, view, stored.read_all(view))
 
 
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_blocks_as_modelopt_shapes_them(stored, lead):
+    """[O / 128, 1, I / 128, 1]; stacked ones alike."""
+    shape = (*lead, 130, 256)
+    codes, scale = codes_of(shape), scales_of(grid_shape(shape, (128, 128)))
+    spaced = scale.reshape(*lead, scale.shape[-2], 1, scale.shape[-1], 1)
+    source = stored.ArraySource({"x.weight": ("F8_E4M3", codes), "x.weight_scale": ("F32", spaced)})
+    (view,) = fp8_views.find_views(source, {})
+    expected = decoded(codes, "F8_E4M3", spread(scale, shape, (128, 128)))
+    assert_same(stored.read_all(view), expected)
+
+
 @settings(deadline=None)
 @given(shape=SHAPES, data=st.data())
 def test_scales_per_tensor_channel_and_expert(stored, shape, data):

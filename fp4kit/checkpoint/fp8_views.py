@@ -104,6 +104,8 @@ def grid_of(
         return Grid(max(rows, 1), max(prod(shape[-1:]), 1), 1, 1, max(rows, 1), "scale per tensor")
     if len(shape) < 2:
         return None
+    if len(scale) == len(shape) + 2 and scale[-3::2] == (1, 1):
+        scale = (*scale[:-3], scale[-2])  # ModelOpt's blocks: [O / 128, 1, I / 128, 1]
     rows, cols = shape[-2:]
     if exponents:
         found = _blocks(shape, scale, (1, MXFP8.block_size), "MXFP8 blocks of 32")
