@@ -179,11 +179,11 @@ def test_every_type_in_one_place(tmp_path, name, document, path):
 )
 def test_patterns_that_take_for_ever_do_not(pattern):
     """Exponential and polynomial families: each would take minutes to ages in Python's engine."""
-    started = time.perf_counter()
+    started = time.process_time()
     matches = compiled(pattern)
     assert not matches("a" * 400 + "?")
     assert not matches("model.layers.10.self_attn.q_proj" * 20)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(
@@ -271,8 +271,8 @@ def test_a_hostile_ignore_list_is_verified_at_once(tmp_path, layout):
             content = json.loads((folder / document).read_text())
             content[place][key] += ["re:(.*.*)*$Z", "re:(", "re:(([a-z_.0-9]+)+)+!"]
             (folder / document).write_text(json.dumps(content))
-    started = time.perf_counter()
+    started = time.process_time()
     faults = structure_faults(folder)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     (fault,) = faults
     assert "'re:(' in the ignore list is not understood" in fault

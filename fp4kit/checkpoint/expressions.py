@@ -37,18 +37,18 @@ class PatternError(ValueError):
 
 
 class _Text:
-    """What is matched: for each node the positions whose character it takes."""
+    """What is matched: the positions of the characters that a node takes, by what it takes."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.end = 1 << len(text)
         self._masks: dict[object, int] = {}
 
-    def mask(self, node: object, test: Callable[[int], bool]) -> int:
-        """The positions for which `test` holds, computed once."""
-        if node not in self._masks:
-            self._masks[node] = sum(1 << at for at in range(len(self.text) + 1) if test(at))
-        return self._masks[node]
+    def mask(self, key: object, test: Callable[[int], bool]) -> int:
+        """The positions for which `test` holds, computed once for a key."""
+        if key not in self._masks:
+            self._masks[key] = sum(1 << at for at in range(len(self.text) + 1) if test(at))
+        return self._masks[key]
 
 
 class _Node(ABC):
@@ -60,12 +60,12 @@ class _Node(ABC):
 
 
 class _Character(_Node):
-    def __init__(self, takes: Callable[[str], bool]) -> None:
-        self._takes = takes
+    def __init__(self, key: str, takes: Callable[[str], bool]) -> None:
+        self._key, self._takes = key, takes
 
     def positions(self, text: _Text) -> int:
         """Where a character stands that it takes."""
-        return text.mask(self, lambda at: at < len(text.text) and self._takes(text.text[at]))
+        return text.mask(self._key, lambda at: at < len(text.text) and self._takes(text.text[at]))
 
     def ends(self, text: _Text, starts: int) -> int:
         return (starts & self.positions(text)) << 1
@@ -186,7 +186,7 @@ class _Compiler:
         if self._count > MAX_NODES:
             raise PatternError("its counted repeats are too many")
         if op in ("LITERAL", "NOT_LITERAL", "ANY"):
-            return _Character(_member(op, value))
+            return _Character(f"{op} {value}", _member(op, value))
         if op == "IN":
             return self._class(value)
         if op == "AT":
@@ -204,7 +204,7 @@ class _Compiler:
     def _class(self, items: Any) -> _Node:
         tests = [_member(str(op), value) for op, value in items if str(op) != "NEGATE"]
         wanted = str(items[0][0]) != "NEGATE"
-        return _Character(lambda c: any(test(c) for test in tests) is wanted)
+        return _Character(f"IN {items}", lambda c: any(test(c) for test in tests) is wanted)
 
     def _repeat(self, least: int, most: int, parsed: Any) -> _Node:
         if least > MAX_NODES:
