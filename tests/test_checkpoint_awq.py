@@ -277,6 +277,19 @@ def test_unknown_neighbours_are_refused_by_name(checkpoints, good, tmp_path, lay
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
+def test_unknown_neighbours_in_a_single_shard(checkpoints, good, tmp_path, unknown):
+    """A file of compressed-tensors without its config.json."""
+    (path,) = (good / "compressed-tensors").glob("*.safetensors")
+    shard = tmp_path / "shard.safetensors"
+    shutil.copy(path, shard)
+    succeed("dequantize", shard, "-o", tmp_path / "fine.safetensors", "--device", "cpu")
+    name = f"{DOWN}.{unknown}"
+    edit(checkpoints, shard, lambda t: t.update({name: ("F32", np.ones((4, 4), np.float32))}))
+    message = fail("dequantize", shard, "-o", tmp_path / "out.safetensors", "--device", "cpu")
+    assert f"{name}: is not understood" in message
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
 def test_unknown_neighbours_of_fp8_are_refused_too(checkpoints, tmp_path, unknown):
     tensors, config, _ = checkpoints.fp8_llama()
     name = f"{DOWN}.{unknown}"

@@ -9,10 +9,10 @@ from fp4kit.io.description import METADATA_KEY, entries_by_names
 from fp4kit.io.source import Source
 
 from .directory import listed
+from .foreign_codes import unread_codes
 from .fp8_views import find_views
 from .layouts.comfy import LAYERS_KEY, layer_formats, layer_records
 from .mxfp4_views import byte_views
-from .siblings import unread_codes
 from .view_search import unneeded
 from .views import Overlay
 

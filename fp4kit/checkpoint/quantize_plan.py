@@ -8,6 +8,7 @@ from typing import Any
 
 from fp4kit.errors import OptionError
 from fp4kit.formats import DTYPES, get_format
+from fp4kit.io.neighbours import unknown_beside
 from fp4kit.io.outcome import refuse_nothing
 from fp4kit.io.source import SourceTensor
 from fp4kit.io.work import SecondLevel, TensorPlan
@@ -27,7 +28,6 @@ from .model_dtype import model_dtype, state_decoded_dtype
 from .options import UNCALIBRATED, CheckpointOptions
 from .plan import CheckpointPlan, Unit, check_names, check_source, pack
 from .rules import Rules, is_embedding, setting
-from .siblings import unknown_beside
 from .sources import open_logical
 
 #: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.

@@ -21,10 +21,10 @@ from fp4kit.io.source import Source, SourceTensor
 from .config_facts import QuantFacts, comfy_facts
 from .detect import detect
 from .directory import Checkpoint, listed
+from .foreign_codes import unread_codes
 from .fp8_views import ELEMENTS, FLOAT_SCALES, is_block_scale, scale_names
 from .layouts import ALL_LAYOUTS, Layout, get_layout, module_of
 from .layouts.comfy import MARKER, METHOD, layer_formats, layer_records, padded_shapes
-from .siblings import unread_codes
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.description import QuantizedEntry
+from fp4kit.io.neighbours import unknown_beside
 from fp4kit.io.source import Source
 
 from .codes import Codes, EntryCodes, Mxfp4Codes
@@ -17,13 +18,13 @@ from .config_facts import QuantFacts
 from .directory import Checkpoint, listed
 from .expert_layout import Excluded, nothing
 from .folded_views import FoldedView
+from .foreign_codes import unread_codes
 from .layouts import module_of
 from .layouts.comfy import layer_formats, record_faults
 from .logical import LogicalSource
 from .mxfp4_views import Mxfp4View
 from .options import CheckpointOptions
 from .reading import Quantized, find_quantized_weights, read_facts, read_records
-from .siblings import unknown_beside, unread_codes
 from .view_search import FoundViews, search
 from .views import View
 

@@ -23,6 +23,7 @@ from .description import (
     orphan_codes,
 )
 from .files import SUFFIXES, Output, check_output, output_suffix
+from .neighbours import unknown_beside
 from .numpy_writers import NpyWriter, NpzWriter
 from .report import FileReport, TensorReport
 from .safetensors import DTYPE_CODES, SafetensorsWriter, TensorSpec
@@ -76,7 +77,20 @@ def open_quantized(source: Source) -> list[QuantizedEntry]:
             f"{source.path}: holds no quantized tensor: neither {METADATA_KEY!r} metadata nor "
             "NAME_packed with NAME_scale"
         )
+    if METADATA_KEY not in source.metadata:
+        _refuse_neighbours(source, entries)
     return entries
+
+
+def _refuse_neighbours(source: Source, entries: Sequence[QuantizedEntry]) -> None:
+    """Refuses what another tool stores beside its weights and is not understood."""
+    known = {part.name for entry in entries for part in entry.parts}
+    unknown = unknown_beside(source.tensors, [entry.name for entry in entries], known)
+    for name, owner in unknown.items():
+        raise FileFormatError(
+            f"{source.path}: {name}: is not understood, and stands beside the quantized {owner}: "
+            "it may change what that weight means; give the original file"
+        )
 
 
 def entry_parts(source: Source, entry: QuantizedEntry, first: int, last: int) -> tuple[Part, Part]:
