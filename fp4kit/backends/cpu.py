@@ -7,19 +7,21 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fp4kit import codecs, scaling
-from fp4kit.formats import SCALE_RULES
+from fp4kit.float_mode import computes_by_ieee
 
-from . import cpu_stats, cpu_variants
+from . import cpu_stats, cpu_variants, kernel_cache
 from .base import NO_SEED, ErrorSums, Plan, RawArray, Request, Seed
-from .cpu_load import code_words, kernels
+from .cpu_load import code_words, kernels, read_only
 from .cpu_operations import CpuOperations
 from .cpu_threads import run, thread_count
+from .operations import Operations
 
 
 def aligned(out: np.ndarray, rows: int, cols: int) -> np.ndarray:
@@ -48,6 +50,7 @@ def padded_rows(data: np.ndarray, cols: int) -> np.ndarray:
     return result
 
 
+@computes_by_ieee(Operations)
 class CpuBackend(CpuOperations):
     """numba kernels, parallel over all cores and vectorized by LLVM."""
 
@@ -56,6 +59,14 @@ class CpuBackend(CpuOperations):
     def unavailable_reason(self) -> str | None:
         if importlib.util.find_spec("numba") is None:
             return 'numba is not installed: pip install numba, or pass backend="reference"'
+        # LLVM ends the process at such a list as soon as numba is imported.
+        features = os.environ.get("NUMBA_CPU_FEATURES", "").split(",")
+        wrong = [feature for feature in features if feature[:1] not in ("", "+", "-")]
+        if wrong:
+            return f"NUMBA_CPU_FEATURES holds {wrong[0]!r}: every feature starts with + or -"
+        if importlib.import_module("numba").config.DISABLE_JIT:
+            return 'NUMBA_DISABLE_JIT=1 turns numba off: unset it, or pass backend="reference"'
+        kernel_cache.kernel_folder()  # says what is wrong with FP4KIT_CACHE_DIR before any work
         return None
 
     def refusal(self, request: Request) -> str | None:
@@ -67,18 +78,18 @@ class CpuBackend(CpuOperations):
         return None
 
     def details(self) -> dict[str, str]:
-        kernel_cache = importlib.import_module("fp4kit.backends.cpu_jit").cache_dir()
+        folder = kernel_cache.kernel_folder()
         return {
             "numba": importlib.metadata.version("numba"),
             "threads": str(thread_count()),
-            "kernel cache": str(kernel_cache or "none (no writable folder; set FP4KIT_CACHE_DIR)"),
+            "kernel cache": str(folder.path or f"none ({folder.reason}; set FP4KIT_CACHE_DIR)"),
         }
 
     # -- amax and checks --------------------------------------------------------------------------
 
     def _scan(self, x: np.ndarray, dtype: str) -> tuple[np.float32, bool]:
         """(amax with NaN ignored, whether everything is finite) in one pass over the bits."""
-        bits = x.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16)
+        bits = read_only(x.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16))
         number: Any = bits.dtype.type
         mask, infinity = (number(n) for n in cpu_variants.MAGNITUDE_AND_INFINITY[dtype])
         encode = kernels()[2]
@@ -127,24 +138,9 @@ class CpuBackend(CpuOperations):
     # -- quantize and dequantize ------------------------------------------------------------------
 
     @staticmethod
-    def _rules(plan: Plan, dtype: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """(rules, element) tuples as `cpu_encode.quantize_tile` documents them."""
-        _, scales, encode, _ = kernels()
-        element = plan.format.element
-        recipe = plan.recipe
-        rules = (
-            recipe.index if recipe else encode.NO_RECIPE,
-            SCALE_RULES.index(plan.scale_rule) if plan.scale_rule else 0,
-            scales.DTYPE_INDEX[dtype],
-            recipe.divides if recipe else False,
-            recipe.keeps_negative_zero if recipe else True,
-        )
-        facts = (element.mantissa_bits, element.bias, element.max, element.max_exponent)
-        return rules, facts
-
-    @staticmethod
     def _second(plan: Plan, second: np.ndarray | None) -> np.ndarray:
-        return np.empty(0, np.float32) if second is None else np.ascontiguousarray(second)
+        given = np.empty(0, np.float32) if second is None else np.ascontiguousarray(second)
+        return read_only(given)
 
     @staticmethod
     def _table(plan: Plan) -> np.ndarray:
@@ -161,12 +157,13 @@ class CpuBackend(CpuOperations):
         byte: np.ndarray,
     ) -> Callable[[int, int], None]:
         """A function that quantizes a range of blocks into code words and linear scale bytes."""
-        encode = kernels()[2]
-        rules, element = self._rules(plan, dtype)
-        scale = self._second(plan, second)
-        return lambda begin, end: encode.quantize_range(
-            words, begin, end, plan.format.block_size // 2, rules, element, scale,
+        kinds, scale = kernels()[1], self._second(plan, second)
+        how = kinds.encoding(plan, dtype)
+        kernel = kinds.quantizer(how.scales, how.encode)
+        return lambda begin, end: kernel(
+            words, begin, end, plan.format.block_size // 2, how.rules, scale,
             plan.rows_per_scale * plan.blocks, plan.nibble_order == "low_first", codes, byte,
+            *kinds.scratch(),
         )  # fmt: skip
 
     def quantize(
@@ -184,7 +181,7 @@ class CpuBackend(CpuOperations):
             cpu_variants.quantize(self, [plan], x, dtype, [second], outputs, seed)
             return
         block = plan.format.block_size
-        words = words_of(padded_rows(x, plan.blocks * block), dtype)
+        words = read_only(words_of(padded_rows(x, plan.blocks * block), dtype))
         byte = self._linear_buffer(plan, block_scale)
         codes = code_words(packed, plan)
         work = self._quantizer(plan, words, dtype, second, codes, byte.reshape(-1))
@@ -205,7 +202,7 @@ class CpuBackend(CpuOperations):
         if plan.variant is not None or plan.blocks * block != plan.cols:
             return super().quantize_and_measure(plan, x, dtype, second, packed, block_scale)
         # Chunk by chunk, so that the elements are measured while they are still in the cache.
-        words, codes = words_of(x, dtype), code_words(packed, plan)
+        words, codes = read_only(words_of(x, dtype)), code_words(packed, plan)
         byte = self._linear_buffer(plan, block_scale)
         quantize = self._quantizer(plan, words, dtype, second, codes, byte.reshape(-1))
         scale = self._second(plan, second)
@@ -251,22 +248,23 @@ class CpuBackend(CpuOperations):
         if plan.is_columnwise:
             cpu_variants.dequantize(self, plan, packed, block_scale, second, out, dtype)
             return
-        _, scales, _, decode = kernels()
+        kinds = kernels()[1]
         block = plan.format.block_size
         cols = plan.blocks * block
         whole = aligned(out, plan.rows, cols)
         words = words_of(whole, dtype)
-        byte = self._linear_scales(plan, block_scale)
-        codes = code_words(packed, plan)
-        index = cpu_variants.decoding_index(plan)
+        byte = read_only(self._linear_scales(plan, block_scale))
+        codes = read_only(code_words(packed, plan))
+        how = kinds.decoding(plan, dtype)
+        kernel = kinds.decoder(how.factors, how.decode)
         keep_sign = plan.recipe.decodes_negative_zero if plan.recipe else True
         scale, table = self._second(plan, second), self._table(plan)
         blocks_per_scale = plan.rows_per_scale * plan.blocks
         low_first = plan.nibble_order == "low_first"
         run(
-            lambda b, e: decode.dequantize_range(
-                codes, byte, b, e, block // 2, index, scale, blocks_per_scale, keep_sign,
-                low_first, table, words, scales.DTYPE_INDEX[dtype],
+            lambda b, e: kernel(
+                codes, byte, b, e, block // 2, how.rules, scale, blocks_per_scale, keep_sign,
+                low_first, table, words, kinds.scratch()[0],
             ),
             plan.rows * plan.blocks,
             block,
@@ -287,11 +285,12 @@ class CpuBackend(CpuOperations):
         if plan.variant is not None:
             super().quantize_dequantize(plan, x, dtype, second, out, out_dtype, seed)
             return
-        _, scales, encode, decode = kernels()
+        _, kinds, encode, _ = kernels()
         block = plan.format.block_size
-        rules, element = self._rules(plan, dtype)
+        how, back = kinds.encoding(plan, dtype), kinds.decoding(plan, out_dtype)
+        kernel = kinds.round_tripper(how.scales, how.encode, back.factors, back.decode)
         cols = plan.blocks * block
-        words = words_of(padded_rows(x, cols), dtype)
+        words = read_only(words_of(padded_rows(x, cols), dtype))
         whole = aligned(out, plan.rows, cols)
         result = words_of(whole, out_dtype)
         keep_sign = plan.recipe.decodes_negative_zero if plan.recipe else True
@@ -301,9 +300,9 @@ class CpuBackend(CpuOperations):
 
         def work(begin: int, end: int) -> None:
             codes = np.empty(encode.TILE * block // 2, code_type)
-            decode.quantize_dequantize_range(
-                words, begin, end, block // 2, rules, element, scale, blocks_per_scale, keep_sign,
-                table, codes, result, scales.DTYPE_INDEX[out_dtype],
+            kernel(
+                words, begin, end, block // 2, how.rules, back.rules, scale, blocks_per_scale,
+                keep_sign, table, codes, result, *kinds.scratch(), np.empty(encode.TILE, np.uint8),
             )  # fmt: skip
 
         run(work, plan.rows * plan.blocks, block)
@@ -318,7 +317,7 @@ class CpuBackend(CpuOperations):
             return
         rows, blocks = scales.shape
         tile_rows = 128 if layout == "swizzled_128x4" else 8
-        source, target = scales.reshape(-1), out.reshape(-1)
+        source, target = read_only(scales.reshape(-1)), out.reshape(-1)
         decode = kernels()[3]
         run(
             lambda b, e: decode.swizzle_range(source, blocks, tile_rows, b, e, rows, target),
@@ -332,7 +331,7 @@ class CpuBackend(CpuOperations):
             return
         rows, blocks = out.shape
         tile_rows = 128 if layout == "swizzled_128x4" else 8
-        source, target = swizzled.reshape(-1), out.reshape(-1)
+        source, target = read_only(swizzled.reshape(-1)), out.reshape(-1)
         decode = kernels()[3]
         run(
             lambda b, e: decode.unswizzle_range(source, blocks, tile_rows, b, e, target),
@@ -345,7 +344,10 @@ class CpuBackend(CpuOperations):
     def error_sums(self, x: RawArray, x_dtype: str, y: RawArray, y_dtype: str) -> ErrorSums:
         size = x.size
         flat_x, flat_y = (padded_rows(a.reshape(1, -1), size + size % 2) for a in (x, y))
-        words, others = words_of(flat_x, x_dtype), words_of(flat_y, y_dtype)
+        words, others = (
+            read_only(words_of(flat, dtype))
+            for flat, dtype in ((flat_x, x_dtype), (flat_y, y_dtype))
+        )
         decode = kernels()[3]
 
         def work(begin: int, end: int) -> np.ndarray:
@@ -372,7 +374,7 @@ class CpuBackend(CpuOperations):
         if plan.blocks * block != plan.cols:
             # Whatever codes stand in the padding must not count: treat them as zeros.
             packed = cpu_stats.without_padding(plan, packed)
-        words = words_of(padded_rows(x, plan.blocks * block), dtype)
+        words = read_only(words_of(padded_rows(x, plan.blocks * block), dtype))
         byte = self._linear_scales(plan, block_scale)
         measure = cpu_stats.measurer(plan, words, packed, byte, self._second(plan, second))
         parts = run(measure, plan.rows * plan.blocks, block, sums=True)

@@ -24,7 +24,7 @@ from fp4kit.activations import (
     SUM_ROWS,
 )
 
-from .cpu_jit import jit, jit_inner
+from .cpu_jit import jit, jit_inner, jit_of
 from .cpu_tiles import index, widen
 from .cpu_variant_decode import narrow
 from .cpu_words import bits_float, f32, float_bits, u32
@@ -82,7 +82,7 @@ def gelu_gradient(z, gradient):
     return (s + (held * (s * (ONE - s))) * (GELU_A + GELU_3B * square)) * gradient
 
 
-@jit
+@jit_of()
 def activate_range(name, x, z, begin, end, cols, out):
     """Rows begin..end of `out` (cols columns, flat): see `Operations.activate`."""
     first, last = index(begin * cols), index(end * cols)

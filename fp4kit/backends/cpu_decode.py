@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from .cpu_encode import GROUP, NO_RECIPE, TILE, index, quantize_tile, spread
-from .cpu_jit import jit, jit_sums
-from .cpu_scales import nvfp4_factors, power_of_two
+from .cpu_encode import GROUP, TILE, spread, tile_quantizer
+from .cpu_jit import jit, jit_inner_sums, jit_of, jit_part
+from .cpu_scalars import BOOL, F32, U32, scalar, where
+from .cpu_scales import index
 from .cpu_words import (
     bits_double,
     bits_float,
@@ -34,59 +33,71 @@ ORDINARY_RANGE = u32(0x7B800000 - 0x01000000)
 MAGNITUDE_64 = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
-@jit
+@scalar(F32(U32, F32, F32, U32))
 def decode_e2m1(code, first, last, zero_mask):
     """float32 of an E2M1 code (u32): (value * first) * last, zero staying zero unless under NaN.
 
     `zero_mask` 0 drops the sign of zero.
     """
-    magnitude = code & u32(7)
-    sign = (code & u32(8)) << u32(28)
-    value = f32((DOUBLED_VALUES >> (magnitude << u32(2))) & u32(15)) * f32(0.5)
+    magnitude = code & 7
+    is_zero = magnitude.equals(0)
+    sign = (code & 8) << 28
+    value = ((DOUBLED_VALUES >> (magnitude << 2)) & 15).cast(F32) * 0.5
     result = float_bits(value * first * last)
-    known_zero = magnitude == u32(0) and first == first and last == last
-    result = u32(0) if known_zero else result
-    sign = sign & zero_mask if magnitude == u32(0) else sign
-    return bits_float(result ^ sign)
+    known_zero = is_zero & first.equals(first) & last.equals(last)
+    sign = where(is_zero, sign & zero_mask, sign)
+    return bits_float(where(known_zero, 0, result) ^ sign)
 
 
-@jit
-def decode_any_e2m1(
-    packed, source, groups, factor, last, zero_mask, even_shift, odd_shift, out, target
-):
-    """Words of two elements from bytes of two E2M1 codes, for any factors."""
-    source, target = index(source), index(target)
-    for g in range(index(groups)):
-        for j in range(GROUP):
-            byte = u32(packed[source + g * GROUP + j])
-            x = decode_e2m1((byte >> even_shift) & u32(15), factor[g], last, zero_mask)
-            y = decode_e2m1((byte >> odd_shift) & u32(15), factor[g], last, zero_mask)
-            place = target + g * GROUP + j
-            out[place] = join(x, y, out[place])
+@scalar(BOOL(F32))
+def is_ordinary(factor):
+    """Whether half of a factor is exact and twelve times it finite, or the factor 0."""
+    bits = float_bits(factor)
+    return bits.equals(0) | (bits - SMALLEST_ORDINARY <= ORDINARY_RANGE)
 
 
-@jit
-def decode_ordinary_e2m1(packed, source, groups, factor, even_shift, odd_shift, out, target):
-    """The same where half of every factor is exact and finite, and no second factor exists."""
-    source, target = index(source), index(target)
-    for g in range(index(groups)):
-        half = factor[g] * f32(0.5)
-        for j in range(GROUP):
-            byte = u32(packed[source + g * GROUP + j])
-            even, odd = byte >> even_shift, byte >> odd_shift
-            x = f32((DOUBLED_VALUES >> ((even & u32(7)) << u32(2))) & u32(15)) * half
-            y = f32((DOUBLED_VALUES >> ((odd & u32(7)) << u32(2))) & u32(15)) * half
-            x = bits_float(float_bits(x) ^ ((even & u32(8)) << u32(28)))
-            y = bits_float(float_bits(y) ^ ((odd & u32(8)) << u32(28)))
-            place = target + g * GROUP + j
-            out[place] = join_finite(x, y, out[place])
+@scalar(F32(U32, F32))
+def decode_times(code, half):
+    """float32 of the E2M1 code in the lowest bits of a word (u32), times twice `half`."""
+    doubled = ((DOUBLED_VALUES >> ((code & 7) << 2)) & 15).cast(F32)
+    return bits_float(float_bits(doubled * half) ^ ((code & 8) << 28))
 
 
-@jit
-def decode_float8(packed, source, groups, factor, table, out, target):
+@jit_part
+def decode_e2m1s(packed, source, groups, factor, last, keep_sign, low_first, table, out, target):
+    """Words of two elements from bytes of two E2M1 codes.
+
+    Most factors leave no room for anything unusual: then half of each is exact and finite.
+    """
+    even_shift = u32(0) if low_first else u32(4)
+    odd_shift = u32(4) if low_first else u32(0)
+    ordinary = keep_sign and last == f32(1)
+    for g in range(groups):
+        ordinary &= is_ordinary(factor[g])
+    zero_mask = u32(0xFFFFFFFF) if keep_sign else u32(0)
+    if ordinary:
+        for g in range(groups):
+            half = factor[g] * f32(0.5)
+            for j in range(GROUP):
+                byte = u32(packed[source + g * GROUP + j])
+                x = decode_times(byte >> even_shift, half)
+                y = decode_times(byte >> odd_shift, half)
+                place = target + g * GROUP + j
+                out[place] = join_finite(x, y, out[place])
+    else:
+        for g in range(groups):
+            for j in range(GROUP):
+                byte = u32(packed[source + g * GROUP + j])
+                x = decode_e2m1((byte >> even_shift) & u32(15), factor[g], last, zero_mask)
+                y = decode_e2m1((byte >> odd_shift) & u32(15), factor[g], last, zero_mask)
+                place = target + g * GROUP + j
+                out[place] = join(x, y, out[place])
+
+
+@jit_part
+def decode_float8s(packed, source, groups, factor, last, keep_sign, low_first, table, out, target):
     """Words of two elements from 16-bit words of two FP8 codes."""
-    source, target = index(source), index(target)
-    for g in range(index(groups)):
+    for g in range(groups):
         for j in range(GROUP):
             word = u32(packed[source + g * GROUP + j])
             x = table[word & u32(0xFF)] * factor[g]
@@ -95,107 +106,92 @@ def decode_float8(packed, source, groups, factor, table, out, target):
             out[place] = join(x, y, out[place])
 
 
-def decode_groups(packed, source, groups, factor, last, keep_sign, low_first, table, out, target):
-    """Decodes groups of words: E2M1 if `packed` holds bytes, FP8 if it holds 16-bit words."""
+def tile_decoder(factors, decode):
+    """The part of kernels that decodes up to TILE blocks under one second-level scale.
 
+    Args:
+        factors: how block scales become factors, of :mod:`fp4kit.backends.cpu_scales`.
+        decode: `decode_e2m1s` or `decode_float8s`.
+    """
 
-@overload(decode_groups, inline="always")
-def _decode_groups(packed, source, groups, factor, last, keep_sign, low_first, table, out, target):
-    def from_e2m1(packed, source, groups, factor, last, keep_sign, low_first, table, out, target):
-        even_shift = u32(0) if low_first else u32(4)
-        odd_shift = u32(4) - even_shift
-        ordinary = keep_sign and last == f32(1)
-        for g in range(index(groups)):
-            bits = float_bits(factor[g])
-            ordinary &= bits == u32(0) or bits - SMALLEST_ORDINARY <= ORDINARY_RANGE
-        if ordinary:
-            decode_ordinary_e2m1(packed, source, groups, factor, even_shift, odd_shift, out, target)
-        else:
-            zero_mask = u32(0xFFFFFFFF) if keep_sign else u32(0)
-            decode_any_e2m1(
-                packed, source, groups, factor, last, zero_mask, even_shift, odd_shift, out, target
-            )
-
-    def from_float8(packed, source, groups, factor, last, keep_sign, low_first, table, out, target):
-        decode_float8(packed, source, groups, factor, table, out, target)
-
-    return from_e2m1 if packed.dtype == types.uint8 else from_float8
-
-
-@jit
-def dequantize_tile(
-    packed, packed_first, byte, byte_first, count, block_words, recipe, has_second, second,
-    keep_zero_sign, low_first, table, out, out_first, out_dtype, factor,
-):  # fmt: skip
-    """Decodes `count` <= TILE blocks that share one second-level scale; see quantize_tile."""
-    last = f32(1)
-    if recipe == NO_RECIPE:
-        for b in range(count):
-            exponent = np.int64(byte[byte_first + b]) - 127
-            factor[b] = power_of_two(exponent) if exponent != 128 else f32(np.nan)
-    else:
-        last = nvfp4_factors(recipe, has_second, second, out_dtype, byte, byte_first, count, factor)
-    per_block = block_words // 8
-    spread(factor, per_block, count)
-    decode_groups(
-        packed, packed_first * block_words, count * per_block, factor, last, keep_zero_sign,
-        low_first, table, out, out_first * block_words,
-    )  # fmt: skip
-
-
-@jit
-def dequantize_range(
-    packed, byte, begin, end, block_words, recipe, second, blocks_per_scale, keep_zero_sign,
-    low_first, table, out, out_dtype,
-):  # fmt: skip
-    """Decodes blocks begin..end; block b uses second[b // blocks_per_scale] (empty: none)."""
-    factor = np.empty(2 * TILE, np.float32)
-    has_second = second.size > 0
-    scale = f32(1)
-    b = begin
-    while b < end:
-        stop = min(end, b + TILE)
-        if has_second:
-            group = b // blocks_per_scale
-            stop = min(stop, (group + 1) * blocks_per_scale)
-            scale = second[group]
-        dequantize_tile(
-            packed, b, byte, b, stop - b, block_words, recipe, has_second, scale,
-            keep_zero_sign, low_first, table, out, b, out_dtype, factor,
+    @jit_part
+    def dequantize_tile(
+        packed, packed_first, byte, byte_first, count, block_words, rules, has_second, second,
+        keep_zero_sign, low_first, table, out, out_first, factor,
+    ):  # fmt: skip
+        last = factors(rules, has_second, second, byte, byte_first, count, factor)
+        per_block = block_words // 8
+        spread(factor, per_block, count)
+        decode(
+            packed, index(packed_first * block_words), index(count * per_block), factor, last,
+            keep_zero_sign, low_first, table, out, index(out_first * block_words),
         )  # fmt: skip
-        b = stop
+
+    return dequantize_tile
 
 
-@jit
-def quantize_dequantize_range(
-    words, begin, end, block_words, rules, element, second, blocks_per_scale, keep_zero_sign,
-    table, codes, out, out_dtype,
-):  # fmt: skip
-    """Quantizes and decodes blocks begin..end; `codes` is scratch for one tile of code words."""
-    factor = np.empty(2 * TILE, np.float32)
-    amaxes = np.empty(2 * TILE, np.uint32)
-    byte = np.empty(TILE, np.uint8)
-    has_second = second.size > 0
-    scale = f32(1)
-    b = begin
-    while b < end:
-        stop = min(end, b + TILE)
-        if has_second:
-            group = b // blocks_per_scale
-            stop = min(stop, (group + 1) * blocks_per_scale)
-            scale = second[group]
-        quantize_tile(
-            words, b, stop - b, block_words, rules, element, has_second, scale, True,
-            codes, 0, byte, 0, factor, amaxes,
-        )  # fmt: skip
-        dequantize_tile(
-            codes, 0, byte, 0, stop - b, block_words, rules[0], has_second, scale,
-            keep_zero_sign, True, table, out, b, out_dtype, factor,
-        )  # fmt: skip
-        b = stop
+def decoder(factors, decode):
+    """A kernel that decodes a range of blocks; see :func:`tile_decoder`."""
+    dequantize_tile = tile_decoder(factors, decode)
+
+    @jit_of(factors, decode)
+    def dequantize_range(
+        packed, byte, begin, end, block_words, rules, second, blocks_per_scale, keep_zero_sign,
+        low_first, table, out, factor,
+    ):  # fmt: skip
+        """Decodes blocks begin..end; block b uses second[b // blocks_per_scale] (empty: none)."""
+        has_second = second.size > 0
+        scale = f32(1)
+        b = begin
+        while b < end:
+            stop = min(end, b + TILE)
+            if has_second:
+                group = b // blocks_per_scale
+                stop = min(stop, (group + 1) * blocks_per_scale)
+                scale = second[group]
+            dequantize_tile(
+                packed, b, byte, b, stop - b, block_words, rules, has_second, scale,
+                keep_zero_sign, low_first, table, out, b, factor,
+            )  # fmt: skip
+            b = stop
+
+    return dequantize_range
 
 
-@jit_sums
+def round_tripper(scales, encode, factors, decode):
+    """A kernel that quantizes and decodes a range of blocks; see the makers of its parts."""
+    quantize_tile = tile_quantizer(scales, encode)
+    dequantize_tile = tile_decoder(factors, decode)
+
+    @jit_of(scales, encode, factors, decode)
+    def quantize_dequantize_range(
+        words, begin, end, block_words, rules, decoding, second, blocks_per_scale, keep_zero_sign,
+        table, codes, out, factor, amaxes, byte,
+    ):  # fmt: skip
+        """Quantizes and decodes blocks begin..end; `codes` and `byte` are scratch for one tile."""
+        has_second = second.size > 0
+        scale = f32(1)
+        b = begin
+        while b < end:
+            stop = min(end, b + TILE)
+            if has_second:
+                group = b // blocks_per_scale
+                stop = min(stop, (group + 1) * blocks_per_scale)
+                scale = second[group]
+            quantize_tile(
+                words, b, stop - b, block_words, rules, has_second, scale, True,
+                codes, 0, byte, 0, factor, amaxes,
+            )  # fmt: skip
+            dequantize_tile(
+                codes, 0, byte, 0, stop - b, block_words, decoding, has_second, scale,
+                keep_zero_sign, True, table, out, b, factor,
+            )  # fmt: skip
+            b = stop
+
+    return quantize_dequantize_range
+
+
+@jit_inner_sums
 def add_errors(words, others, begin, other_begin, count, sums):
     """Adds x^2, y^2, xy, (x-y)^2 over `count` words to sums[0:4]; sums[4] keeps max |x-y|.
 
@@ -256,56 +252,62 @@ def count_nibbles(packed, begin, end):
     return saturated, zero
 
 
-@jit
-def quantized_error_range(
-    words, packed, byte, begin, end, block_words, recipe, second, blocks_per_scale,
-    keep_zero_sign, low_first, table, sums, counts,
-):  # fmt: skip
-    """Error sums of blocks begin..end against their codes, decoded to float32 tile by tile.
+def error_measurer(factors, decode):
+    """A kernel that measures a range of blocks against their codes; see :func:`tile_decoder`."""
+    dequantize_tile = tile_decoder(factors, decode)
 
-    Args:
-        words: original, words of all blocks.
-        packed: code words of all blocks.
-        byte: linear scale bytes.
-        begin: first block.
-        end: one past the last block.
-        block_words: words in a block.
-        recipe: recipe index or NO_RECIPE.
-        second: second-level scales, empty if there are none.
-        blocks_per_scale: blocks that share one of them.
-        keep_zero_sign: whether code 8 decodes to -0.0.
-        low_first: nibble order.
-        table: float32 (256,) values of FP8 codes.
-        sums: float64 (5,), see `add_errors`.
-        counts: int64 (2,): blocks with scale byte 0 and a non-zero element, blocks with scale
-            bytes 1..7; both whatever the scale type.
-    """
-    factor = np.empty(2 * TILE, np.float32)
-    decoded = np.empty(TILE * block_words, np.uint64)
-    has_second = second.size > 0
-    scale = f32(1)
-    b = begin
-    while b < end:
-        stop = min(end, b + TILE)
-        if has_second:
-            group = b // blocks_per_scale
-            stop = min(stop, (group + 1) * blocks_per_scale)
-            scale = second[group]
-        dequantize_tile(
-            packed, b, byte, b, stop - b, block_words, recipe, has_second, scale,
-            keep_zero_sign, low_first, table, decoded, 0, 0, factor,
-        )  # fmt: skip
-        add_errors(words, decoded, b * block_words, 0, (stop - b) * block_words, sums)
-        for i in range(b, stop):
-            if byte[i] == 0:
-                nonzero = False
-                for j in range(i * block_words, (i + 1) * block_words):
-                    # NaN counts as zero, as it does in the block's amax.
-                    nonzero |= abs(low(words[j])) > f32(0) or abs(high(words[j])) > f32(0)
-                counts[0] += nonzero
-            elif byte[i] < 8:
-                counts[1] += 1
-        b = stop
+    @jit_of(factors, decode)
+    def quantized_error_range(
+        words, packed, byte, begin, end, block_words, rules, second, blocks_per_scale,
+        keep_zero_sign, low_first, table, sums, counts, factor, decoded,
+    ):  # fmt: skip
+        """Error sums of blocks begin..end, decoded to float32 tile by tile.
+
+        Args:
+            words: original, words of all blocks.
+            packed: code words of all blocks.
+            byte: linear scale bytes.
+            begin: first block.
+            end: one past the last block.
+            block_words: words in a block.
+            rules: numbers that `factors` takes.
+            second: second-level scales, empty if there are none.
+            blocks_per_scale: blocks that share one of them.
+            keep_zero_sign: whether code 8 decodes to -0.0.
+            low_first: nibble order.
+            table: float32 (256,) values of FP8 codes.
+            sums: float64 (5,), see `add_errors`.
+            counts: int64 (2,): blocks with scale byte 0 and a non-zero element, blocks with scale
+                bytes 1..7; both whatever the scale type.
+            factor: scratch, float32 (2 * TILE,).
+            decoded: scratch, uint64 (TILE * block_words,).
+        """
+        has_second = second.size > 0
+        scale = f32(1)
+        b = begin
+        while b < end:
+            stop = min(end, b + TILE)
+            if has_second:
+                group = b // blocks_per_scale
+                stop = min(stop, (group + 1) * blocks_per_scale)
+                scale = second[group]
+            dequantize_tile(
+                packed, b, byte, b, stop - b, block_words, rules, has_second, scale,
+                keep_zero_sign, low_first, table, decoded, 0, factor,
+            )  # fmt: skip
+            add_errors(words, decoded, b * block_words, 0, (stop - b) * block_words, sums)
+            for i in range(b, stop):
+                if byte[i] == 0:
+                    nonzero = False
+                    for j in range(i * block_words, (i + 1) * block_words):
+                        # NaN counts as zero, as it does in the block's amax.
+                        nonzero |= abs(low(words[j])) > f32(0) or abs(high(words[j])) > f32(0)
+                    counts[0] += nonzero
+                elif byte[i] < 8:
+                    counts[1] += 1
+            b = stop
+
+    return quantized_error_range
 
 
 @jit

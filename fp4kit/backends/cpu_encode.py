@@ -13,11 +13,10 @@ in the L1 cache between the loops.
 from __future__ import annotations
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from .cpu_jit import jit
-from .cpu_scales import encode_float8, mx_scales, nvfp4_scales
+from .cpu_jit import jit, jit_of, jit_part
+from .cpu_scalars import F32, I32, U8, U32, U64, least, most, scalar, where
+from .cpu_scales import encode_float8, index
 from .cpu_words import (
     ABS,
     INF_BITS,
@@ -38,8 +37,6 @@ TILE = 128
 #: Words that share a factor in the inner loops: a constant, so that LLVM makes vector code of them
 #: (an MX block is two groups).
 GROUP = np.uint64(8)
-#: Indices are unsigned because numba otherwise tests each one for Python's negative indexing.
-index = np.uint64
 NO_RECIPE = -1
 
 # Adding about 2^23 rounds to integers, ties to even; the sums differ in where codes step.
@@ -49,7 +46,7 @@ ROUND_TWOS = f32(8388612.0)
 LARGEST_SUM = u32(0x4B000007)
 
 
-@jit
+@scalar(U32(F32))
 def encode_finite_e2m1(value):
     """E2M1 code (u32) of a float32 that is not NaN: nearest even, saturating, sign kept.
 
@@ -58,18 +55,38 @@ def encode_finite_e2m1(value):
     """
     bits = float_bits(value)
     y = bits_float(bits & ABS)
-    halves = float_bits(y * f32(2) + ROUND_HALVES)
+    halves = float_bits(y * 2 + ROUND_HALVES)
     ones = float_bits(y + ROUND_ONES)
-    twos = float_bits(y * f32(0.5) + ROUND_TWOS)
-    code = min(min(halves, ones), min(twos, LARGEST_SUM)) & u32(7)
-    return code | ((bits >> u32(28)) & u32(8))
+    twos = float_bits(y * 0.5 + ROUND_TWOS)
+    code = least(least(halves, ones), least(twos, LARGEST_SUM)) & 7
+    return code | ((bits >> 28) & 8)
 
 
-@jit
+@scalar(U32(F32))
 def encode_e2m1(value):
     """`encode_finite_e2m1`, and 7 for NaN."""
-    code = encode_finite_e2m1(value)
-    return u32(7) if (float_bits(value) & ABS) > INF_BITS else code
+    is_nan = (float_bits(value) & ABS) > INF_BITS
+    return where(is_nan, 7, encode_finite_e2m1(value))
+
+
+@scalar(U32(F32, F32, U32, U32))
+def divided(value, divisor, all_mask, zero_mask):
+    """E2M1 code (u32) of a quotient, less what the masks take away."""
+    code = encode_e2m1(value / divisor) & all_mask
+    return where(value.equals(0), code & zero_mask, code)
+
+
+@scalar(U32(U32), U32(I32), U32(U64))
+def largest_known(word):
+    """Sign-cleared bits (u32) of the larger element of a word that is not NaN, or 0."""
+    even, odd, infinity = low_magnitude(word), high_magnitude(word), infinity_of(word)
+    return most(where(even <= infinity, even, 0), where(odd <= infinity, odd, 0))
+
+
+@scalar(U8(U32, U32, U32, U32))
+def pair(even, odd, even_shift, odd_shift):
+    """The byte of two codes of four bits."""
+    return ((even << even_shift) | (odd << odd_shift)).cast(U8)
 
 
 @jit
@@ -118,19 +135,7 @@ def column_magnitudes(data, begin, end, rows, cols, magnitude_mask, infinity, ou
             out[col] = max(out[col], known)
 
 
-@jit
-def group_amax(words, first):
-    """Bits of the largest magnitude of a group of words, NaN left out."""
-    infinity = infinity_of(words[first])
-    largest = u32(0)
-    for j in range(GROUP):
-        even, odd = low_magnitude(words[first + j]), high_magnitude(words[first + j])
-        largest = max(largest, even) if even <= infinity else largest
-        largest = max(largest, odd) if odd <= infinity else largest
-    return largest
-
-
-@jit
+@jit_part
 def block_amaxes(words, first_word, groups_per_block, count, result):
     """Bits of the float32 amax of each of `count` blocks, NaN ignored; returns if all is finite."""
     first_word, groups = index(first_word), index(count * groups_per_block)
@@ -147,8 +152,10 @@ def block_amaxes(words, first_word, groups_per_block, count, result):
         largest = max(largest, result[g])
     if largest > infinity:
         for g in range(groups):
-            if result[g] > infinity:
-                result[g] = group_amax(words, first_word + g * GROUP)
+            known = u32(0)
+            for j in range(GROUP):
+                known = max(known, largest_known(words[first_word + g * GROUP + j]))
+            result[g] = known
     if groups_per_block == 2:
         for b in range(index(count)):
             result[b] = max(result[index(2) * b], result[index(2) * b + index(1)])
@@ -157,7 +164,7 @@ def block_amaxes(words, first_word, groups_per_block, count, result):
     return largest < infinity
 
 
-@jit
+@jit_part
 def spread(factor, groups_per_block, count):
     """Turns one factor per block into one per group, in place."""
     if groups_per_block == 2:
@@ -166,53 +173,53 @@ def spread(factor, groups_per_block, count):
             factor[2 * b] = factor[b]
 
 
-@jit
-def multiply_finite_e2m1(words, first, groups, factor, even_shift, odd_shift, packed, target):
-    """E2M1 codes of x * factor, all finite."""
-    first, target = index(first), index(target)
-    for g in range(index(groups)):
-        f = factor[g]
-        for j in range(GROUP):
-            word = words[first + g * GROUP + j]
-            even = encode_finite_e2m1(low(word) * f)
-            odd = encode_finite_e2m1(high(word) * f)
-            packed[target + g * GROUP + j] = np.uint8((even << even_shift) | (odd << odd_shift))
+@jit_part
+def multiply(rules, words, first, groups, factor, finite, low_first, packed, target):
+    """E2M1 codes of x * factor; `finite` if every x and every factor is."""
+    even_shift = u32(0) if low_first else u32(4)
+    odd_shift = u32(4) if low_first else u32(0)
+    if finite:
+        for g in range(groups):
+            f = factor[g]
+            for j in range(GROUP):
+                word = words[first + g * GROUP + j]
+                even = encode_finite_e2m1(low(word) * f)
+                odd = encode_finite_e2m1(high(word) * f)
+                packed[target + g * GROUP + j] = pair(even, odd, even_shift, odd_shift)
+    else:
+        for i in range(groups * GROUP):
+            word, f = words[first + i], factor[i // GROUP]
+            even, odd = encode_e2m1(low(word) * f), encode_e2m1(high(word) * f)
+            packed[target + i] = pair(even, odd, even_shift, odd_shift)
 
 
-@jit
-def multiply_e2m1(words, first, groups, factor, even_shift, odd_shift, packed, target):
-    """E2M1 codes of x * factor."""
-    first, target = index(first), index(target)
-    for g in range(index(groups)):
-        f = factor[g]
-        for j in range(GROUP):
-            word = words[first + g * GROUP + j]
-            even = encode_e2m1(low(word) * f)
-            odd = encode_e2m1(high(word) * f)
-            packed[target + g * GROUP + j] = np.uint8((even << even_shift) | (odd << odd_shift))
+@jit_part
+def divide_or_multiply(rules, words, first, groups, factor, finite, low_first, packed, target):
+    """E2M1 codes of x / factor, or of x * factor.
+
+    A divisor of 0 gives 0, and the sign of zero is dropped if the rules do not keep it.
+    """
+    if rules.divides:
+        even_shift = u32(0) if low_first else u32(4)
+        odd_shift = u32(4) if low_first else u32(0)
+        zero_mask = u32(15) if rules.keeps_zero else u32(0)
+        for g in range(groups):
+            divisor = factor[g]
+            all_mask = u32(0) if divisor == f32(0) else u32(15)
+            for j in range(GROUP):
+                word = words[first + g * GROUP + j]
+                even = divided(low(word), divisor, all_mask, zero_mask)
+                odd = divided(high(word), divisor, all_mask, zero_mask)
+                packed[target + g * GROUP + j] = pair(even, odd, even_shift, odd_shift)
+    else:
+        multiply(rules, words, first, groups, factor, finite, low_first, packed, target)
 
 
-@jit
-def divide_e2m1(words, first, groups, factor, zero_mask, even_shift, odd_shift, packed, target):
-    """E2M1 codes of x / factor; a divisor of 0 gives 0, `zero_mask` 0 drops the sign of zero."""
-    first, target = index(first), index(target)
-    for g in range(index(groups)):
-        divisor = factor[g]
-        all_mask = u32(0) if divisor == f32(0) else u32(15)
-        for j in range(GROUP):
-            word = words[first + g * GROUP + j]
-            x, y = low(word), high(word)
-            even, odd = encode_e2m1(x / divisor) & all_mask, encode_e2m1(y / divisor) & all_mask
-            even = even & zero_mask if x == f32(0) else even
-            odd = odd & zero_mask if y == f32(0) else odd
-            packed[target + g * GROUP + j] = np.uint8((even << even_shift) | (odd << odd_shift))
-
-
-@jit
-def multiply_float8(words, first, groups, factor, mantissa_bits, bias, max_value, packed, target):
+@jit_part
+def multiply_float8(rules, words, first, groups, factor, finite, low_first, packed, target):
     """FP8 codes of x * factor, two per 16-bit word."""
-    first, target = index(first), index(target)
-    for g in range(index(groups)):
+    mantissa_bits, bias, max_value = u32(rules.mantissa_bits), u32(rules.bias), rules.max_value
+    for g in range(groups):
         f = factor[g]
         for j in range(GROUP):
             word = words[first + g * GROUP + j]
@@ -221,50 +228,20 @@ def multiply_float8(words, first, groups, factor, mantissa_bits, bias, max_value
             packed[target + g * GROUP + j] = np.uint16(even | (odd << u32(8)))
 
 
-def encode_groups(words, first, groups, factor, finite, rules, element, low_first, packed, target):
-    """Encodes groups of words: E2M1 if `packed` holds bytes, FP8 if it holds 16-bit words."""
-
-
-@overload(encode_groups, inline="always")
-def _encode_groups(words, first, groups, factor, finite, rules, element, low_first, packed, target):
-    def to_e2m1(words, first, groups, factor, finite, rules, element, low_first, packed, target):
-        even_shift = u32(0) if low_first else u32(4)
-        odd_shift = u32(4) - even_shift
-        if rules[3]:
-            zero_mask = u32(15) if rules[4] else u32(0)
-            divide_e2m1(
-                words, first, groups, factor, zero_mask, even_shift, odd_shift, packed, target
-            )
-        elif finite:
-            multiply_finite_e2m1(
-                words, first, groups, factor, even_shift, odd_shift, packed, target
-            )
-        else:
-            multiply_e2m1(words, first, groups, factor, even_shift, odd_shift, packed, target)
-
-    def to_float8(words, first, groups, factor, finite, rules, element, low_first, packed, target):
-        multiply_float8(
-            words, first, groups, factor, u32(element[0]), u32(element[1]), f32(element[2]),
-            packed, target,
-        )  # fmt: skip
-
-    return to_e2m1 if packed.dtype == types.uint8 else to_float8
-
-
-@jit
-def quantize_tile(
-    words, first, count, block_words, rules, element, has_second, second, low_first,
-    packed, packed_first, byte, byte_first, factor, amaxes,
-):  # fmt: skip
-    """Quantizes `count` <= TILE blocks that share one second-level scale.
+def tile_quantizer(scales, encode):
+    """The part of kernels that quantizes up to TILE blocks under one second-level scale.
 
     Args:
+        scales: how block scales are made, of :mod:`fp4kit.backends.cpu_scales`.
+        encode: how elements are encoded: `multiply`, `divide_or_multiply` or `multiply_float8`.
+
+    Returns:
+        A function of
         words: input words of all blocks.
         first: first block.
         count: number of blocks.
         block_words: words in a block, 8 or 16.
-        rules: (recipe or NO_RECIPE, scale rule, dtype index, divides, keeps the sign of zero).
-        element: (mantissa bits, bias, largest value, largest exponent).
+        rules: numbers that `scales` and `encode` take.
         has_second: whether `second` counts.
         second: second-level scale.
         low_first: nibble order.
@@ -275,41 +252,49 @@ def quantize_tile(
         factor: scratch, float32 (2 * TILE,).
         amaxes: scratch, uint32 (2 * TILE,).
     """
-    per_block = block_words // 8
-    finite = block_amaxes(words, first * block_words, per_block, count, amaxes)
-    scales = byte[byte_first : byte_first + count]
-    if rules[0] == NO_RECIPE:
-        mx_scales(rules[1], element[0], element[3], f32(element[2]), amaxes, count, scales, factor)
-    else:
-        nvfp4_scales(rules[0], has_second, second, rules[2], amaxes, count, scales, factor)
-    for b in range(index(count)):
-        finite &= factor[b] == factor[b]
-    spread(factor, per_block, count)
-    encode_groups(
-        words, first * block_words, count * per_block, factor, finite, rules, element, low_first,
-        packed, packed_first * block_words,
-    )  # fmt: skip
 
-
-@jit
-def quantize_range(
-    words, begin, end, block_words, rules, element, second, blocks_per_scale, low_first,
-    packed, byte,
-):  # fmt: skip
-    """Quantizes blocks begin..end; block b uses second[b // blocks_per_scale] (empty: none)."""
-    factor = np.empty(2 * TILE, np.float32)
-    amaxes = np.empty(2 * TILE, np.uint32)
-    has_second = second.size > 0
-    scale = f32(1)
-    b = begin
-    while b < end:
-        stop = min(end, b + TILE)
-        if has_second:
-            group = b // blocks_per_scale
-            stop = min(stop, (group + 1) * blocks_per_scale)
-            scale = second[group]
-        quantize_tile(
-            words, b, stop - b, block_words, rules, element, has_second, scale, low_first,
-            packed, b, byte, b, factor, amaxes,
+    @jit_part
+    def quantize_tile(
+        words, first, count, block_words, rules, has_second, second, low_first,
+        packed, packed_first, byte, byte_first, factor, amaxes,
+    ):  # fmt: skip
+        per_block = block_words // 8
+        finite = block_amaxes(words, first * block_words, per_block, count, amaxes)
+        scales(rules, has_second, second, amaxes, count, byte, byte_first, factor)
+        for b in range(index(count)):
+            finite &= factor[b] == factor[b]
+        spread(factor, per_block, count)
+        encode(
+            rules, words, index(first * block_words), index(count * per_block), factor, finite,
+            low_first, packed, index(packed_first * block_words),
         )  # fmt: skip
-        b = stop
+
+    return quantize_tile
+
+
+def quantizer(scales, encode):
+    """A kernel that quantizes a range of blocks; see :func:`tile_quantizer`."""
+    quantize_tile = tile_quantizer(scales, encode)
+
+    @jit_of(scales, encode)
+    def quantize_range(
+        words, begin, end, block_words, rules, second, blocks_per_scale, low_first,
+        packed, byte, factor, amaxes,
+    ):  # fmt: skip
+        """Quantizes blocks begin..end; block b uses second[b // blocks_per_scale] (empty: none)."""
+        has_second = second.size > 0
+        scale = f32(1)
+        b = begin
+        while b < end:
+            stop = min(end, b + TILE)
+            if has_second:
+                group = b // blocks_per_scale
+                stop = min(stop, (group + 1) * blocks_per_scale)
+                scale = second[group]
+            quantize_tile(
+                words, b, stop - b, block_words, rules, has_second, scale, low_first,
+                packed, b, byte, b, factor, amaxes,
+            )  # fmt: skip
+            b = stop
+
+    return quantize_range

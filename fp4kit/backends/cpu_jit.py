@@ -1,76 +1,107 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""How the numba kernels are compiled and cached.
+"""How the numba kernels are compiled and kept.
 
-numba's own cache looks only at the file that defines a kernel, but these kernels inline functions
-from several files: an edit elsewhere would leave stale machine code, and so wrong bytes, behind.
-The cache folder's name therefore carries a hash of all kernel sources and of the format table.
+numba's own cache unpickles whatever lies in its folder, and looks only at the file that defines a
+kernel, but these kernels inline functions from several files. Machine code is kept by
+:mod:`fp4kit.backends.kernel_cache` instead, in a folder whose name carries a hash of all sources.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
+import pickle
+import platform
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+import llvmlite
 import numba as untyped_numba
+from numba.core import compiler as untyped_compiler
+from numba.core import serialize as untyped_serialize
+from numba.core.caching import NullCache
+
+from . import kernel_cache
 
 numba: Any = untyped_numba
-CACHE_VARIABLE = "FP4KIT_CACHE_DIR"
+compiler: Any = untyped_compiler
+serialize: Any = untyped_serialize
+VERSIONS = (numba.__version__, llvmlite.__version__, platform.python_version())
 
 
-def _source_hash() -> str:
-    digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in (*sorted(here.glob("cpu*.py")), here.parent / "formats.py"):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+class KernelCache(NullCache):
+    """The cache of one kernel: a file for each signature and processor."""
+
+    def __init__(
+        self, function: Callable[..., Any], parts: tuple[Any, ...], *, announced: bool
+    ) -> None:
+        self._announced = announced
+        self._name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+        # Kernels that are made of parts differ in those parts alone.
+        self._name = "-".join([self._name, *(part.__name__ for part in parts)])
+
+    def _file(self, signature: Any, codegen: Any) -> str:
+        key = repr((self._name, signature, codegen.magic_tuple(), VERSIONS))
+        return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.kernel"
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kept kernel of a signature, or None: then numba compiles it."""
+        target_context.refresh()
+        payload = kernel_cache.read(self._file(sig, target_context.codegen()))
+        if payload is None:
+            if self._announced:
+                kernel_cache.compiling()
+            return None
+        return compiler.CompileResult._rebuild(target_context, *pickle.loads(payload))
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keeps a compiled kernel."""
+        kernel_cache.write(self._file(sig, data.codegen), serialize.dumps(data._reduce()))
 
 
-@cache
-def cache_dir() -> Path | None:
-    """Folder for compiled kernels, or None if no place is writable (kernels then recompile).
+def jit_of(*parts: Any, announced: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """Compiles a kernel on first call: without the GIL, IEEE arithmetic, kept on disk.
 
-    `FP4KIT_CACHE_DIR` names it; otherwise it lies in the user's cache folder.
+    Args:
+        parts: functions that it calls and that its name and module do not tell.
+        announced: whether that takes so long that whoever waits should be told.
     """
-    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base else Path(os.path.expanduser("~"), ".cache")  # noqa: PTH111 - Path.home() raises without HOME
-    folder = root / "fp4kit" / f"numba-{_source_hash()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        return None
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        # Kernels are called from Python alone: no wrapper for C.
+        kernel = _compiled(function, fastmath=False, no_cfunc_wrapper=True)
+        kernel._cache = KernelCache(function, parts, announced=announced)
+        return kernel
+
+    return decorate
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """Compiles a kernel on first call: without the GIL, IEEE arithmetic, cached on disk."""
-    return _jit(function, fastmath=False)
+#: :func:`jit_of` for a kernel that is compiled in a moment.
+jit = jit_of(announced=False)
 
 
 def jit_inner(function: Callable[..., Any]) -> Any:
-    """Like :func:`jit`, for functions that only kernels call: spares them Python's wrappers."""
-    return _jit(function, fastmath=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    """A function that only kernels call, and whose code becomes part of theirs.
+
+    It gets no wrappers for Python and no file of its own.
+    """
+    return _compiled(function, fastmath=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-def jit_sums(function: Callable[..., Any]) -> Any:
-    """Like :func:`jit`, but sums may be reordered so that they vectorize: for statistics only."""
-    return _jit(function, fastmath={"reassoc", "contract"})
+def jit_inner_sums(function: Callable[..., Any]) -> Any:
+    """:func:`jit_inner`, but sums may be reordered so that they vectorize: for statistics only."""
+    fastmath = {"reassoc", "contract"}
+    return _compiled(function, fastmath=fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-def _jit(function: Callable[..., Any], fastmath: bool | set[str], **more: bool) -> Any:
-    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath, **more}
-    folder = cache_dir()
-    if folder is None:
-        return numba.njit(function, **options)
-    saved = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        return numba.njit(function, cache=True, **options)
-    finally:
-        numba.config.CACHE_DIR = saved
+def jit_part(function: Callable[..., Any]) -> Any:
+    """A part of a kernel: numba copies its statements to where it is called.
+
+    Nothing is compiled for it alone, so it suits what one kernel calls once. Its result comes from
+    its only `return`, at the end.
+    """
+    return numba.njit(function, inline="always")
+
+
+def _compiled(function: Callable[..., Any], fastmath: bool | set[str], **more: bool) -> Any:
+    return numba.njit(function, nogil=True, error_model="numpy", fastmath=fastmath, **more)

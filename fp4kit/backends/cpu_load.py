@@ -15,10 +15,20 @@ from .base import Plan
 
 @cache
 def kernels() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
-    """(words, scales, encode, decode) kernel modules; importing them imports numba."""
-    names = ("cpu_words", "cpu_scales", "cpu_encode", "cpu_decode")
+    """(words, kinds, encode, decode) kernel modules; importing them imports numba."""
+    names = ("cpu_words", "cpu_kinds", "cpu_encode", "cpu_decode")
     modules = [importlib.import_module(f"fp4kit.backends.{name}") for name in names]
     return modules[0], modules[1], modules[2], modules[3]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written.
+
+    Kernels are compiled for such inputs alone, whether or not the caller's arrays can be written.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def code_words(packed: np.ndarray, plan: Plan) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fp4kit import activations, codecs, scaling
 
+from .cpu_load import read_only
 from .cpu_threads import run
 from .cpu_variants import VariantOperations, elements
 from .operations import RawArray, ResidualPlan
@@ -39,8 +40,8 @@ class CpuOperations(VariantOperations):
         self, name: str, x: RawArray, dtype: str, other: RawArray | None, out: RawArray
     ) -> None:
         kernel, whole = _kernels("cpu_activations").activate_range, _aligned(out)
-        flat, result = elements(x, dtype), elements(whole, dtype)
-        z = flat if other is None else elements(other, dtype)
+        flat, result = read_only(elements(x, dtype)), elements(whole, dtype)
+        z = flat if other is None else read_only(elements(other, dtype))
         number, (rows, cols) = activations.ACTIVATIONS.index(name), out.shape
         run(lambda begin, end: kernel(number, flat, z, begin, end, cols, result), rows, cols)
         if whole is not out:
@@ -52,7 +53,7 @@ class CpuOperations(VariantOperations):
         while True:
             groups = -(-rows // activations.SUM_ROWS)
             sums = np.empty((groups, cols), np.float32)
-            self._sum_level(kernel, values, rows, cols, groups, sums)
+            self._sum_level(kernel, read_only(values), rows, cols, groups, sums)
             values, rows = sums.reshape(-1), groups
             if rows == 1:
                 break
@@ -79,7 +80,7 @@ class CpuOperations(VariantOperations):
         packed: RawArray,
         block_scale: RawArray,
     ) -> None:
-        kernel, flat = _kernels("cpu_residual").quantize_rows, elements(x, dtype)
+        kernel, flat = _kernels("cpu_residual").quantize_rows, read_only(elements(x, dtype))
         linear = plan.scale_layout == "linear"
         byte = block_scale if linear else np.empty((plan.rows, plan.blocks), np.uint8)
         arguments = (*_places(plan), plan.mode == "weight", plan.rounds)
@@ -110,7 +111,7 @@ class CpuOperations(VariantOperations):
             self.unswizzle(block_scale, plan.scale_layout, byte)
         arguments = (*_places(plan), plan.mode == "weight", plan.nibble_order == "low_first")
         rest = (_usable(scale), _order(order), elements(whole, dtype))
-        codes, scales = packed.reshape(-1), byte.reshape(-1)
+        codes, scales = read_only(packed.reshape(-1)), read_only(byte.reshape(-1))
         run(
             lambda begin, end: kernel(codes, scales, begin, end, *arguments, *rest),
             plan.rows,
@@ -133,4 +134,4 @@ def _usable(scale: np.ndarray) -> np.float32:
 
 
 def _order(order: np.ndarray | None) -> np.ndarray:
-    return np.empty(0, np.int64) if order is None else order
+    return read_only(np.empty(0, np.int64) if order is None else order)

@@ -11,7 +11,7 @@ import numpy as np
 from fp4kit import residual_blocks
 
 from .cpu_encode import encode_e2m1
-from .cpu_jit import jit, jit_inner
+from .cpu_jit import jit_inner, jit_of
 from .cpu_scales import E4M3_MAX, ONE, SIX, at_least, at_most, decode_e4m3, encode_e4m3
 from .cpu_tiles import index, widen
 from .cpu_variant_decode import narrow
@@ -59,7 +59,7 @@ def store_block(code, even_shift, odd_shift, place, packed):
         packed[place * index(8) + k] = np.uint8(pair)
 
 
-@jit
+@jit_of()
 def quantize_rows(
     x, begin, end, cols, first, main_places, residual_places, blocks, weight, to_bfloat, low_first,
     scale, order, packed, byte,
@@ -108,7 +108,7 @@ def quantize_rows(
             store_block(code, even_shift, odd_shift, place, packed)
 
 
-@jit
+@jit_of()
 def dequantize_rows(
     packed, byte, begin, end, cols, first, main_places, residual_places, blocks, weight, low_first,
     scale, order, out,

@@ -10,15 +10,19 @@ loops. Comparisons are written so that NaN passes through, as NumPy's minimum an
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fp4kit import formats, scaling
 from fp4kit.formats import E2M1, E4M3
 
-from .cpu_jit import jit
+from .cpu_jit import jit_inner, jit_part
+from .cpu_scalars import F32, I32, I64, U32, least, most, scalar, where
 from .cpu_words import (
     ABS,
     INF_BITS,
+    QUIET_NAN,
     bits_float,
     f32,
     float_bits,
@@ -48,79 +52,69 @@ E4M3_MAX = f32(E4M3.max)
 TORCHAO_SCALE_MIN = scaling.TORCHAO_SCALE_MIN
 MODELOPT_SCALE_MIN = scaling.MODELOPT_SCALE_MIN
 ZERO_SCALE_CODE = u32(scaling.COMPRESSED_TENSORS_ZERO_SCALE)
+#: Indices are unsigned because numba otherwise tests each one for Python's negative indexing.
+index = np.uint64
 #: Index of an element type in the kernels, by name.
 DTYPE_INDEX = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
-@jit
+@scalar(U32(F32, U32, U32, F32, U32))
 def encode_float8(value, mantissa_bits, bias, max_value, nan_code):
     """Code (u32, sign included) of a saturating 8-bit float, nearest even; NaN -> nan_code."""
     bits = float_bits(value)
-    magnitude = bits & ABS
-    is_nan = magnitude > INF_BITS
-    clamped = bits_float(magnitude)
-    if clamped > max_value:
-        clamped = max_value
-    magnitude = float_bits(clamped)
-    shift = u32(23) - mantissa_bits
-    odd = (magnitude >> shift) & u32(1)
-    half = (u32(1) << (shift - u32(1))) - u32(1)
-    code = ((magnitude + half + odd) >> shift) - ((u32(127) - bias) << mantissa_bits)
-    if magnitude < ((u32(128) - bias) << u32(23)):
-        # Below the smallest normal the codes are multiples of the smallest subnormal: adding the
-        # float whose unit in the last place is that subnormal rounds to it.
-        magic = (u32(151) - bias - mantissa_bits) << u32(23)
-        code = float_bits(bits_float(magnitude) + bits_float(magic)) - magic
-    code |= (bits >> u32(24)) & u32(0x80)
-    if is_nan:
-        code = nan_code
-    return code
+    is_nan = (bits & ABS) > INF_BITS
+    magnitude = float_bits(at_most(bits_float(bits & ABS), max_value))
+    shift = 23 - mantissa_bits
+    odd = (magnitude >> shift) & 1
+    half = (1 << (shift - 1)) - 1
+    code = ((magnitude + half + odd) >> shift) - ((127 - bias) << mantissa_bits)
+    # Below the smallest normal the codes are multiples of the smallest subnormal: adding the float
+    # whose unit in the last place is that subnormal rounds to it.
+    magic = (151 - bias - mantissa_bits) << 23
+    small = float_bits(bits_float(magnitude) + bits_float(magic)) - magic
+    code = where(magnitude < ((128 - bias) << 23), small, code)
+    return where(is_nan, nan_code, code | ((bits >> 24) & 0x80))
 
 
-@jit
+@scalar(U32(F32))
 def encode_e4m3(value):
     """E4M3 scale byte (u32) of a non-negative float32 or NaN."""
-    return encode_float8(value, u32(3), u32(7), E4M3_MAX, u32(0x7F))
+    bits = float_bits(value)
+    number = [bits.made(bits.like(field)) for field in (E4M3.mantissa_bits, E4M3.bias, 0x7F)]
+    return encode_float8(value, number[0], number[1], E4M3_MAX, number[2])
 
 
-@jit
+@scalar(F32(U32))
 def decode_e4m3(code):
     """float32 of an E4M3 code (u32); foreign files may hold negative scales."""
-    magnitude = code & u32(0x7F)
-    bits = (magnitude << u32(20)) + u32(120 << 23)
-    if magnitude < u32(8):
-        bits = float_bits(f32(magnitude) * f32(2.0**-9))
-    if magnitude == u32(0x7F):
-        bits = u32(0x7FC00000)
-    return bits_float(bits | ((code & u32(0x80)) << u32(24)))
+    magnitude = code & 0x7F
+    bits = (magnitude << 20) + (120 << 23)
+    bits = where(magnitude < 8, float_bits(magnitude.cast(F32) * 2.0**-9), bits)
+    bits = where(magnitude.equals(0x7F), 0x7FC00000, bits)
+    return bits_float(bits | ((code & 0x80) << 24))
 
 
-@jit
+@scalar(F32(F32, F32))
 def encode_scale(amax, largest):
     """`scaling.te_encode_scale` of one amax; `largest` is 6 * e4m3_max."""
     scale = largest / amax
-    if not scale <= FLT_MAX:
-        scale = FLT_MAX
-    if amax == f32(0) or scale <= f32(0):
-        scale = ONE
-    return scale
+    scale = where(scale <= FLT_MAX, scale, FLT_MAX)
+    return where(amax.equals(0) | (scale <= 0), 1, scale)
 
 
-@jit
+@scalar(F32(F32))
 def te_encode_scale(amax):
     """`encode_scale` of plain recipe te."""
-    return encode_scale(amax, RANGE)
+    return encode_scale(amax, amax.made(amax.like(RANGE)))
 
 
-@jit
+@scalar(F32(F32))
 def usable(scale):
     """`scaling.usable` of one scale."""
-    if scale > f32(0) and scale <= FLT_MAX:
-        return scale
-    return ONE
+    return where((scale > 0) & (scale <= FLT_MAX), scale, 1)
 
 
-@jit
+@jit_inner
 def round_to(value, dtype):
     """A float32 rounded to an element type (an index of DTYPE_INDEX) and widened again."""
     if dtype == 2:
@@ -130,139 +124,262 @@ def round_to(value, dtype):
     return value
 
 
-@jit
+@scalar(F32(F32, F32))
 def at_most(value, limit):
     """min(value, limit), NaN passing through."""
-    if value > limit:
-        return limit
-    return value
+    return where(value > limit, limit, value)
 
 
-@jit
+@scalar(F32(F32, F32))
 def at_least(value, limit):
     """max(value, limit), NaN passing through."""
-    if value < limit:
-        return limit
-    return value
+    return where(value < limit, limit, value)
 
 
-@jit
-def nvfp4_scales(recipe, has_second, second, dtype, amax_bits, count, byte, factor):
-    """Fills scale bytes and element factors of `count` blocks from the bits of their amaxes."""
-    scale = ONE
-    if has_second and recipe != TE:
-        scale = usable(second)
+class TeRules(NamedTuple):
+    """NVFP4 by recipe te. Kernels are compiled for the kind of rules that they are called with.
+
+    Attributes:
+        largest: 6 * 448, the largest scaled magnitude.
+    """
+
+    largest: np.float32 = RANGE
+
+
+class Nvfp4Rules(NamedTuple):
+    """NVFP4 by another recipe.
+
+    Attributes:
+        recipe: its index.
+        dtype: element type of the input, see DTYPE_INDEX.
+        divides: whether elements are divided by their factor.
+        keeps_zero: whether the sign of zero is kept.
+    """
+
+    recipe: int
+    dtype: int
+    divides: bool
+    keeps_zero: bool
+
+
+class MxRules(NamedTuple):
+    """Any MX format.
+
+    Attributes:
+        rule: scale rule.
+        mantissa_bits: of the element.
+        bias: of the element.
+        max_value: largest value of the element.
+        max_exponent: of the element.
+    """
+
+    rule: int
+    mantissa_bits: int
+    bias: int
+    max_value: np.float32
+    max_exponent: int
+
+
+@jit_part
+def te_scales(rules, has_second, second, amax_bits, count, byte, first, factor):
+    """Scale bytes and element factors of `count` blocks from the bits of their amaxes, recipe te.
+
+    Args:
+        rules: a TeRules.
+        has_second: whether `second` counts; it does.
+        second: second-level scale.
+        amax_bits: of each block.
+        count: number of blocks.
+        byte: output scale bytes.
+        first: place of the first one.
+        factor: output, what each element is multiplied with or divided by.
+    """
+    encode = encode_scale(second, rules.largest)
+    multiplier = encode * RECIPROCAL_6
+    inverse = ONE / encode
+    for i in range(index(count)):
+        code = encode_e4m3(at_most(bits_float(amax_bits[i]) * multiplier, FLT_MAX))
+        byte[index(first) + i] = code
+        factor[i] = at_most(ONE / (decode_e4m3(code) * inverse), FLT_MAX)
+
+
+@jit_part
+def nvfp4_scales(rules, has_second, second, amax_bits, count, byte, first, factor):
+    """:func:`te_scales` of the other recipes; `rules` are Nvfp4Rules."""
+    recipe = rules.recipe
+    scale = usable(second) if has_second else ONE
     inverse = ONE / scale
-    if recipe == TE:
-        encode = te_encode_scale(second)
-        multiplier = encode * RECIPROCAL_6
-        inverse = ONE / encode
-        for i in range(count):
-            code = encode_e4m3(at_most(bits_float(amax_bits[i]) * multiplier, FLT_MAX))
-            byte[i] = code
-            factor[i] = at_most(ONE / (decode_e4m3(code) * inverse), FLT_MAX)
-    elif recipe == NVFUSER:
-        for i in range(count):
+    if recipe == NVFUSER:
+        for i in range(index(count)):
             code = encode_e4m3(bits_float(amax_bits[i]) / SIX * scale)
-            byte[i] = code
+            byte[index(first) + i] = code
             factor[i] = at_most(ONE / (decode_e4m3(code) * inverse), FLT_MAX)
     elif recipe == TORCHAO:
-        for i in range(count):
+        for i in range(index(count)):
             t = at_least(bits_float(amax_bits[i]) / SIX / scale, TORCHAO_SCALE_MIN)
             code = encode_e4m3(t)
-            byte[i] = code
+            byte[index(first) + i] = code
             factor[i] = at_most(inverse / decode_e4m3(code), FLT_MAX)
     elif recipe == MODELOPT:
         divisor = SIX * scale
-        for i in range(count):
+        for i in range(index(count)):
             t = bits_float(amax_bits[i]) / divisor
             if t == f32(0):
                 t = ONE
             code = encode_e4m3(at_least(t, MODELOPT_SCALE_MIN))
-            byte[i] = code
+            byte[index(first) + i] = code
             factor[i] = decode_e4m3(code) * scale
     elif recipe == COMPRESSED_TENSORS:
-        for i in range(count):
-            code = encode_e4m3(scale * round_to(bits_float(amax_bits[i]) / SIX, dtype))
+        for i in range(index(count)):
+            code = encode_e4m3(scale * round_to(bits_float(amax_bits[i]) / SIX, rules.dtype))
             if code == u32(0):
                 code = ZERO_SCALE_CODE
-            byte[i] = code
+            byte[index(first) + i] = code
             factor[i] = decode_e4m3(code) / scale
     else:
-        for i in range(count):
+        for i in range(index(count)):
             code = encode_e4m3(bits_float(amax_bits[i]) / SIX / scale)
-            byte[i] = code
+            byte[index(first) + i] = code
             factor[i] = decode_e4m3(code) * scale
 
 
-@jit
-def nvfp4_factors(recipe, has_second, second, out_dtype, byte, first_byte, count, first):
-    """Fills the first decode factor of `count` blocks and returns the second one (of them all)."""
-    last = ONE
-    if not has_second:
-        for i in range(count):
-            first[i] = decode_e4m3(u32(byte[first_byte + i]))
-        return last
-    scale = usable(second)
-    if recipe in (TE, TE_256):
-        largest = RANGE if recipe == TE else RANGE_256
-        encode = encode_scale(second, largest)
-        clamped = largest / second > FLT_MAX and second != f32(0)
-        reciprocal = ONE / largest
-        for i in range(count):
-            q = decode_e4m3(u32(byte[first_byte + i]))
-            if clamped:
-                first[i] = q / encode
-            else:
-                first[i] = q * second * reciprocal
-    elif recipe == NVFUSER:
-        last = ONE / scale
-        for i in range(count):
-            first[i] = decode_e4m3(u32(byte[first_byte + i]))
+class TeFactors(NamedTuple):
+    """NVFP4 codes that recipe te made.
+
+    Attributes:
+        largest: 6 * e4m3_max, the largest scaled magnitude.
+    """
+
+    largest: np.float32
+
+
+class Nvfp4Factors(NamedTuple):
+    """NVFP4 codes of another recipe, or without a second level.
+
+    Attributes:
+        recipe: its index.
+        dtype: element type of the result, see DTYPE_INDEX.
+    """
+
+    recipe: int
+    dtype: int
+
+
+class MxFactors(NamedTuple):
+    """Codes under E8M0 scales.
+
+    Attributes:
+        bias: of the exponents.
+    """
+
+    bias: int = 127
+
+
+@jit_part
+def te_factors(rules, has_second, second, byte, first_byte, count, factor):
+    """Fills the first decode factor of `count` blocks and returns the second one (of them all).
+
+    Args:
+        rules: a TeFactors.
+        has_second: whether `second` counts.
+        second: second-level scale.
+        byte: scale bytes.
+        first_byte: place of the first one.
+        count: number of blocks.
+        factor: output.
+    """
+    largest = rules.largest
+    encode = encode_scale(second, largest)
+    clamped = largest / second > FLT_MAX and second != f32(0)
+    reciprocal = ONE / largest
+    for i in range(index(count)):
+        q = decode_e4m3(u32(byte[index(first_byte) + i]))
+        usual = q * second * reciprocal if has_second else q
+        factor[i] = q / encode if clamped and has_second else usual
+    return ONE
+
+
+@jit_part
+def nvfp4_factors(rules, has_second, second, byte, first_byte, count, factor):
+    """:func:`te_factors` of the other recipes, or without a second level."""
+    recipe, last, scale = rules.recipe, ONE, usable(second)
+    if not has_second or recipe == NVFUSER:
+        for i in range(index(count)):
+            factor[i] = decode_e4m3(u32(byte[index(first_byte) + i]))
+        last = ONE / scale if has_second else ONE
     elif recipe == COMPRESSED_TENSORS:
-        for i in range(count):
-            first[i] = decode_e4m3(u32(byte[first_byte + i])) / scale
+        for i in range(index(count)):
+            factor[i] = decode_e4m3(u32(byte[index(first_byte) + i])) / scale
     elif recipe == COMFY:
-        rounded = round_to(scale, out_dtype)
-        for i in range(count):
-            q = decode_e4m3(u32(byte[first_byte + i]))
-            first[i] = round_to(rounded * q, out_dtype)
+        rounded = round_to(scale, rules.dtype)
+        for i in range(index(count)):
+            q = decode_e4m3(u32(byte[index(first_byte) + i]))
+            factor[i] = round_to(rounded * q, rules.dtype)
     else:
-        for i in range(count):
-            first[i] = scale * decode_e4m3(u32(byte[first_byte + i]))
+        for i in range(index(count)):
+            factor[i] = scale * decode_e4m3(u32(byte[index(first_byte) + i]))
     return last
 
 
-@jit
-def power_of_two(exponent):
-    """2^exponent as float32 for exponent in -127..127; -127 is a subnormal."""
-    bits = u32(exponent + 127) << u32(23)
-    if exponent == -127:
-        bits = u32(0x00400000)
-    return bits_float(bits)
+@jit_part
+def mx_factors(rules, has_second, second, byte, first_byte, count, factor):
+    """:func:`te_factors` of E8M0 scales."""
+    for i in range(index(count)):
+        factor[i] = decode_e8m0(u32(byte[index(first_byte) + i]))
+    return ONE
 
 
-@jit
-def mx_scales(rule, mantissa_bits, max_exponent, max_value, amax_bits, count, byte, factor):
-    """Fills E8M0 bytes and element factors of `count` blocks: `scaling.mx_block_scale`."""
-    reciprocal = ONE / max_value
-    half_ulp = np.int64(1) << (22 - mantissa_bits)
-    for i in range(count):
-        if rule == RCEIL:
-            scaled = float_bits(bits_float(amax_bits[i]) * reciprocal)
-            exponent = np.int64(scaled >> u32(23))
-            mantissa = scaled & u32(0x7FFFFF)
-            if exponent == 255:
-                exponent = 255 if mantissa != 0 else 254
-            elif mantissa != 0 and exponent != 254 and (exponent != 0 or mantissa > 0x400000):
-                exponent += 1
-        else:
-            bits = np.int64(amax_bits[i])
-            if rule == EVEN:
-                bits += half_ulp
-            exponent = bits >> 23
-            if rule == CEIL and bits & 0x7FFFFF != 0:
-                exponent += 1
-            exponent = min(max(exponent - max_exponent, 0), 254)
-        byte[i] = exponent
-        factor[i] = power_of_two(127 - exponent) if exponent != 255 else f32(np.nan)
+@jit_inner
+def any_factors(recipe, dtype, has_second, second, byte, first_byte, count, factor):
+    """:func:`te_factors` of any NVFP4 recipe, chosen by its index (TE_256 included)."""
+    if recipe in (TE, TE_256):
+        rules = TeFactors(RANGE if recipe == TE else RANGE_256)
+        last = te_factors(rules, has_second, second, byte, first_byte, count, factor)
+    else:
+        others = Nvfp4Factors(recipe, dtype)
+        last = nvfp4_factors(others, has_second, second, byte, first_byte, count, factor)
+    return last
+
+
+@scalar(U32(U32, I64, I64, I64, F32))
+def mx_exponent(bits, rule, mantissa_bits, max_exponent, reciprocal):
+    """E8M0 byte (u32) of the bits of a block's amax; `reciprocal` of the largest element."""
+    scaled = float_bits(bits_float(bits) * reciprocal)
+    exponent, mantissa = scaled >> 23, scaled & 0x7FFFFF
+    inexact = mantissa.differs(0)
+    grows = inexact & exponent.differs(254) & (exponent.differs(0) | (mantissa > 0x400000))
+    by_rceil = where(grows, exponent + 1, exponent)
+    by_rceil = where(exponent.equals(255), where(inexact, exponent, 254), by_rceil)
+    half_ulp = 1 << (22 - mantissa_bits).cast(U32)
+    bits = where(rule.equals(EVEN), bits + half_ulp, bits)
+    exponent = bits >> 23
+    exponent = where(rule.equals(CEIL) & (bits & 0x7FFFFF).differs(0), exponent + 1, exponent)
+    exponent = exponent.cast(I32) - max_exponent.cast(I32)
+    exponent = least(most(exponent, 0), 254).cast(U32)
+    return where(rule.equals(RCEIL), by_rceil, exponent)
+
+
+@scalar(F32(U32))
+def decode_e8m0(byte):
+    """float32 of an E8M0 byte (u32): 2^(byte - 127), the first a subnormal, the last NaN."""
+    bits = where(byte.equals(0), 0x00400000, byte << 23)
+    return bits_float(where(byte.equals(255), QUIET_NAN, bits))
+
+
+@scalar(U32(U32))
+def reverse_e8m0(byte):
+    """The E8M0 byte (u32) of the reciprocal; that of NaN is NaN's."""
+    return where(byte.equals(255), byte, 254 - byte)
+
+
+@jit_part
+def mx_scales(rules, has_second, second, amax_bits, count, byte, first, factor):
+    """:func:`te_scales` of MX formats: `scaling.mx_block_scale`; `rules` are MxRules."""
+    reciprocal = ONE / rules.max_value
+    for i in range(index(count)):
+        code = mx_exponent(
+            amax_bits[i], rules.rule, rules.mantissa_bits, rules.max_exponent, reciprocal
+        )
+        byte[index(first) + i] = code
+        # 2^(127 - exponent), of 2^(exponent - 127).
+        factor[i] = decode_e8m0(reverse_e8m0(code))

@@ -12,8 +12,7 @@ import numpy as np
 from fp4kit import codecs
 
 from .base import ErrorSums, Plan
-from .cpu_load import code_words, kernels
-from .cpu_variants import decoding_index
+from .cpu_load import code_words, kernels, read_only
 
 
 class Part(NamedTuple):
@@ -43,19 +42,22 @@ def measurer(
         byte: linear scale bytes, flat.
         second: second-level scales, empty if there are none.
     """
-    decode = kernels()[3]
+    _, kinds, _, decode = kernels()
     recipe, element, block = plan.recipe, plan.format.element, plan.format.block_size
-    index = decoding_index(plan)
+    how = kinds.decoding(plan, "float32")
+    kernel = kinds.error_measurer(how.factors, how.decode)
     keep_sign = recipe.decodes_negative_zero if recipe else True
-    codes, flat = code_words(packed, plan), packed.reshape(-1)
+    codes, flat = read_only(code_words(packed, plan)), read_only(packed.reshape(-1))
+    words, byte, second = read_only(words), read_only(byte), read_only(second)
     block_bytes = block // plan.format.codes_per_byte
 
     def measure(begin: int, end: int) -> Part:
         sums, scales = np.zeros(5), np.zeros(2, np.int64)
-        decode.quantized_error_range(
-            words, codes, byte, begin, end, block // 2, index, second,
+        decoded = np.empty(decode.TILE * block // 2, np.uint64)
+        kernel(
+            words, codes, byte, begin, end, block // 2, how.rules, second,
             plan.rows_per_scale * plan.blocks, keep_sign, plan.nibble_order == "low_first",
-            element.values, sums, scales,
+            element.values, sums, scales, kinds.scratch()[0], decoded,
         )  # fmt: skip
         first, last = begin * block_bytes, end * block_bytes
         if plan.format.codes_per_byte == 2:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TypeVar
 
 from fp4kit.errors import OptionError
+from fp4kit.float_mode import by_ieee
 
 THREADS_VARIABLE = "FP4KIT_NUM_THREADS"
 #: Fewest elements in a task: below, handing it to a thread costs more than it brings.
@@ -61,6 +62,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+@by_ieee
 def run(
     work: Callable[[int, int], Result], count: int, size: int, *, sums: bool = False
 ) -> list[Result]:
@@ -81,4 +83,6 @@ def run(
     ranges = [(begin, min(begin + step, count)) for begin in range(0, count, step)]
     if len(ranges) <= 1 or threads == 1:
         return [work(begin, end) for begin, end in ranges]
-    return list(_pool(threads).map(lambda pair: work(*pair), ranges))
+    # Threads of the pool are in the mode of whichever thread started them.
+    piece = by_ieee(work)
+    return list(_pool(threads).map(lambda pair: piece(*pair), ranges))

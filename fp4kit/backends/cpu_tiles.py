@@ -7,15 +7,14 @@ b vectorizes whatever runs along k: a rotation, a sum of errors, or the packing 
 blocks are those of some rows (b = row * blocks + block), or one block of each of some columns.
 """
 
-# ruff: noqa: ANN001, ANN202, ANN201 - numba infers the types
+# ruff: noqa: ANN001, ANN201 - numba infers the types
 
 from __future__ import annotations
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from .cpu_jit import jit_inner
+from .cpu_scalars import F32, I16, U16, U32, scalar
 from .cpu_words import ABS, INF_BITS, bits_float, f32, float_bits, narrow_bfloat, u32, widen_half
 
 #: An array is worked on in panels of this many rows and columns.
@@ -33,17 +32,12 @@ index = np.uint64
 SIGN = u32(0x80000000)
 
 
+@scalar(F32(U16), F32(I16), F32(F32))
 def widen(element):
     """A raw element as float32."""
-
-
-@overload(widen, inline="always")
-def _widen(element):
-    if element == types.uint16:
-        return lambda element: bits_float(u32(element) << u32(16))
-    if element == types.int16:
-        return lambda element: widen_half(u32(element) & u32(0xFFFF))
-    return lambda element: element
+    if element.kind == U16:
+        return bits_float(element.cast(U32) << 16)
+    return widen_half(element.cast(U32) & 0xFFFF) if element.kind == I16 else element
 
 
 @jit_inner

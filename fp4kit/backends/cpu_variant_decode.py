@@ -6,18 +6,17 @@ Both fill a panel of float32 elements (see :mod:`fp4kit.backends.cpu_tiles`), wh
 then rounds to the element type of the result.
 """
 
-# ruff: noqa: ANN001, ANN202, ANN201 - numba infers the types
+# ruff: noqa: ANN001, ANN201 - numba infers the types
 
 from __future__ import annotations
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from .cpu_decode import decode_e2m1
 from .cpu_encode import NO_RECIPE
-from .cpu_jit import jit, jit_inner
-from .cpu_scales import nvfp4_factors, power_of_two
+from .cpu_jit import jit, jit_inner, jit_of
+from .cpu_scalars import F32, I16, U16, scalar
+from .cpu_scales import any_factors, decode_e8m0
 from .cpu_tiles import (
     GROUP,
     LONGEST,
@@ -33,17 +32,12 @@ from .cpu_tiles import (
 from .cpu_words import canonical, f32, float_bits, narrow_bfloat, narrow_half, u32
 
 
+@scalar(U16(F32, U16), I16(F32, I16), F32(F32, F32))
 def narrow(value, element):
     """A float32 rounded to the element type of a raw element."""
-
-
-@overload(narrow, inline="always")
-def _narrow(value, element):
-    if element == types.uint16:
-        return lambda value, element: np.uint16(narrow_bfloat(value))
-    if element == types.int16:
-        return lambda value, element: np.int16(narrow_half(canonical(value)))
-    return lambda value, element: canonical(value)
+    if element.kind == U16:
+        return narrow_bfloat(value).cast(U16)
+    return narrow_half(canonical(value)).cast(I16) if element.kind == I16 else canonical(value)
 
 
 @jit
@@ -61,8 +55,7 @@ def column_factors(how, col, count, byte, second, first, last):
     """Decode factors of one block of each of some columns; runs of equal second levels at once."""
     if how.recipe == NO_RECIPE:
         for b in range(count):
-            exponent = np.int64(byte[b]) - 127
-            first[b] = power_of_two(exponent) if exponent != 128 else f32(np.nan)
+            first[b] = decode_e8m0(u32(byte[b]))
             last[b] = f32(1)
         return
     b = 0
@@ -74,15 +67,15 @@ def column_factors(how, col, count, byte, second, first, last):
             or float_bits(second[(col + stop) // how.per_scale]) == float_bits(value)
         ):
             stop += 1
-        of_all = nvfp4_factors(
-            how.recipe, how.has_second, value, how.dtype, byte, b, stop - b, first[b:stop]
+        of_all = any_factors(
+            how.recipe, how.dtype, how.has_second, value, byte, b, stop - b, first[b:stop]
         )
         for i in range(b, stop):
             last[i] = of_all
         b = stop
 
 
-@jit
+@jit_of()
 def decode_panel(how, row, col, packed, codes, scales, second, keeps_zero, table, panel):
     """Decodes a panel of columnwise codes.
 
@@ -128,7 +121,7 @@ def decode_panel(how, row, col, packed, codes, scales, second, keeps_zero, table
                     panel[target + b] = table[codes[source + b]] * first[b]
 
 
-@jit
+@jit_of()
 def rotate_panel(panel, rows, cols, columnwise, mask, to_bfloat, inverse):
     """Rotates a panel of `rows` x `cols` elements in place."""
     v = np.empty((LONGEST, TILE), np.float32)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .cpu_encode import NO_RECIPE, encode_e2m1
-from .cpu_jit import jit, jit_inner
+from .cpu_jit import jit, jit_inner, jit_of
 from .cpu_random import encode_stochastically, random_words
-from .cpu_scales import TE, encode_float8, mx_scales, nvfp4_scales
+from .cpu_scales import TE, MxRules, Nvfp4Rules, encode_float8, mx_scales, nvfp4_scales
 from .cpu_search import NO_SEARCH, search, te_scales
 from .cpu_tiles import (
     GROUP,
@@ -117,10 +117,10 @@ def tile_scales(how, v, count, rows, blocks, second, amax, byte, factor, work):
     if how.tiled:
         tile_amaxes(amax, how.size, blocks)
     if how.recipe == NO_RECIPE:
-        mx_scales(
-            how.rule, how.mantissa_bits, how.max_exponent, how.largest_code, amax, count, byte,
-            factor,
+        mx = MxRules(
+            how.rule, how.mantissa_bits, how.bias, how.largest_code, how.max_exponent
         )  # fmt: skip
+        mx_scales(mx, False, f32(1), amax, count, byte, 0, factor)
     elif how.search != NO_SEARCH:
         search(
             v, count, how.search, how.error, how.tiled, rows, blocks, second, how.largest, amax,
@@ -134,10 +134,10 @@ def tile_scales(how, v, count, rows, blocks, second, amax, byte, factor, work):
             stop = b + 1
             while stop < count and float_bits(second[stop]) == float_bits(second[b]):
                 stop += 1
+            rules = Nvfp4Rules(how.recipe, how.dtype, how.divides, how.keeps_zero)
             nvfp4_scales(
-                how.recipe, how.has_second, second[b], how.dtype, amax[b:stop], stop - b,
-                byte[b:stop], factor[b:stop],
-            )  # fmt: skip
+                rules, how.has_second, second[b], amax[b:stop], stop - b, byte, b, factor[b:stop]
+            )
             b = stop
 
 
@@ -297,7 +297,7 @@ def tile_count(how, col):
     return (columns + how.size - 1) // how.size * how.size
 
 
-@jit
+@jit_of()
 def quantize_panel(x, row, col, directions, hows, seconds, packeds, codes, scales):
     """Quantizes a panel in one or two directions.
 
@@ -326,7 +326,7 @@ def quantize_panel(x, row, col, directions, hows, seconds, packeds, codes, scale
             store_tile(how, row + first, col, count, words, byte, packeds[d], codes[d], scales[d])
 
 
-@jit
+@jit_of()
 def amax_panel(x, row, col, how, vectors):
     """Raises `vectors` to the largest magnitudes (bits, NaN ignored) of a panel."""
     v, _, _, _, amax, _, _, _, _ = make_scratch()

@@ -18,6 +18,7 @@ from fp4kit.formats import SCALE_RULES
 from fp4kit.variant import ERRORS, PLAIN, SCALE_SEARCHES
 
 from .base import NO_SEED, Backend, Plan, RawArray, Seed
+from .cpu_load import read_only
 from .cpu_threads import run
 
 #: Sign-cleared bits of everything, and of infinity (NaN lies above), by element type.
@@ -40,14 +41,10 @@ def decoders() -> ModuleType:
     return importlib.import_module("fp4kit.backends.cpu_variant_decode")
 
 
-def decoding_index(plan: Plan) -> int:
-    """The number of the plan's recipe to the kernels that decode."""
-    scales = importlib.import_module("fp4kit.backends.cpu_scales")
-    if plan.recipe is None:
-        return -1
-    if plan.variant is not None and plan.variant.e4m3_max != PLAIN.e4m3_max:
-        return int(scales.TE_256)
-    return plan.recipe.index
+@cache
+def _kinds() -> ModuleType:
+    """The kinds of kernels; importing them imports numba."""
+    return importlib.import_module("fp4kit.backends.cpu_kinds")
 
 
 def elements(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -137,12 +134,14 @@ def quantize(
     seed: Seed,
 ) -> None:
     """`Backend.quantize` of one plan, or `quantize_both` of two, reading the array once."""
-    module, flat = kernels(), elements(x, dtype)
+    module, flat = kernels(), read_only(elements(x, dtype))
     targets = [Target(plan, *output) for plan, output in zip(plans, outputs, strict=True)]
     number = [0, len(plans) - 1]
-    none = np.empty(0, np.float32)
+    none = read_only(np.empty(0, np.float32))
     hows = tuple(how(plans[i], dtype, seed) for i in number)
-    scales = [none if second is None else np.ascontiguousarray(second) for second in seconds]
+    scales = [
+        none if second is None else read_only(np.ascontiguousarray(second)) for second in seconds
+    ]
     arguments = (
         len(plans),
         hows,
@@ -168,7 +167,7 @@ def dequantize(
     dtype: str,
 ) -> None:
     """`Backend.dequantize` of a columnwise plan."""
-    module, facts = decoders(), how(plan, dtype)._replace(recipe=decoding_index(plan))
+    module, facts = decoders(), how(plan, dtype)._replace(recipe=_kinds().recipe_number(plan))
     byte = block_scale
     if plan.scale_layout != "linear":
         byte = np.empty((plan.vectors, plan.blocks), np.uint8)
@@ -176,11 +175,12 @@ def dequantize(
     codes, recipe = packed.reshape(-1), plan.recipe
     if codes.size % 4 or codes.ctypes.data % 4:
         codes = np.concatenate([codes, np.zeros(-codes.size % 4, np.uint8)])
+    given = np.empty(0, np.float32) if second is None else np.ascontiguousarray(second)
     arguments = (
-        codes.view(np.uint32),
-        codes,
-        byte.reshape(-1),
-        np.empty(0, np.float32) if second is None else np.ascontiguousarray(second),
+        read_only(codes.view(np.uint32)),
+        read_only(codes),
+        read_only(byte.reshape(-1)),
+        read_only(given),
         recipe.decodes_negative_zero if recipe is not None else True,
         plan.format.element.values,
     )
@@ -208,7 +208,7 @@ def rotate(
         shape = (min(height, rows - row), min(width, cols - col))
         module.rotate_panel(panel, *shape, axis == "column", mask, rounding == "bf16", inverse)
 
-    fill_panels(rows, cols, elements(x, dtype), out, out_dtype, work)
+    fill_panels(rows, cols, read_only(elements(x, dtype)), out, out_dtype, work)
 
 
 def fill_panels(
@@ -255,7 +255,7 @@ def plan_amax(plan: Plan, x: np.ndarray, dtype: str) -> np.ndarray:
 def vector_amaxes(plan: Plan, x: np.ndarray, dtype: str) -> np.ndarray:
     """float32 amax of each row or column, NaN ignored, from the bits of the elements."""
     encode = importlib.import_module("fp4kit.backends.cpu_encode")
-    data = x.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16)
+    data = read_only(x.reshape(-1).view(np.uint32 if dtype == "float32" else np.uint16))
     number: Any = data.dtype.type
     mask, infinity = (number(n) for n in MAGNITUDE_AND_INFINITY[dtype])
     out, rows, cols = np.zeros(plan.vectors, data.dtype), plan.rows, plan.cols
@@ -278,7 +278,7 @@ def rotated_amaxes(plan: Plan, x: np.ndarray, dtype: str) -> np.ndarray:
     # Panels that share vectors are left to one thread.
     each_panel(
         plan,
-        elements(x, dtype),
+        read_only(elements(x, dtype)),
         False,
         lambda panel, row, col: module.amax_panel(panel, row, col, facts, vectors),
     )

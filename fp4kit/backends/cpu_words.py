@@ -7,19 +7,16 @@ word's type names the element type: uint32 is two bfloat16, int32 two float16, u
 LLVM then vectorizes widening, encoding and packing without a single shuffle across lanes.
 """
 
-# ruff: noqa: ANN001, ANN202, ANN201 - numba infers the types
+# ruff: noqa: ANN001, ANN201 - numbers of kernels, see cpu_scalars
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
 from llvmlite.binding import get_default_triple, get_host_cpu_features
-from numba import types
-from numba.extending import intrinsic, overload
+from numba.core import config
 
 from .cpu_jit import jit
+from .cpu_scalars import F32, F64, HALF, I32, I64, U16, U32, U64, scalar, where
 
 WORD_TYPES = {"bfloat16": np.uint32, "float16": np.int32, "float32": np.uint64}
 
@@ -29,232 +26,170 @@ f32 = np.float32
 ABS = u32(0x7FFFFFFF)
 INF_BITS = u32(0x7F800000)
 QUIET_NAN = u32(0x7FC00000)
+#: A function of one word of each type.
+OF_WORD = (U32(U32), U32(I32), U32(U64))
 
 
-@intrinsic
-def float_bits(_context: Any, _value: Any) -> Any:
+@scalar(U32(F32))
+def float_bits(value):
     """Bit pattern of a float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
+    return value.bits_as(U32)
 
 
-@intrinsic
-def bits_float(_context: Any, _value: Any) -> Any:
+@scalar(F32(U32))
+def bits_float(bits):
     """float32 of a bit pattern."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
+    return bits.bits_as(F32)
 
 
-@intrinsic
-def double_bits(_context: Any, _value: Any) -> Any:
+@scalar(I64(F64))
+def double_bits(value):
     """Bit pattern of a float64, as int64."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(64))
-
-    return types.int64(types.float64), generate
+    return value.bits_as(I64)
 
 
-@intrinsic
-def bits_double(_context: Any, _value: Any) -> Any:
+@scalar(F64(I64))
+def bits_double(bits):
     """float64 of a bit pattern (int64)."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
+    return bits.bits_as(F64)
 
 
-@intrinsic
-def widen_half_hardware(_context: Any, _half: Any) -> Any:
+def widen_half_hardware(half):
     """float32 of float16 bits (u32), by the processor's instruction."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        half = builder.bitcast(builder.trunc(arguments[0], ir.IntType(16)), ir.HalfType())
-        return builder.fpext(half, ir.FloatType())
-
-    return types.float32(types.uint32), generate
+    return half.cast(U16).bits_as(HALF).cast(F32)
 
 
-@intrinsic
-def narrow_half_hardware(_context: Any, _value: Any) -> Any:
+def narrow_half_hardware(value):
     """float16 bits (u32) of a float32, nearest even, by the processor's instruction."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        half = builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-        return builder.zext(half, ir.IntType(32))
-
-    return types.uint32(types.float32), generate
+    return value.cast(HALF).bits_as(U16).cast(U32)
 
 
-@jit
 def widen_half_software(half):
     """float32 of float16 bits (u32), exact, subnormals and NaN included."""
-    magnitude = half & u32(0x7FFF)
-    sign = (half & u32(0x8000)) << u32(16)
-    bits = (magnitude << u32(13)) + u32(112 << 23)
-    if magnitude < u32(0x0400):
-        bits = float_bits(f32(magnitude) * f32(2.0**-24))
-    if magnitude >= u32(0x7C00):
-        bits = (magnitude << u32(13)) | INF_BITS
-    return bits_float(bits | sign)
+    magnitude = half & 0x7FFF
+    bits = (magnitude << 13) + (112 << 23)
+    small = float_bits(magnitude.cast(F32) * 2.0**-24)
+    bits = where(magnitude < 0x0400, small, bits)
+    bits = where(magnitude >= 0x7C00, (magnitude << 13) | INF_BITS, bits)
+    return bits_float(bits | ((half & 0x8000) << 16))
 
 
-@jit
 def narrow_half_software(value):
     """float16 bits (u32) of a float32, nearest even, overflow to infinity; NaN becomes 7E00."""
     bits = float_bits(value)
-    sign = (bits >> u32(16)) & u32(0x8000)
     magnitude = bits & ABS
-    rounded = (magnitude + u32(0xFFF) + ((magnitude >> u32(13)) & u32(1))) >> u32(13)
-    code = rounded - u32(112 << 10)
-    if magnitude < u32(113 << 23):
-        # Adding 0.5 rounds to multiples of 2^-24, the spacing of float16 subnormals.
-        code = float_bits(bits_float(magnitude) + f32(0.5)) - u32(0x3F000000)
-    if magnitude >= u32(0x477FF000):
-        code = u32(0x7C00)
-    if magnitude > INF_BITS:
-        return u32(0x7E00)
-    return code | sign
+    code = ((magnitude + 0xFFF + ((magnitude >> 13) & 1)) >> 13) - (112 << 10)
+    # Adding 0.5 rounds to multiples of 2^-24, the spacing of float16 subnormals.
+    small = float_bits(bits_float(magnitude) + 0.5) - 0x3F000000
+    code = where(magnitude < (113 << 23), small, code)
+    code = where(magnitude >= 0x477FF000, 0x7C00, code)
+    return where(magnitude > INF_BITS, 0x7E00, code | ((bits >> 16) & 0x8000))
 
 
-# Without the instructions LLVM would call library functions that are not there.
-HAS_HALF = get_host_cpu_features().get("f16c", False) or "aarch64" in get_default_triple()
-widen_half = widen_half_hardware if HAS_HALF else widen_half_software
-narrow_half = narrow_half_hardware if HAS_HALF else narrow_half_software
+def target_has_half() -> bool:
+    """Whether the processor that numba compiles for converts float16 itself.
+
+    Without the instructions LLVM would call library functions that are not there. The processor is
+    the host's unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES name another.
+    """
+    if "aarch64" in get_default_triple() or "arm64" in get_default_triple():
+        return True
+    if config.CPU_FEATURES is None:
+        return bool(get_host_cpu_features().get("f16c", False))
+    named = [name for name in config.CPU_FEATURES.split(",") if name[1:] == "f16c"]
+    return bool(named) and named[-1][0] == "+"
 
 
-@jit
+HAS_HALF = target_has_half()
+widen_half = scalar(F32(U32))(widen_half_hardware if HAS_HALF else widen_half_software)
+narrow_half = scalar(U32(F32))(narrow_half_hardware if HAS_HALF else narrow_half_software)
+
+
+@scalar(U32(F32))
 def narrow_finite_bfloat(value):
     """bfloat16 bits (u32) of a float32 that is not NaN, nearest even."""
     bits = float_bits(value)
-    return (bits + u32(0x7FFF) + ((bits >> u32(16)) & u32(1))) >> u32(16)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
-@jit
+@scalar(U32(F32))
 def narrow_bfloat(value):
     """bfloat16 bits (u32) of a float32, nearest even; NaN becomes 7FC0."""
-    rounded = narrow_finite_bfloat(value)
-    return u32(0x7FC0) if (float_bits(value) & ABS) > INF_BITS else rounded
+    return where((float_bits(value) & ABS) > INF_BITS, 0x7FC0, narrow_finite_bfloat(value))
 
 
-@jit
+@scalar(F32(F32))
 def canonical(value):
     """A float32 with every NaN the positive quiet one: what the processor makes has a sign."""
     bits = float_bits(value)
-    return bits_float(u32(0x7FC00000) if (bits & ABS) > INF_BITS else bits)
+    return bits_float(where((bits & ABS) > INF_BITS, QUIET_NAN, bits))
 
 
+@scalar(F32(U32), F32(I32), F32(U64))
 def low(word):
     """The even element of a word, as float32."""
+    if word.kind == U32:
+        return bits_float(word << 16)
+    if word.kind == I32:
+        return widen_half(word.cast(U32) & 0xFFFF)
+    return bits_float(word.cast(U32))
 
 
+@scalar(F32(U32), F32(I32), F32(U64))
 def high(word):
     """The odd element of a word, as float32."""
+    if word.kind == U32:
+        return bits_float(word & 0xFFFF0000)
+    if word.kind == I32:
+        return widen_half(word.cast(U32) >> 16)
+    return bits_float((word >> 32).cast(U32))
 
 
+@scalar(*OF_WORD)
 def low_magnitude(word):
     """Sign-cleared bits (u32) of the even element, in its own format."""
+    return word.cast(U32) & (ABS if word.kind == U64 else 0x7FFF)
 
 
+@scalar(*OF_WORD)
 def high_magnitude(word):
     """Sign-cleared bits (u32) of the odd element, in its own format."""
+    if word.kind == U64:
+        return (word >> 32).cast(U32) & ABS
+    return (word.cast(U32) >> 16) & 0x7FFF
 
 
+@scalar(U32(U32, U32), U32(U32, I32), U32(U32, U64))
 def widen_magnitude(bits, word):
     """Sign-cleared element bits (u32) as the bits of the float32 of the same value."""
+    if word.kind == U32:
+        return bits << 16
+    return float_bits(widen_half(bits)) if word.kind == I32 else bits
 
 
+@scalar(*OF_WORD)
 def infinity_of(word):
     """Sign-cleared bits (u32) of infinity in the element's own format; NaN lies above."""
+    infinity = {U32: 0x7F80, I32: 0x7C00, U64: INF_BITS}[word.kind]
+    return (word.cast(U32) & 0) | infinity
 
 
+@scalar(U32(F32, F32, U32), I32(F32, F32, I32), U64(F32, F32, U64))
 def join_finite(even, odd, word):
     """`join` of two float32 that are not NaN."""
+    if word.kind == U32:
+        return narrow_finite_bfloat(even) | (narrow_finite_bfloat(odd) << 16)
+    if word.kind == I32:
+        return (narrow_half(even) | (narrow_half(odd) << 16)).cast(I32)
+    return float_bits(even).cast(U64) | (float_bits(odd).cast(U64) << 32)
 
 
+@scalar(U32(F32, F32, U32), I32(F32, F32, I32), U64(F32, F32, U64))
 def join(even, odd, word):
     """Rounds two float32 to the element type of `word`, NaN canonical, into one such word."""
-
-
-@overload(low, inline="always")
-def _low(word):
-    if word == types.uint32:
-        return lambda word: bits_float(word << u32(16))
-    if word == types.int32:
-        return lambda word: widen_half(u32(word) & u32(0xFFFF))
-    return lambda word: bits_float(u32(word))
-
-
-@overload(high, inline="always")
-def _high(word):
-    if word == types.uint32:
-        return lambda word: bits_float(word & u32(0xFFFF0000))
-    if word == types.int32:
-        return lambda word: widen_half(u32(word) >> u32(16))
-    return lambda word: bits_float(u32(word >> u64(32)))
-
-
-@overload(low_magnitude, inline="always")
-def _low_magnitude(word):
-    if word == types.uint64:
-        return lambda word: u32(word) & ABS
-    return lambda word: u32(word) & u32(0x7FFF)
-
-
-@overload(high_magnitude, inline="always")
-def _high_magnitude(word):
-    if word == types.uint64:
-        return lambda word: u32(word >> u64(32)) & ABS
-    return lambda word: (u32(word) >> u32(16)) & u32(0x7FFF)
-
-
-@overload(widen_magnitude, inline="always")
-def _widen_magnitude(bits, word):
-    if word == types.uint32:
-        return lambda bits, word: bits << u32(16)
-    if word == types.int32:
-        return lambda bits, word: float_bits(widen_half(bits))
-    return lambda bits, word: bits
-
-
-@overload(infinity_of, inline="always")
-def _infinity_of(word):
-    if word == types.uint32:
-        return lambda word: u32(0x7F80)
-    if word == types.int32:
-        return lambda word: u32(0x7C00)
-    return lambda word: INF_BITS
-
-
-@overload(join, inline="always")
-def _join(even, odd, word):
-    if word == types.uint32:
-        return lambda even, odd, word: narrow_bfloat(even) | (narrow_bfloat(odd) << u32(16))
-    if word == types.int32:
-        return lambda even, odd, word: np.int32(
-            narrow_half(canonical(even)) | (narrow_half(canonical(odd)) << u32(16))
-        )
-    return lambda even, odd, word: (
-        u64(float_bits(canonical(even))) | (u64(float_bits(canonical(odd))) << u64(32))
-    )
-
-
-@overload(join_finite, inline="always")
-def _join_finite(even, odd, word):
-    if word == types.uint32:
-        return lambda even, odd, word: (
-            narrow_finite_bfloat(even) | (narrow_finite_bfloat(odd) << u32(16))
-        )
-    if word == types.int32:
-        return lambda even, odd, word: np.int32(narrow_half(even) | (narrow_half(odd) << u32(16)))
-    return lambda even, odd, word: u64(float_bits(even)) | (u64(float_bits(odd)) << u64(32))
+    if word.kind == U32:
+        return narrow_bfloat(even) | (narrow_bfloat(odd) << 16)
+    return join_finite(canonical(even), canonical(odd), word)
 
 
 @jit

@@ -7,10 +7,12 @@ from __future__ import annotations
 import numpy as np
 
 from fp4kit import codecs, layout, rotation, scaling
+from fp4kit.float_mode import computes_by_ieee
 from fp4kit.formats import E4M3
 
 from . import reference_variants as variants
 from .base import NO_SEED, Backend, ErrorSums, Plan, RawArray, Request, Seed
+from .operations import Operations
 from .reference_operations import ReferenceOperations
 
 
@@ -21,6 +23,7 @@ def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
     return np.repeat(second, plan.rows_per_scale)[:, None]
 
 
+@computes_by_ieee(Operations)
 class ReferenceBackend(ReferenceOperations, Backend):
     """NumPy, one readable step after the other."""
 

@@ -11,6 +11,7 @@ from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from fp4kit.float_mode import by_ieee
 from fp4kit.io.cast import check_cast
 from fp4kit.io.slabs import Progress
 
@@ -114,6 +115,7 @@ def plan_quantize_checkpoint(source: Path, options: CheckpointOptions) -> Checkp
     return _planned(QUANTIZE, source, options)
 
 
+@by_ieee
 def quantize_checkpoint(
     source: Path,
     target: Path,
@@ -152,6 +154,7 @@ def quantize_checkpoint(
     return _carried_out(QUANTIZE, source, target, options, how)
 
 
+@by_ieee
 def dequantize_checkpoint(
     source: Path,
     target: Path,
@@ -193,6 +196,7 @@ def plan_convert_checkpoint(source: Path, options: ConvertOptions) -> Checkpoint
     return _planned(CONVERT, source, options)
 
 
+@by_ieee
 def convert_checkpoint(
     source: Path,
     target: Path,

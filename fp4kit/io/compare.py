@@ -14,6 +14,7 @@ import numpy as np
 
 from fp4kit.backends.base import ErrorSums
 from fp4kit.errors import FileFormatError, ShapeError
+from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
 from fp4kit.metrics import ErrorStats
 
@@ -261,6 +262,7 @@ def _measure(engine: Engine, step: Step, parts: list[Bytes]) -> None:
         pair.sums += engine.sums(parts[0], pair.original.dtype, parts[1], other.dtype)
 
 
+@by_ieee
 def compare_sides(
     a: Side, b: Side, *, device: str = "cpu", progress: Progress | None = None
 ) -> FileReport:

@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError
+from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, one_of
 
 from . import gpu_pipeline, slabs
@@ -152,6 +153,7 @@ def _report(tensor: Logical, spec: TensorSpec) -> TensorReport:
     )
 
 
+@by_ieee
 def dequantize_file(
     source: Path,
     target: Path,

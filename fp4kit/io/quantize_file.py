@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fp4kit.backends.base import Plan
 from fp4kit.errors import FileFormatError
+from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, get_format
 from fp4kit.planning import plan_quantize
 from fp4kit.variant import search_variant
@@ -191,6 +192,7 @@ def plan_quantize_file(
         return _report(opened, None, works, options, started)
 
 
+@by_ieee
 def quantize_file(
     source: Path,
     target: Path,

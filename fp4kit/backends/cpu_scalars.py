@@ -1,0 +1,228 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a few numbers, written as LLVM instructions into the kernel that calls them.
+
+numba would infer the types of each such function, lower it, optimize it and make machine code of
+it, 50 ms every time, only for LLVM to inline it in the end. A function under :func:`scalar` is
+called instead, while the kernel that needs it is compiled, with symbols in the place of numbers,
+and writes down what is done to them. It may not branch: :func:`where` chooses between two results.
+Integers keep their width, other than numba's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from llvmlite import ir
+from numba import extending as untyped_extending
+from numba import types as untyped_types
+
+extending: Any = untyped_extending
+types: Any = untyped_types
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+BOOL = types.boolean
+U8, U16, U32, U64 = types.uint8, types.uint16, types.uint32, types.uint64
+I16, I32, I64 = types.int16, types.int32, types.int64
+F32, F64 = types.float32, types.float64
+HALF = "half"
+WIDTHS = {BOOL: 1, U8: 8, U16: 16, I16: 16, U32: 32, I32: 32, U64: 64, I64: 64}
+LLVM_TYPES = {kind: ir.IntType(width) for kind, width in WIDTHS.items()} | {
+    F32: ir.FloatType(),
+    F64: ir.DoubleType(),
+    HALF: ir.HalfType(),
+}
+SIGNED, FLOATS = (I16, I32, I64), (F32, F64)
+
+
+class Number:
+    """A number of a kernel that is being compiled; operations on it become instructions."""
+
+    __array_ufunc__ = None  # NumPy's numbers leave it to this class what they and it give
+
+    def __init__(self, builder: ir.IRBuilder, value: ir.Value, kind: Any) -> None:
+        self.builder, self.value, self.kind = builder, value, kind
+
+    def like(self, other: Any) -> ir.Value:
+        """Another number, or a constant, as a value of this number's type."""
+        if isinstance(other, Number):
+            if other.kind != self.kind:
+                raise TypeError(f"{self.kind} and {other.kind} in one operation")
+            return other.value
+        if self.kind in FLOATS:
+            return LLVM_TYPES[self.kind](float(other))
+        return LLVM_TYPES[self.kind](int(other))
+
+    def made(self, value: ir.Value, kind: Any = None) -> Number:
+        """The result of an instruction, of this number's type unless told otherwise."""
+        return Number(self.builder, value, kind or self.kind)
+
+    def _either(self, for_floats: str, for_integers: str, other: Any) -> Number:
+        name = for_floats if self.kind in FLOATS else for_integers
+        return self.made(getattr(self.builder, name)(self.value, self.like(other)))
+
+    def _compared(self, operator: str, other: Any) -> Number:
+        other = self.like(other)
+        if self.kind in FLOATS:
+            # NaN differs from everything, and is in no order with anything.
+            compare = self.builder.fcmp_unordered if operator == "!=" else self.builder.fcmp_ordered
+        else:
+            compare = (
+                self.builder.icmp_signed if self.kind in SIGNED else self.builder.icmp_unsigned
+            )
+        return self.made(compare(operator, self.value, other), BOOL)
+
+    def __add__(self, other: Any) -> Number:
+        return self._either("fadd", "add", other)
+
+    def __sub__(self, other: Any) -> Number:
+        return self._either("fsub", "sub", other)
+
+    def __mul__(self, other: Any) -> Number:
+        return self._either("fmul", "mul", other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other: Any) -> Number:
+        return self.made(self.like(other)) - self
+
+    def __truediv__(self, other: Any) -> Number:
+        return self.made(self.builder.fdiv(self.value, self.like(other)))
+
+    def __rtruediv__(self, other: Any) -> Number:
+        return self.made(self.like(other)) / self
+
+    def __and__(self, other: Any) -> Number:
+        return self.made(self.builder.and_(self.value, self.like(other)))
+
+    def __or__(self, other: Any) -> Number:
+        return self.made(self.builder.or_(self.value, self.like(other)))
+
+    def __xor__(self, other: Any) -> Number:
+        return self.made(self.builder.xor(self.value, self.like(other)))
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __lshift__(self, other: Any) -> Number:
+        return self.made(self.builder.shl(self.value, self.like(other)))
+
+    def __rshift__(self, other: Any) -> Number:
+        shift = self.builder.ashr if self.kind in SIGNED else self.builder.lshr
+        return self.made(shift(self.value, self.like(other)))
+
+    def __rrshift__(self, other: Any) -> Number:
+        return self.made(self.like(other)) >> self
+
+    def __rlshift__(self, other: Any) -> Number:
+        return self.made(self.like(other)) << self
+
+    def __lt__(self, other: Any) -> Number:
+        return self._compared("<", other)
+
+    def __le__(self, other: Any) -> Number:
+        return self._compared("<=", other)
+
+    def __gt__(self, other: Any) -> Number:
+        return self._compared(">", other)
+
+    def __ge__(self, other: Any) -> Number:
+        return self._compared(">=", other)
+
+    def equals(self, other: Any) -> Number:
+        """Whether both are equal; `==` is left to Python."""
+        return self._compared("==", other)
+
+    def differs(self, other: Any) -> Number:
+        """Whether they are not equal."""
+        return self._compared("!=", other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a scalar function may not branch: use where()")
+
+    def bits_as(self, kind: Any) -> Number:
+        """The same bits as a type of the same width."""
+        return self.made(self.builder.bitcast(self.value, LLVM_TYPES[kind]), kind)
+
+    def cast(self, kind: Any) -> Number:
+        """An integer as another integer type, or as a float; a float as another float."""
+        source, target, build = LLVM_TYPES[self.kind], LLVM_TYPES[kind], self.builder
+        if isinstance(source, ir.IntType) and isinstance(target, ir.IntType):
+            extend = build.sext if self.kind in SIGNED else build.zext
+            change = extend if target.width > source.width else build.trunc
+            value = self.value if target.width == source.width else change(self.value, target)
+        elif isinstance(source, ir.IntType):
+            to_float = build.sitofp if self.kind in SIGNED else build.uitofp
+            value = to_float(self.value, target)
+        elif kind == F64 or self.kind == HALF:
+            value = build.fpext(self.value, target)
+        else:
+            value = build.fptrunc(self.value, target)
+        return self.made(value, kind)
+
+
+def where(condition: Number, first: Any, second: Any) -> Number:
+    """`first` if the condition holds, else `second`; one of them may be a constant."""
+    known = first if isinstance(first, Number) else second
+    chosen = condition.builder.select(condition.value, known.like(first), known.like(second))
+    return known.made(chosen)
+
+
+def least(first: Number, second: Any) -> Number:
+    """The smaller of two integers."""
+    return where(first < second, first, second)
+
+
+def most(first: Number, second: Any) -> Number:
+    """The larger of two integers."""
+    return where(first > second, first, second)
+
+
+def scalar(*signatures: Any) -> Callable[[Function], Function]:
+    """Makes a straight-line function of :class:`Number` known to numba.
+
+    Args:
+        signatures: its numba signatures. A call takes the one whose argument types it has, or else
+            the only one, to whose types numba then converts its arguments.
+    """
+
+    def register(function: Function) -> Function:
+        by_types = {signature.args: signature for signature in signatures}
+
+        def infer(*arguments: Any) -> Any:
+            exact = by_types.get(tuple(types.unliteral(argument) for argument in arguments))
+            return signatures[0] if exact is None and len(signatures) == 1 else exact
+
+        def generate(_context: Any, builder: Any, chosen: Any, values: Any) -> Any:
+            return builder.call(_emitted(function, chosen, builder.module), values)
+
+        infer.pysig = inspect.signature(function)  # type: ignore[attr-defined]
+        extending.type_callable(function)(lambda _context: infer)
+        for signature in signatures:
+            extending.lower_builtin(function, *signature.args)(generate)
+        return function
+
+    return register
+
+
+def _emitted(function: Callable[..., Any], signature: Any, module: ir.Module) -> ir.Function:
+    """The LLVM function of a scalar function in a module; written when it is first called there.
+
+    A call is small: LLVM unrolls the loops around it before it puts the body in its place.
+    """
+    kinds = "_".join(str(kind) for kind in signature.args)
+    name = f"fp4kit.{function.__name__}.{kinds}"
+    known = module.globals.get(name)
+    if known is not None:
+        return known
+    kind = ir.FunctionType(
+        LLVM_TYPES[signature.return_type], [LLVM_TYPES[kind] for kind in signature.args]
+    )
+    emitted = ir.Function(module, kind, name)
+    emitted.linkage = "linkonce_odr"
+    emitted.attributes.add("alwaysinline")
+    builder = ir.IRBuilder(emitted.append_basic_block())
+    pairs = zip(emitted.args, signature.args, strict=True)
+    builder.ret(function(*(Number(builder, value, kind) for value, kind in pairs)).value)
+    return emitted
