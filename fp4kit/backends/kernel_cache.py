@@ -104,24 +104,27 @@ def _unsafe(path: Path, *, ours: bool) -> str:
     return ""
 
 
-def _why_untrusted(root: Path, folder: Path) -> str:
-    """Why `folder`, some levels below `root`, may hold what others put there, or ""."""
+def _why_unusable(root: Path, folder: Path) -> str:
+    """Makes `folder`, some levels below `root`; why others could put something there, or ""."""
+    _make_private(root)
     real = root.resolve()
     above = dict.fromkeys((*reversed(root.parents), root, *reversed(real.parents), real))
+    reason = next(filter(None, (_unsafe(part, ours=False) for part in above)), "")
+    if reason:
+        return reason
+    _make_private(folder)
     below = [part for part in (*reversed(folder.parents), folder) if part not in above]
-    reasons = [_unsafe(part, ours=False) for part in above]
-    reasons += [_unsafe(part, ours=True) for part in below]
-    return next(filter(None, reasons), "")
+    reason = next(filter(None, (_unsafe(part, ours=True) for part in below)), "")
+    if not reason and not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"{folder} cannot be written to"
+    return reason
 
 
 @cache
 def _folder_below(root: Path) -> KernelFolder:
     folder = root / "fp4kit" / f"numba-{_source_hash()}"
     try:
-        _make_private(folder)
-        reason = _why_untrusted(root, folder)
-        if not reason and not os.access(folder, os.W_OK | os.X_OK):
-            reason = f"{folder} cannot be written to"
+        reason = _why_unusable(root, folder)
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else str(folder)
         reason = f"{where}: {error.strerror}"
