@@ -141,7 +141,9 @@ def test_written_as_by_modelopt(checkpoints, tmp_path, model, scheme):
     for name in ("config.json", "hf_quant_config.json"):
         compare_json(target / name, export / name, indent=4)
     for path in (target, export):
-        assert checkpoints.read_file(path / "model.safetensors")[1] == {"format": "pt"}
+        header = checkpoints.read_file(path / "model.safetensors")[1]
+        assert header.pop("fp4kit_checkpoint", "1") == "1"  # ours says who wrote it
+        assert header == {"format": "pt"}
     ours, expected = checkpoints.digest(target), checkpoints.digest(export)
     assert ours.keys() == expected.keys()
     assert ours["generation_config.json"] == expected["generation_config.json"]
