@@ -215,19 +215,25 @@ def _check_tensor(x: Any, torch: Any, what: str) -> None:
         )
     fix = None
     if x.is_nested:
-        fix = "nested", "give its members one by one (x.unbind()), or quantize_grouped a buffer"
+        fix = (
+            "that is nested",
+            "give its members one by one (x.unbind()), or quantize_grouped a buffer",
+        )
     elif x.layout != torch.strided:
         fix = f"of layout {str(x.layout).removeprefix('torch.')}", "pass x.to_dense()"
     elif x.is_quantized:
-        fix = f"quantized ({str(x.dtype).removeprefix('torch.')})", "pass x.dequantize()"
+        fix = f"that is quantized ({str(x.dtype).removeprefix('torch.')})", "pass x.dequantize()"
     if fix is not None:
         raise DtypeError(f"{what} is a torch tensor {fix[0]}; {fix[1]}")
     if x.device.type not in ("cpu", "cuda"):
         raise DtypeError(
             f"torch device {x.device} is not supported; move the tensor to cpu or cuda first"
         )
-    last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    if x.numel() and x.untyped_storage().nbytes() < (last + 1) * x.element_size():
+    count = x.numel()
+    if count and not x.is_contiguous():
+        count = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    end = (x.storage_offset() + count) * x.element_size()
+    if count and x.untyped_storage().nbytes() < end:
         raise DtypeError(
             f"{what} is a torch tensor whose storage was freed or shrunk (as sharded training does "
             "between uses); gather it first"
