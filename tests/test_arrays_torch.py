@@ -328,3 +328,61 @@ def test_outputs_that_share_memory_are_refused():
     with pytest.raises(OptionError, match=r"out\.packed and x share memory"):
         fp4kit.quantize(x, out=out)
     assert torch.equal(x, before)
+
+
+# ------------------------------------------------------------------------------------------------
+# CUDA devices
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["Parameter", "subclass", "transposed", "negative", "as_strided"])
+@pytest.mark.parametrize("name", [name for name in FLOATS if name != "error_stats"])
+def test_kinds_that_work_on_a_device(name, kind, cupy):
+    device = torch.from_numpy(SAMPLE.copy()).cuda()
+    result = FLOATS[name](KINDS[kind](device))
+    first = getattr(result, "rowwise", result)
+    array = getattr(first, "packed", first)
+    assert array.device.type == "cuda"
+    expected = FLOATS[name](SAMPLE)
+    expected = getattr(expected, "rowwise", expected)
+    wanted = getattr(expected, "packed", expected)
+    assert array.cpu().numpy().tobytes() == wanted.tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", FLOAT_TYPES)
+def test_dlpack_alone_on_a_device_comes_back_as_cupy(dtype, cupy):
+    x = gaussian((4, 64), dtype)
+    tensor = torch.from_numpy(x.view(np.int16 if dtype == "bfloat16" else x.dtype).copy()).cuda()
+    tensor = tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+    class Producer(PlainProducer):
+        def __dlpack__(self, stream=None, **options):
+            return self.tensor.__dlpack__(stream=stream)
+
+    q = fp4kit.quantize(Producer(tensor))
+    assert isinstance(q.packed, cupy.ndarray)
+    assert cupy.asnumpy(q.packed).tobytes() == fp4kit.quantize(x).packed.tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["COO", "CSR", "nested", "freed", "shrunk", "conjugate", "double"])
+def test_kinds_that_are_refused_on_a_device(kind, cupy):
+    make, message = REFUSED[kind]
+    tensor = make(torch.from_numpy(SAMPLE.copy()))
+    if kind in ("freed", "shrunk"):
+        tensor = torch.zeros(4, 64, device="cuda")
+        tensor.untyped_storage().resize_(0 if kind == "freed" else 3)
+    with pytest.raises(DtypeError, match=message):
+        fp4kit.quantize(tensor.cuda())
+
+
+@pytest.mark.gpu
+def test_outputs_that_share_memory_on_a_device_are_refused(cupy):
+    x = torch.from_numpy(gaussian((4, 64))).cuda()
+    with pytest.raises(OptionError, match="share memory"):
+        fp4kit.hadamard_transform(x, out=x)
+    store = x.view(torch.uint8)
+    with pytest.raises(OptionError, match="share memory"):
+        fp4kit.swizzle(store[:, :4], out=store.view(-1)[:512].view(128, 4))

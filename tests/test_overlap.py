@@ -84,7 +84,7 @@ def filled(array, values):
     if isinstance(array, np.ndarray):
         array[...] = values
     else:
-        array.set(values)
+        array.set(np.broadcast_to(np.asarray(values, array.dtype), array.shape).copy())
     return array
 
 
