@@ -247,13 +247,12 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         weight_codes: Codes = codes[name]
         units[name] = Unit([works[name]], codes=[weight_codes])
     check_names(checkpoint.path, works.values())
-    limit = options.max_shard_size if checkpoint.is_directory else 1 << 62
     formats = [entry.plan.format.name for entry in quantized.entries.values()]
     plan = CheckpointPlan(
         source=source,
         options=options,
         layout=layout,
-        shards=pack(in_stored_order(source, units), checkpoint.base, limit),
+        shards=pack(in_stored_order(source, units), checkpoint, options.max_shard_size),
         summary=Summary(
             formats[0],
             ignored_modules(works, checkpoint, layout),

@@ -112,12 +112,11 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
         spec = TensorSpec(name, DTYPE_CODES[options.dtype], entry.shape)
         plain = SourceTensor(spec, options.dtype, entry.nbytes)
         units[name] = Unit([TensorPlan(plain, "dequantize", origin=entry)])
-    limit = options.max_shard_size if checkpoint.is_directory else 1 << 62
     return CheckpointPlan(
         source=source,
         options=options,
         layout=None,
-        shards=pack(in_stored_order(source, units), checkpoint.base, limit),
+        shards=pack(in_stored_order(source, units), checkpoint, options.max_shard_size),
         summary=Summary("", ()),
         dropped=opened.dropped,
         config=stating(checkpoint.config, options.dtype),

@@ -44,6 +44,8 @@ __all__ = (
     "listed",
     "read_json",
 )
+#: Tensors of a checkpoint: planning takes some 2 KB each, and no model has a third of them.
+MAX_TENSORS = 1_000_000
 
 
 class Checkpoint(Source):
@@ -160,6 +162,10 @@ class Checkpoint(Source):
             self.stale.update(dict.fromkeys(elsewhere, name))
             for tensor in elsewhere:
                 del found[tensor]
+        if len(self.tensors) + len(found) > MAX_TENSORS:
+            raise FileFormatError(
+                f"{self.path}: holds more than {MAX_TENSORS} tensors, which are not read together"
+            )
         self.shards[name] = list(found)
         self.tensors.update(found)
         self._owner.update(dict.fromkeys(found, source))

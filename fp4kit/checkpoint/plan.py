@@ -38,6 +38,10 @@ OLD_METADATA = (
     EXPERTS_KEY,
     "fp4kit_second_level",
 )
+#: Bytes of a header of a shard, estimated by the names and this many for the rest of an entry.
+HEADER_BYTES, ENTRY_BYTES = 10 << 20, 100
+#: Tensors of a file that has no shards; readers refuse longer headers.
+FILE_TENSORS = 150_000
 
 
 @dataclass(eq=False, slots=True)
@@ -184,17 +188,39 @@ def shard_names(base: str, count: int) -> list[str]:
     return [f"{base}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def pack(units: Iterable[Unit], base: str, limit: int) -> list[Shard]:
-    """Cuts units into files of at most `limit` bytes; a larger unit is alone in one."""
+def pack(units: Iterable[Unit], checkpoint: Checkpoint, limit: int) -> list[Shard]:
+    """Cuts units into files.
+
+    Args:
+        units: what is written, in order.
+        checkpoint: what they come from; a single file becomes one.
+        limit: bytes of a file at most; a larger unit is alone in one. Where there are very many
+            tensors, files are smaller, so that neither their headers nor notes about them take
+            much memory.
+
+    Raises:
+        FileFormatError: for a single file of more tensors than a header can describe.
+    """
     bins: list[list[Unit]] = [[]]
-    filled = 0
+    filled = header = count = 0
     for unit in units:
-        if bins[-1] and filled + unit.nbytes > limit:
+        specs = [spec for work in unit.works for spec in work.outputs]
+        nbytes = sum(spec.nbytes for spec in specs)
+        described = sum(len(spec.name) + ENTRY_BYTES for spec in specs)
+        count += len(specs)
+        full = filled + nbytes > limit or header + described > HEADER_BYTES
+        if checkpoint.is_directory and bins[-1] and full:
             bins.append([])
-            filled = 0
+            filled = header = 0
         bins[-1].append(unit)
-        filled += unit.nbytes
-    names = shard_names(base, len(bins))
+        filled += nbytes
+        header += described
+    if not checkpoint.is_directory and count > FILE_TENSORS:
+        raise FileFormatError(
+            f"{checkpoint.path}: the result would be one file of {count} tensors; at most "
+            f"{FILE_TENSORS} are written to one: give a model directory of several shards"
+        )
+    names = shard_names(checkpoint.base, len(bins))
     return [Shard(name, members) for name, members in zip(names, bins, strict=True)]
 
 

@@ -234,12 +234,11 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     if options.files:
         calibration = "calibrated"
     units = _units(source, codes, works, fused)
-    limit = options.max_shard_size if checkpoint.is_directory else 1 << 62
     plan = CheckpointPlan(
         source=source,
         options=options,
         layout=layout,
-        shards=pack(units, checkpoint.base, limit),
+        shards=pack(units, checkpoint, options.max_shard_size),
         summary=Summary(
             spec.name,
             ignored_modules(works, checkpoint, layout),
