@@ -234,6 +234,9 @@ def _choices(parsed: Any) -> int:
             simple = all(str(op) in ("LITERAL", "NOT_LITERAL", "ANY", "IN") for op, _ in body)
             if most > MAX_CHOICES and simple:
                 repeats += 1
+            elif (least, most) == (0, 1):
+                taken = _choices(body)
+                ways *= 1 + taken if taken else 0
             else:
                 ways *= (most - least + 1) if most <= 1 or simple else 0
                 ways *= _choices(body)
@@ -241,7 +244,8 @@ def _choices(parsed: Any) -> int:
             return 0
         if ways > MAX_CHOICES or repeats > 1:
             return 0
-    return ways if repeats == 0 else ways * MAX_CHOICES
+    # One less, so that such a part may be left out: `(?:.*\.)?lm_head$`, as our own lists have it.
+    return ways if repeats == 0 else ways * (MAX_CHOICES - 1)
 
 
 @lru_cache(maxsize=4096)

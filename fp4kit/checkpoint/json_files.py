@@ -88,10 +88,12 @@ def _read(path: Path, limit: int) -> bytes:
             # Not blocking, should it have become a pipe meanwhile.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
-                data = file.read(limit + 1)
+                # As much as is asked for is allocated, whatever there is.
+                data = file.read(size + 1)
         except OSError as error:
             raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
-        size = len(data)
+        if len(data) > size:
+            raise FileFormatError(f"{path}: grows while it is read; wait for what writes it")
     if size > limit:
         raise FileFormatError(
             f"{path}: is {size} bytes long; at most {limit} are read of such a file"
