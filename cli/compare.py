@@ -73,7 +73,7 @@ def command(
     limit: dict[str, Any] = {}
     if min_sqnr is not None:
         limit = {"min_sqnr": min_sqnr, "below": [name for name, _ in failures]}
-    rest = "Only tested for equality"
+    rest = "Equal, or only tested for that"
     show(report, as_json=as_json, with_stats=True, every=every, rest=rest, **limit)
     if failures:
         listed = printable(named([f"{name} ({decibels(sqnr)})" for name, sqnr in failures]))

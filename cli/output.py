@@ -107,33 +107,66 @@ def print_table(
         room = max(console.width - others - GAP, 1)
         for line in lines:
             line[0] = cut_middle(line[0], room, "..." if ascii_only else "\u2026")
-    style = box.Box(RULES.format("-" if ascii_only else "\u2500"), ascii=ascii_only)
-    table = Table(
-        box=style, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
-    for index in kept:
-        column = columns[index]
-        table.add_column(
-            Text(titles[index]),
-            justify="right" if column.number else "left",
-            no_wrap=column.number or column.name,
-            overflow="fold",
-        )
-    for number, line in enumerate(lines):
-        is_total = total is not None and number == len(lines) - 1
-        table.add_row(
-            *(Text(line[index]) for index in kept),
-            end_section=total is not None and number == len(lines) - 2,
-            style="bold" if is_total else None,
-        )
+    rule = "-" if ascii_only else "\u2500"
     if title:
         print_lines("", title)
-    console.print(table)
+    shown = [[line[index] for index in kept] for line in [titles, *lines]]
+    chosen = [columns[index] for index in kept]
+    if on_terminal(sys.stdout):
+        _print_folded(console, chosen, shown, rule, has_total=total is not None)
+    else:
+        _print_plain(chosen, shown, rule, has_total=total is not None)
     if len(kept) < len(columns):
         left_out = ", ".join(
             _in_one_line(title) for index, title in enumerate(titles) if index not in kept
         )
         say(f"(terminal too narrow for: {left_out}; widen it, pipe the output, or use --json)")
+
+
+def _print_folded(
+    console: Console,
+    columns: Sequence[Column],
+    lines: list[list[str]],
+    rule: str,
+    *,
+    has_total: bool,
+) -> None:
+    """Writes a table whose columns of words are folded where they must be."""
+    style = box.Box(RULES.format(rule), ascii=rule == "-")
+    table = Table(
+        box=style, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
+    for column, title in zip(columns, lines[0], strict=True):
+        table.add_column(
+            Text(title),
+            justify="right" if column.number else "left",
+            no_wrap=column.number or column.name,
+            overflow="fold",
+        )
+    for number, line in enumerate(lines[1:], 1):
+        table.add_row(
+            *map(Text, line),
+            end_section=has_total and number == len(lines) - 2,
+            style="bold" if has_total and number == len(lines) - 1 else None,
+        )
+    console.print(table)
+
+
+def _print_plain(
+    columns: Sequence[Column], lines: list[list[str]], rule: str, *, has_total: bool
+) -> None:
+    """Writes a table as wide as it is; there may be hundreds of thousands of rows."""
+    widths = _widths(lines)
+    across = rule * (sum(widths) + GAP * (len(widths) - 1))
+    for number, line in enumerate(lines):
+        if number == 1 or (has_total and number == len(lines) - 1):
+            print(across)
+        cells = []
+        for column, width, cell in zip(columns, widths, line, strict=True):
+            fill = " " * (width - cell_len(cell))
+            cells.append(f"{fill}{cell}" if column.number else f"{cell}{fill}")
+        # Not click.echo, which writes UTF-8 to a console of ASCII.
+        print((" " * GAP).join(cells).rstrip())
 
 
 def cut_middle(text: str, width: int, mark: str = "\u2026") -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace as with_changes
 
 from fp4kit import ErrorStats
 from fp4kit.io.naming import kind_of
@@ -79,8 +80,14 @@ def print_report(report: FileReport, *, with_stats: bool, every: bool, rest: str
     """
     changed = [tensor for tensor in report.tensors if tensor.action != "keep"]
     kept = [tensor for tensor in report.tensors if tensor.action == "keep"]
+    if report.counted:  # plain tensors that are equal in both files are no worst ones
+        equal = (tensor for tensor in changed if tensor.format is None and not tensor.differs)
+        kept += [with_changes(tensor, reason="equal") for tensor in equal]
+        changed = report.counted
     shown = changed if every else _most_telling(changed, with_stats)
     lines = _normal(changed) if with_stats else []
+    if with_stats and changed and not report.counted:
+        lines.append("All measured tensors are equal.")
     if len(shown) < len(changed):
         which = "worst" if with_stats else "largest"
         lines.append(f"The {len(shown)} {which} of {len(changed)} tensors; --all lists every one.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -233,3 +234,19 @@ def test_kept_reasons_are_words(terminal, capsys):
     assert sum("x" in line.split(" ")[0] for line in lines) == 1
     assert all(len(line) <= 50 for line in lines)
     assert "diffusion" in " ".join(lines)
+
+
+def test_many_rows_take_no_time(capsys):
+    """A table for a pipe is as wide as it is, and no slower than the reading of its file."""
+    columns = [Column("tensor", number=False, name=True), Column("n"), Column("why", number=False)]
+    rows = [[f"model.layers.{n}.weight", str(n), "x" * (n % 7)] for n in range(20_000)]
+    started = time.process_time()
+    print_table(columns, rows, total=["total", "20000", ""])
+    assert time.process_time() - started < 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 20_004
+    assert lines[0].split() == ["tensor", "n", "why"]
+    assert lines[1] == lines[-2]
+    assert lines[2] == "model.layers.0.weight          0"
+    assert lines[-4] == "model.layers.19998.weight  19998  xxxxxx"
+    assert lines[-1] == "total                      20000"

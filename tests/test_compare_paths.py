@@ -169,3 +169,47 @@ def test_numpy_files(tmp_path):
         assert result["total"]["stats"]["sqnr"] == pytest.approx(
             fp4kit.error_stats(x, fp4kit.quantize(x)).sqnr
         )
+
+
+def test_equal_tensors_are_no_worst_ones(model, tmp_path):
+    succeed("quantize", model[0], "-o", tmp_path / "q")
+    text = succeed("compare", model[0], tmp_path / "q").stdout
+    assert "exact" not in text
+    row = next(line for line in text.splitlines() if line.endswith("  equal"))
+    assert row.split()[-4:-3] == ["10"], row
+    assert text.rstrip().splitlines()[-1].startswith("total (14)")
+    same = succeed("compare", model[0], model[1]).stdout
+    assert "All measured tensors are equal." in same
+    assert same.rstrip().splitlines()[-1].startswith("total (0)")
+    assert "exact" in same
+
+
+def test_pipelines(checkpoints, tmp_path):
+    """Part by part; what is not quantized is equal."""
+    source, out = tmp_path / "pipe", tmp_path / "out"
+    weights = {
+        "transformer_blocks.0.attn.to_q.weight": checkpoints.normal((64, 64)),
+        "transformer_blocks.0.norm.weight": checkpoints.normal((64,)),
+    }
+    config = {"_class_name": "FluxTransformer2DModel"}
+    base = "diffusion_pytorch_model"
+    checkpoints.save(source / "transformer", weights, config, base=base)
+    checkpoints.save(source / "text_encoder", *checkpoints.llama(1))
+    index = {
+        "_class_name": "FluxPipeline",
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "text_encoder": ["transformers", "LlamaForCausalLM"],
+    }
+    checkpoints.write_json(source / "model_index.json", index)
+    succeed("quantize", source, "-o", out, "--layout", "comfy")
+    result = report(source, out)
+    assert result["total"]["tensors"] == 1
+    rows = {row["name"]: row for row in result["tensors"]}
+    x = weights["transformer_blocks.0.attn.to_q.weight"][1]
+    coded = rows["transformer/transformer_blocks.0.attn.to_q.weight"]
+    assert coded["stats"]["sqnr"] == pytest.approx(fp4kit.error_stats(x, fp4kit.quantize(x)).sqnr)
+    assert rows["text_encoder/lm_head.weight"]["exact"]
+    listed = json.loads(succeed("inspect", out, "--json").stdout)
+    assert set(rows) <= {row["name"] for row in listed["tensors"]}
+    assert list(listed["options"]["components"]) == ["text_encoder", "transformer"]
+    succeed("verify", out, "--against", source)

@@ -13,15 +13,17 @@ from fp4kit.io.cast import with_cast
 from fp4kit.io.compare import Side, cast_like, compare_sides, file_side
 from fp4kit.io.dequantize_file import Logical
 from fp4kit.io.description import METADATA_KEY, QuantizedEntry, find_quantized
-from fp4kit.io.report import FileReport
+from fp4kit.io.report import FileReport, joined
 from fp4kit.io.slabs import Progress
 from fp4kit.io.source import open_source
 
+from .components import is_pipeline
 from .directory import Checkpoint
 from .logical import LogicalSource
 from .options import CheckpointOptions
 from .reading import file_layout, find_quantized_weights
 from .sources import open_logical, open_quantized
+from .weight_files import folders_with_weights
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -51,7 +53,8 @@ def compare_paths(
     fused in one of the two only are taken one by one.
 
     Args:
-        a: the original: a model directory, or a .safetensors, .npy or .npz file.
+        a: the original: a model directory, a .safetensors, .npy or .npz file, or a diffusers
+            pipeline, all folders of which are compared with those of another.
         b: a quantized or dequantized version of it, of either kind.
         experts_layout: how fused experts are stored, None to decide by model type and sizes.
         device: `cpu` or `cuda`.
@@ -65,6 +68,14 @@ def compare_paths(
         ShapeError: if the shapes of a tensor differ.
         OptionError: if it cannot be told how experts are fused.
     """
+    if is_pipeline(a) and is_pipeline(b):
+        parts = {
+            name: compare_paths(
+                a / name, b / name, experts_layout=experts_layout, device=device, progress=progress
+            )
+            for name in folders_with_weights(b)
+        }
+        return joined(b, parts)
     with ExitStack() as stack:
         other = stack.enter_context(_opened(b, experts_layout, None, {}))
         config = other.source.checkpoint.config if isinstance(other.source, LogicalSource) else {}

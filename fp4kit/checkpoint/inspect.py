@@ -8,19 +8,21 @@ import time
 from math import prod
 from pathlib import Path
 
-from fp4kit.io.report import FileReport, TensorReport
+from fp4kit.io.report import FileReport, TensorReport, joined
 
+from .components import is_pipeline
 from .directory import Checkpoint
 from .layouts import module_of
 from .layouts.base import WEIGHT
 from .reading import find_quantized_weights
+from .weight_files import folders_with_weights
 
 
 def inspect_checkpoint(path: Path) -> FileReport:
     """Lists every tensor of a checkpoint; the parts of a quantized weight are one entry.
 
     Args:
-        path: model directory, or file in a layout.
+        path: model directory, diffusers pipeline, or file in a layout.
 
     Returns:
         As :func:`fp4kit.io.compare.inspect_file`; `options` holds the layout and the metadata.
@@ -28,6 +30,10 @@ def inspect_checkpoint(path: Path) -> FileReport:
     Raises:
         FileFormatError: if the checkpoint is malformed.
     """
+    if is_pipeline(path):
+        return joined(
+            path, {name: inspect_checkpoint(path / name) for name in folders_with_weights(path)}
+        )
     started = time.perf_counter()
     with Checkpoint(path) as checkpoint:
         quantized = find_quantized_weights(checkpoint)

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dataclasses import replace as with_changes
+from pathlib import Path
 from typing import Any
 
 from fp4kit.backends.base import ErrorSums
@@ -147,3 +150,26 @@ class FileReport:
     def _totalled(self) -> list[TensorReport]:
         measured = [tensor for tensor in self.tensors if tensor.sums is not None]
         return [tensor for tensor in measured if tensor.differs] or measured
+
+
+def joined(path: Path, reports: Mapping[str, FileReport]) -> FileReport:
+    """The report of several parts of one thing; their names stand before those of tensors.
+
+    Args:
+        path: what holds the parts.
+        reports: the report of each by its name.
+    """
+    return FileReport(
+        source=str(path),
+        target=None,
+        tensors=[
+            with_changes(tensor, name=f"{part}/{tensor.name}")
+            for part, report in reports.items()
+            for tensor in report.tensors
+        ],
+        options={"components": {part: report.options for part, report in reports.items()}},
+        seconds=sum(report.seconds for report in reports.values()),
+        warnings=[
+            f"{part}: {warning}" for part, report in reports.items() for warning in report.warnings
+        ],
+    )
