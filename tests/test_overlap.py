@@ -15,7 +15,7 @@ import fp4kit
 from array_functions import GROUP, QUANTIZED, RESIDUAL, SAMPLE
 from fp4kit import OptionError
 from fp4kit.overlap import place_of, refuse_overlap
-from sample_arrays import F32, NUMPY, gaussian
+from sample_arrays import F32, gaussian
 
 
 def shares(first, second):
@@ -254,9 +254,8 @@ def test_the_second_level_may_be_the_amax_that_was_passed(backend, assert_bits):
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("dtype", NUMPY)
-def test_fake_quantization_in_place(options, dtype, backend, assert_bits):
-    x = gaussian((64, 96), dtype)
+def test_fake_quantization_in_place(options, backend, assert_bits):
+    x = gaussian((64, 96), "bfloat16")
     if "rounding" in options:
         options = {**options, "seed": 5}
     expected = backend.call(fp4kit.quantize_dequantize, x, **options)
