@@ -200,6 +200,19 @@ def test_a_plain_cast_may_have_any_neighbours(checkpoints, stored, tmp_path):
     assert written["a.gamma"][2] == values[0].tobytes()
 
 
+@pytest.mark.parametrize("spelling", ["metadata", "markers", "weight_scale"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_activation_scales_of_fp8_have_other_forms(checkpoints, stored, tmp_path, spelling, shape):
+    tensors, metadata, decoded = comfy_fp8(spelling)
+    for module in MODULES:
+        tensors[f"{module}.input_scale"] = "BF16", np.ones(shape, ml_dtypes.bfloat16)
+    source, out = stored("file", tensors, metadata), tmp_path / "out.safetensors"
+    report = dequantize_checkpoint(source, out, DequantizeOptions("float32"))
+    assert {f"{module}.input_scale" for module in MODULES} <= report.dropped.keys()
+    written, _ = checkpoints.read_file(out)
+    assert written.keys() == decoded.keys() | {f"{module}.bias" for module in MODULES}
+
+
 def test_a_lost_scale_is_no_plain_cast(checkpoints, stored, tmp_path):
     tensors, metadata, _ = comfy_fp8("weight_scale")
     del tensors[f"{MODULES[1]}.weight_scale"]

@@ -93,14 +93,23 @@ def _by_names(checkpoint: Checkpoint) -> Layout | None:
     return found[0] if found else None
 
 
-def _activations(source: Source, layout: Layout) -> dict[str, NDArray[np.float32]]:
-    """Every activation scale that is stored."""
+def _activations(
+    source: Source, entries: Iterable[QuantizedEntry], layout: Layout
+) -> dict[str, NDArray[np.float32]]:
+    """Every activation scale that is stored as the layout has it.
+
+    Raises:
+        FileFormatError: if that of one of its weights is something else.
+    """
+    modules = {module_of(entry.name) for entry in entries}
     found = {}
     for name, tensor in source.tensors.items():
         module = name.removesuffix(layout.activation_suffix)
         if module == name:
             continue
         if tensor.spec.dtype != "F32" or tensor.spec.nbytes != 4:
+            if module not in modules:
+                continue  # of FP8, which has other forms too
             raise FileFormatError(
                 f"{source.path}: tensor {name!r}: an activation scale is one float32, this is "
                 f"{tensor.spec.dtype} {list(tensor.spec.shape)}"
@@ -194,7 +203,7 @@ def find_quantized_weights(checkpoint: Checkpoint) -> Quantized | None:
         layout,
         facts,
         {entry.name: complete(checkpoint, entry) for entry in entries},
-        _activations(checkpoint, layout),
+        _activations(checkpoint, entries, layout),
         markers,
         _pre_scales(checkpoint, entries, layout),
     )
