@@ -342,6 +342,27 @@ def test_mistral_native(checkpoints, tmp_path, mla, shards):
         plan_quantize_checkpoint(out, CheckpointOptions())
 
 
+def test_verify_of_mistral_native(checkpoints, tmp_path):
+    """By the names that readers build, as llm-compressor's recipe for Mistral Large 3 has them."""
+    native(checkpoints, tmp_path / "in", mla=True)
+    out = tmp_path / "out"
+    quantize_checkpoint(tmp_path / "in", out, CheckpointOptions(exclude=("*wq_a*", "*wkv_a*")))
+    params = params_of(out)
+    recipe = ["lm_head", "re:vision_encoder.*", "re:vision_language_adapter.*", "re:.*gate$"]
+    recipe += ["re:.*kv_a_proj_with_mqa$", "re:.*q_a_proj$"]
+    for ignore, faults in (
+        (recipe, 0),
+        (recipe[1:], 1),
+        ([*recipe, "model.layers.0.mlp.down_proj"], 1),
+        (["output", *recipe[1:]], 1),
+    ):
+        params["quantization"]["ignore"] = ignore
+        (out / "params.json").write_text(json.dumps(params))
+        found = structure_faults(out)
+        assert len(found) == faults
+        assert all(fault.startswith("params.json: ") for fault in found)
+
+
 def test_layouts_of_mistral_native(checkpoints, tmp_path):
     """vLLM refuses other methods in params.json."""
     source = tmp_path / "in"

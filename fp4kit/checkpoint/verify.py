@@ -18,13 +18,14 @@ from fp4kit.io.source import Source
 from .components import component_faults, is_pipeline
 from .config_facts import QuantFacts
 from .detect import check_ignore
-from .directory import CONFIG, HF_QUANT_CONFIG, Checkpoint, read_json
+from .directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint, read_json
 from .folded_views import read_factors
 from .fp8_views import Fp8View
 from .fusion import groups
 from .ignored import Unquantized
 from .layouts import module_of
 from .layouts.comfy import recorded_layers
+from .mistral_native import built_name
 from .reading import Quantized, find_quantized_weights
 from .sources import coded_weights, find_others, unknowns
 from .view_search import FoundViews
@@ -110,13 +111,14 @@ def _config_faults(
     checkpoint: Checkpoint, quantized: Quantized, others: list[str]
 ) -> Iterator[str]:
     facts, layout = quantized.facts, quantized.layout
+    where = PARAMS if checkpoint.native else CONFIG
     if layout.single_file:
         return
     if facts is None:
-        yield f"{CONFIG}: has no quantization_config; engines would load codes as weights"
+        yield f"{where}: has no quantization_config; engines would load codes as weights"
         return
     for fault in facts.faults:
-        yield f"{CONFIG}: {fault}"
+        yield f"{where}: {fault}"
     if layout.name == "modelopt" and checkpoint.hf_quant_config is None:
         yield f"{HF_QUANT_CONFIG}: is missing"
     for name, entry in quantized.entries.items():
@@ -134,8 +136,10 @@ def _config_faults(
     left = Unquantized(shapes, (*quantized.entries, *others), checkpoint.config)
     modules = [module_of(name) for name in (*quantized.entries, *others)]
     kept = list(dict.fromkeys([*left.stored, *left.built]))
+    if checkpoint.native:  # whose readers look for no other names
+        modules, kept = ([built_name(name) for name in names] for names in (modules, left.stored))
     for fault in check_ignore(modules, kept, facts.ignore, layout.name):
-        yield f"{CONFIG}: {fault}"
+        yield f"{where}: {fault}"
 
 
 def _layer_faults(facts: QuantFacts, modules: set[str]) -> Iterator[str]:
