@@ -149,9 +149,10 @@ def command(
     """Quantize the tensors of a file, or a whole checkpoint.
 
     IN is a .safetensors, .npy or .npz file of float32, float16 or bfloat16 tensors, or a model
-    directory of the Hugging Face kind. A file becomes a self-describing .safetensors file: 1-D and
-    integer tensors, and those whose last axis is not a multiple of the block, are carried through
-    unchanged and listed. A directory becomes one that inference engines load.
+    directory: of the Hugging Face kind, of Mistral's own, or a diffusers pipeline. A file becomes
+    a self-describing .safetensors file: 1-D and integer tensors, and those whose last axis is not
+    a multiple of the block, are carried through unchanged and listed. A directory becomes one that
+    inference engines load; of a pipeline, the transformer or U-Net is quantized.
 
     Exits with 1 and writes nothing if no tensor would be quantized.
     """

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+from command_line import fail, succeed
 from fp4kit.checkpoint.convert import (
     convert_checkpoint,
     dequantize_checkpoint,
@@ -16,7 +17,6 @@ from fp4kit.checkpoint.convert import (
     quantize_checkpoint,
 )
 from fp4kit.checkpoint.directory import Checkpoint
-from fp4kit.checkpoint.inspect import inspect_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
 from fp4kit.checkpoint.verify import structure_faults
 from fp4kit.checkpoint.verify_values import value_faults
@@ -498,7 +498,7 @@ def test_a_pipeline_without_a_denoiser(checkpoints, tmp_path):
     with pytest.raises(FileFormatError, match=r"none of its folders 'text_encoder', 'vae'"):
         plan_quantize_checkpoint(source, CheckpointOptions())
     with pytest.raises(FileFormatError, match=r"is a diffusers pipeline: .* give one of them"):
-        inspect_checkpoint(source)
+        Checkpoint(source)
 
 
 def test_a_pipeline_that_was_interrupted(checkpoints, tmp_path, monkeypatch):
@@ -549,3 +549,55 @@ def test_a_layout_that_no_diffusers_reader_knows(checkpoints, tmp_path, layout):
     warnings = plan_quantize_checkpoint(source, CheckpointOptions(layout=layout)).warnings
     said = any("--layout comfy" in warning for warning in warnings)
     assert said == (layout == "compressed-tensors")
+
+
+# ------------------------------------------------------------------------------------------------
+# The command line
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_from_the_command_line(checkpoints, tmp_path):
+    source = pipeline(checkpoints, tmp_path / "in")
+    out, back, new = (tmp_path / name for name in ("out", "back", "new"))
+    dry = succeed("quantize", source, "-o", out, "--dry-run", "--device", "cpu")
+    assert "would write" in dry.stderr
+    assert not out.exists()
+    result = succeed("quantize", source, "-o", out, "--device", "cpu")
+    assert "Warning: transformer: " in result.stderr
+    assert "--layout comfy" in result.stderr
+    succeed("verify", out)
+    succeed("verify", out, "--against", source, "--device", "cpu")
+    succeed("dequantize", out, "-o", back, "--device", "cpu")
+    succeed("convert", out, "-o", new, "--layout", "modelopt")
+    assert (new / "transformer" / "hf_quant_config.json").is_file()
+    assert "transformer/transformer_blocks.0.attn.to_q.weight" in succeed("inspect", out).stdout
+
+
+def test_links_from_the_command_line(checkpoints, tmp_path):
+    tensors, config = checkpoints.llama(1)
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    (tmp_path / "private").write_text("private")
+    (source / "link").symlink_to(tmp_path / "private")
+    out = tmp_path / "out"
+    for command, more in (("quantize", []), ("quantize", ["--dry-run"])):
+        said = fail(command, source, "-o", out, "--device", "cpu", *more)
+        assert "link out of the model directory" in said
+    succeed("quantize", source, "-o", out, "--device", "cpu", "--follow-links")
+    assert (out / "link").read_text() == "private"
+    (out / "link").unlink()
+    (out / "link").symlink_to(tmp_path / "private")
+    for number, command in enumerate((["dequantize"], ["convert", "--layout", "modelopt"])):
+        target = tmp_path / str(number)
+        assert "--follow-links" in fail(command[0], out, "-o", target, *command[1:])
+        succeed(command[0], out, "-o", target, *command[1:], "--follow-links")
+        assert not (target / "link").is_symlink()
+    plain = source / "model.safetensors"
+    assert "for model directories" in fail("quantize", plain, "--follow-links", code=2)
+
+
+def test_an_adapter_from_the_command_line(checkpoints, tmp_path):
+    tensors = {"x.lora_A.weight": checkpoints.normal((16, 64))}
+    path = checkpoints.write_file(tmp_path / "adapter.safetensors", tensors)
+    for more in ([], ["--dry-run"], ["--layout", "comfy"]):
+        assert "is an adapter" in fail("quantize", path, "--device", "cpu", *more)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"adapter.safetensors"}
