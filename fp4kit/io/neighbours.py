@@ -27,7 +27,7 @@ def _owner(name: str, modules: Collection[str], whole: Collection[str]) -> tuple
         if name[:at] in modules:
             return name[:at], name[at + 1 :]
         at = name.find(".", at + 1)
-    for match in re.finditer(r"[._]", name):
+    for match in re.finditer(r"[._]", name) if whole else ():
         if name[: match.start()] in whole:
             return name[: match.start()], name[match.end() :]
     return None
