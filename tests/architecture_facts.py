@@ -54,6 +54,11 @@ GIVEN: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config.num_attention_heads": 16},
     "chameleon": {"vocabulary_map": VOCABULARY},
     "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense"] * 6},
+    "diffusion_gemma": {
+        "text_config.moe_intermediate_size": 64,
+        "text_config.num_experts": 4,
+        "text_config.top_k_experts": 2,
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": VOCABULARY},
     "esm": {"vocab_size": 33},
@@ -207,14 +212,20 @@ def is_free(config: Any, key: str) -> bool:
     return getattr(config, "sub_configs", {}).get(last) is transformers.AutoConfig
 
 
-def tied(model: PreTrainedModel) -> list[str]:
-    """Linear layers that share a weight with another module, "*" for numbers of layers."""
+def tied(model: PreTrainedModel) -> dict[str, str]:
+    """Linear layers that share a weight, "*" for numbers of layers, with a linear one of theirs."""
     given = getattr(model, "_tied_weights_keys", None) or {}
     linear = [p for p, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
-    found = []
-    for pattern in (*given, *given.values()):
-        found += [path for path in linear if re.search(f"^{pattern}", f"{path}.weight")]
-    return sorted({re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path) for path in found})
+    found: dict[str, str] = {}
+    for pair in given.items():
+        both = []
+        for pattern in pair:
+            paths = [path for path in linear if re.search(f"^{pattern}", f"{path}.weight")]
+            both.append(sorted({re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path) for path in paths}))
+        for mine, others in (both, reversed(both)):
+            partner = others[0] if len(mine) == len(others) == 1 else ""
+            found.update({path: partner if partner != path else "" for path in mine})
+    return dict(sorted(found.items()))
 
 
 def class_row(model: PreTrainedModel) -> dict[str, Any]:
@@ -247,7 +258,7 @@ def static_row(model_type: str, name: str) -> dict[str, Any]:
     base = next(iter(strings(BASE.get(model_type, ()))), name)
     if name != base:
         keys = getattr(cls, "_tied_weights_keys", None)
-        heads = sorted(key.removesuffix(".weight") for key in keys or () if "head" in key)
+        heads = {key.removesuffix(".weight"): "" for key in sorted(keys or ()) if "head" in key}
         row["children"] = sorted({prefix, *(head.partition(".")[0] for head in heads)})
         row["parts"] = [[prefix, "", base]]
         row["tied"] = heads
@@ -278,6 +289,17 @@ def class_rows(model_types: Iterable[str]) -> tuple[dict[str, Any], dict[str, st
     return dict(sorted(rows.items())), failed
 
 
+def types(model_types: Iterable[str]) -> dict[str, list[str]]:
+    """Model type to [class that says most about it, base model, causal language model]."""
+    found = {}
+    for model_type in model_types:
+        head = classes_of(model_type)[0]
+        base = next(iter(strings(BASE.get(model_type, ()))), head)
+        causal = next(iter(strings(CAUSAL.get(model_type, ()))), head)
+        found[model_type] = [head, base, causal]
+    return found
+
+
 def table(model_types: Iterable[str] | None = None) -> dict[str, Any]:
     """All of it, or what concerns some model types."""
     known = {key for mapping in MAPPINGS for key in mapping}
@@ -285,15 +307,9 @@ def table(model_types: Iterable[str] | None = None) -> dict[str, Any]:
     rows, failed = class_rows(wanted)
     for name, reason in failed.items():
         print(f"{name}: {reason.splitlines()[0]:.100}", file=sys.stderr)
-    types = {}
-    for model_type in wanted:
-        head = classes_of(model_type)[0]
-        base = next(iter(strings(BASE.get(model_type, ()))), head)
-        causal = next(iter(strings(CAUSAL.get(model_type, ()))), head)
-        types[model_type] = [head, base, causal]
     return {
         "transformers": transformers.__version__,
-        "types": types,
+        "types": types(wanted),
         "classes": rows,
         "renames": renames(),
     }

@@ -187,6 +187,30 @@ def test_heads_of_nested_model_types(checkpoints, tmp_path):
     assert "decoder.cls.predictions.decoder" not in ignore
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_head_that_shares_a_quantized_weight_is_not_listed(checkpoints, tmp_path, kept):
+    """NeoMME ties its head to a linear layer and not to an embedding."""
+    shared, head = "model.embed_tokens.embedding_projection", "unembedding_projection"
+    tensors = {f"{shared}.weight": bf16(64, 64), "model.layers.0.x.fc.weight": bf16(64, 64)}
+    exclude, include = ((shared,), ()) if kept else ((), (shared,))
+    ignore, _ = written(
+        checkpoints, tmp_path, tensors, {"model_type": "neomme"}, exclude=exclude, include=include
+    )
+    assert (head in ignore) is kept
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kept", [True, False])
+def test_tied_layers_of_every_number(checkpoints, tmp_path, layout, kept):
+    """Zamba repeats a block; what refers to it is only listed where the block is kept."""
+    block = "model.layers.0.shared_transf.self_attn.q_proj"
+    tensors = {f"{block}.weight": bf16(64, 64), "model.layers.0.x.fc.weight": bf16(64, 64)}
+    config = {"model_type": "zamba", "architectures": ["ZambaForCausalLM"]}
+    exclude = (block,) if kept else ()
+    ignore, _ = written(checkpoints, tmp_path, tensors, config, layout, exclude=exclude)
+    assert IgnoreList(ignore, layout).matches(block.replace("0", "12")) is kept
+
+
 def test_a_head_that_is_not_tied_is_not_expected(checkpoints, tmp_path):
     config = {"model_type": "llama", "tie_word_embeddings": False}
     ignore, _ = written(checkpoints, tmp_path, {"x.up_proj.weight": bf16(64, 64)}, config)

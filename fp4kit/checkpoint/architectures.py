@@ -10,7 +10,8 @@
 - classes: class to its row: `type`, the model type; `prefix`, what its base model is called in a
   model with a head; `children`, what stands first in names of its modules; `parts`, the models
   inside of it; `tied`, linear layers that share a weight with another module and so may not be
-  stored ("*" for the number of a layer). A part is [path, where its configuration stands ("" if it
+  stored ("*" for the number of a layer), each with the linear layer that it shares it with ("" if
+  that is none). A part is [path, where its configuration stands ("" if it
   is that of the whole), class, model type, "any" if the configuration may be of any model type];
   the last two may be missing;
 - renames: class or model type to its transforms, see :mod:`fp4kit.checkpoint.renames`.
@@ -171,13 +172,14 @@ class Model:
         return [place.foreign for place in self._all if place.foreign]
 
     @property
-    def tied(self) -> list[str]:
-        """Linear layers that share a weight; "*" for the number of a layer."""
-        found = []
+    def tied(self) -> dict[str, str]:
+        """Linear layers that share a weight, with a linear one of theirs; see the table."""
+        found = {}
         for place in self._all:
             before = f"{place.path}." if place.path else ""
-            found += [f"{before}{path}" for path in place.row.get("tied", ())]
-        return list(dict.fromkeys(found))
+            for path, partner in place.row.get("tied", {}).items():
+                found[f"{before}{path}"] = f"{before}{partner}" if partner else ""
+        return found
 
 
 def models(config: Config, names: Iterable[str]) -> list[Model]:

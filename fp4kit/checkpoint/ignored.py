@@ -80,20 +80,24 @@ class Unquantized:
 
     def _tied(self, model: Model) -> Iterator[str]:
         """Layers that are not stored, as they share the weight of another one."""
-        heads = [path for path in model.tied if "*" not in path]
+        heads = {path: partner for path, partner in model.tied.items() if "*" not in path}
         if not heads or not may_be_tied(self._config):
             return
         present = {module_of(text) for name in self._names for text in model.built(name)}
-        yield from (path for path in heads if path not in present)
+        taken = self._taken_in(model) if any(heads.values()) else set()
+        for path, partner in heads.items():
+            if path not in present and partner not in taken:
+                yield path
 
     @property
     def _taken(self) -> set[str]:
         """Quantized modules under every name that they have."""
-        found = set(self._quantized)
-        for model in self._models:
-            for module in self._quantized:
-                found.update(module_of(text) for text in model.built(f"{module}.weight"))
-        return found
+        return self._quantized.union(*(self._taken_in(model) for model in self._models))
+
+    def _taken_in(self, model: Model) -> set[str]:
+        """Quantized modules by their names in a model."""
+        weights = (f"{module}.weight" for module in self._quantized)
+        return {module_of(text) for name in weights for text in model.built(name)}
 
     def _added(self, models: list[Model]) -> Iterator[str]:
         """Names beside the stored ones: those in models, of fused experts, of siblings."""
@@ -127,22 +131,27 @@ class Unquantized:
         added = set(self._added(models)) - set(self.stored) - taken
         if layout.matches_inside:
             added = {name for name in added if name not in alike}
+        added.update(self._numbered(models, layout, taken))
         if patterns and self.unknown:
             added.update(self._patterns(layout, taken))
         return tuple(sorted({*self.stored, *added}))
 
+    @staticmethod
+    def _numbered(models: list[Model], layout: Layout, taken: Collection[str]) -> Iterator[str]:
+        """Patterns of tied layers of every number, where none of them is quantized."""
+        fits = _Fits(layout, taken)
+        paths = dict.fromkeys(path for model in models for path in model.tied if "*" in path)
+        patterns = [layout.tail_pattern(path) for path in paths]
+        yield from (pattern for pattern in patterns if not fits.any(pattern))
+
     def _patterns(self, layout: Layout, taken: Collection[str]) -> Iterator[str]:
         """Patterns of the ends of names, for engines that name modules in a way of their own."""
-        alike = {_EXPERT.sub("0", module) for module in taken}
-        tried: dict[str, bool] = {}
+        fits = _Fits(layout, taken)
         tails = [_tail(module) for module in self.stored]
         for tail in dict.fromkeys([*tails, *self._heads(layout)]):
             for text in (_NUMBER.sub("*", tail), tail):
                 pattern = layout.tail_pattern(text)
-                if pattern not in tried:
-                    listed = IgnoreList([pattern], layout.name)
-                    tried[pattern] = not any(listed.matches(module) for module in alike)
-                if tried[pattern]:
+                if not fits.any(pattern):
                     yield pattern
                     break
 
@@ -152,6 +161,21 @@ class Unquantized:
             for name in head_names():
                 if "lm_head" in name or not layout.matches_inside:
                     yield name
+
+
+class _Fits:
+    """Whether patterns fit a quantized module; each is tried once."""
+
+    def __init__(self, layout: Layout, taken: Collection[str]) -> None:
+        self._layout = layout
+        self._modules = {_EXPERT.sub("0", module) for module in taken}
+        self._known: dict[str, bool] = {}
+
+    def any(self, pattern: str) -> bool:
+        if pattern not in self._known:
+            listed = IgnoreList([pattern], self._layout.name)
+            self._known[pattern] = any(listed.matches(module) for module in self._modules)
+        return self._known[pattern]
 
 
 def _tail(module: str) -> str:
