@@ -236,6 +236,19 @@ def test_what_cannot_be_written_is_given_up_and_told(root, monkeypatch, error):
     assert list(folder.path.iterdir()) == []
 
 
+def test_what_is_there_is_read_when_nothing_can_be_written(root, monkeypatch):
+    kernel_cache.write("a.kernel", PAYLOAD)
+
+    def refuse(*_args):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel_cache.os, "fdopen", refuse)
+        kernel_cache.write("b.kernel", PAYLOAD)
+    assert kernel_folder().path is None
+    assert kernel_cache.read("a.kernel") == PAYLOAD
+
+
 def test_kernels_are_kept_and_compiled_anew_when_damaged(root):
     def add(x):
         return x + np.float32(1)

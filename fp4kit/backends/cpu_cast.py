@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 
 from fp4kit import arrays, codecs
 
+from .cpu_load import read_only
 from .cpu_threads import run
-from .cpu_words import WORD_TYPES, round_range
 
 
 def round_float32(values: np.ndarray, dtype: str, out: np.ndarray) -> None:
@@ -20,9 +22,10 @@ def round_float32(values: np.ndarray, dtype: str, out: np.ndarray) -> None:
         dtype: `bfloat16`, `float16` or `float32`.
         out: uint8, flat, C-contiguous, aligned for the element type; takes as many elements.
     """
+    kernels = importlib.import_module("fp4kit.backends.cpu_words")
     raw = out.view(arrays.RAW_DTYPES[dtype])
     even = len(values) // 2 * 2
-    pairs = values[:even].view(np.uint64)
-    words = raw[:even].view(WORD_TYPES[dtype])
-    run(lambda begin, end: round_range(pairs, begin, end, words), len(pairs), 2)
+    pairs = read_only(values[:even].view(np.uint64))
+    words = raw[:even].view(kernels.WORD_TYPES[dtype])
+    run(lambda begin, end: kernels.round_range(pairs, begin, end, words), len(pairs), 2)
     raw[even:] = codecs.from_float32(values[even:], dtype)

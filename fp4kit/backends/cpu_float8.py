@@ -4,30 +4,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 
-from .cpu_jit import jit
+from .cpu_load import read_only
 from .cpu_threads import run
-
-
-@jit
-def decode_range(
-    codes: np.ndarray,
-    table: np.ndarray,
-    scale: np.ndarray,
-    scale_row: np.ndarray,
-    block_cols: int,
-    begin: int,
-    end: int,
-    out: np.ndarray,
-) -> None:
-    """Decodes rows begin..end; see :func:`decode`."""
-    cols = codes.shape[1]
-    for row in range(begin, end):
-        for block in range(scale.shape[1]):
-            factor = scale[scale_row[row], block]
-            for col in range(block * block_cols, min((block + 1) * block_cols, cols)):
-                out[row, col] = table[codes[row, col]] * factor
 
 
 def decode(
@@ -48,11 +30,12 @@ def decode(
         block_cols: columns that share a scale.
         out: float32 (rows, cols) to fill.
     """
+    kernel = importlib.import_module("fp4kit.backends.cpu_matrices").decode_range
     rows, cols = codes.shape
+    codes, table, scale = read_only(codes), read_only(table), read_only(scale)
+    scale_row = read_only(scale_row)
     run(
-        lambda begin, end: decode_range(
-            codes, table, scale, scale_row, block_cols, begin, end, out
-        ),
+        lambda begin, end: kernel(codes, table, scale, scale_row, block_cols, begin, end, out),
         rows,
         cols,
     )

@@ -8,40 +8,12 @@ all of a tile's lines to the same few places of the cache.
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
 
 import numpy as np
 
-from .cpu_jit import jit, numba
+from .cpu_load import read_only
 from .cpu_threads import run
-
-TILE = 64
-#: Elements between rows of the buffer; no power of two.
-STRIDE = TILE + 8
-
-index: Any = numba.uint64
-
-
-@jit
-def transpose_range(
-    source: Any, first: Any, step: Any, begin: Any, end: Any, out: Any, at: Any
-) -> None:
-    """Fills rows begin..end of `out`; see :func:`transpose`."""
-    tile = np.empty(TILE * STRIDE, source.dtype)
-    # Unsigned, or numba would look at every index whether it is negative.
-    rows, begin, end = index(source.shape[0]), index(begin), index(end)
-    first, step, at = index(first), index(step), index(at)
-    side, stride = index(TILE), index(STRIDE)
-    for column in range(begin, end, side):
-        columns = min(side, end - column)
-        for row in range(index(0), rows, side):
-            count = min(side, rows - row)
-            for i in range(count):
-                for j in range(columns):
-                    tile[i * stride + j] = source[row + i, first + (column + j) * step]
-            for j in range(columns):
-                for i in range(count):
-                    out[column + j, at + row + i] = tile[i * stride + j]
 
 
 def transpose(source: np.ndarray, first: int, step: int, out: np.ndarray, at: int) -> None:
@@ -54,8 +26,10 @@ def transpose(source: np.ndarray, first: int, step: int, out: np.ndarray, at: in
         out: of the same element type, C-contiguous.
         at: the column of `out` that the first row of `source` becomes.
     """
+    kernel = importlib.import_module("fp4kit.backends.cpu_matrices").transpose_range
+    source = read_only(source)
     run(
-        lambda begin, end: transpose_range(source, first, step, begin, end, out, at),
+        lambda begin, end: kernel(source, first, step, begin, end, out, at),
         len(out),
         len(source),
     )

@@ -114,10 +114,7 @@ def _why_unusable(root: Path, folder: Path) -> str:
         return reason
     _make_private(folder)
     below = [part for part in (*reversed(folder.parents), folder) if part not in above]
-    reason = next(filter(None, (_unsafe(part, ours=True) for part in below)), "")
-    if not reason and not os.access(folder, os.W_OK | os.X_OK):
-        reason = f"{folder} cannot be written to"
-    return reason
+    return next(filter(None, (_unsafe(part, ours=True) for part in below)), "")
 
 
 @cache
@@ -135,6 +132,11 @@ def _folder_below(root: Path) -> KernelFolder:
 _given_up: dict[Path, str] = {}
 
 
+def _folder() -> KernelFolder:
+    root = _root()
+    return KernelFolder(None, root) if isinstance(root, str) else _folder_below(root)
+
+
 def kernel_folder() -> KernelFolder:
     """The folder for compiled kernels of this version of the sources, made if it is missing.
 
@@ -143,10 +145,7 @@ def kernel_folder() -> KernelFolder:
     Raises:
         OptionError: if FP4KIT_CACHE_DIR is not absolute.
     """
-    root = _root()
-    if isinstance(root, str):
-        return KernelFolder(None, root)
-    folder = _folder_below(root)
+    folder = _folder()
     if folder.path in _given_up:
         return KernelFolder(None, _given_up[folder.path])
     return folder
@@ -157,7 +156,7 @@ def read(name: str) -> bytes | None:
 
     A damaged file is removed.
     """
-    folder = kernel_folder().path
+    folder = _folder().path
     if folder is None:
         return None
     path = folder / name
