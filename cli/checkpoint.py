@@ -181,7 +181,7 @@ def resumable(target: Path) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         if (target / STATE_DIR).is_dir():
             say(
-                f"\nStopped: {target} is unfinished. The same command with --resume finishes it, "
+                f"Stopped: {target} is unfinished. The same command with --resume finishes it, "
                 "with --force it starts over"
             )
         raise

@@ -128,7 +128,10 @@ def _normal(tensors: Iterable[TensorReport]) -> list[str]:
     if not known:
         return []
     values = ", ".join(f"{value:.1f} dB for {name}" for name, value in known.items())
-    return [f"An SQNR of about {values} is normal for weights; at max code is no clipping."]
+    return [
+        f"An SQNR of about {values} is normal for weights; at max code is no clipping; the total "
+        "covers what is quantized or differs."
+    ]
 
 
 def _print_changed(report: FileReport, shown: list[TensorReport], *, with_stats: bool) -> None:

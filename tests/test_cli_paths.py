@@ -239,7 +239,8 @@ def test_a_stopped_run_names_resume(source, tmp_path, monkeypatch, stop, started
     result = invoke("quantize", source, "-o", out)
     assert result.exit_code in (130, 143)
     assert ("--resume" in result.stderr) == started
-    assert (f"{out} is unfinished" in result.stderr) == started
+    assert (f"Stopped: {out} is unfinished" in result.stderr) == started
+    assert "\\n" not in result.stderr
 
 
 def test_long_pieces_of_a_message_are_cut():
