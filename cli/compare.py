@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ from .tables import GLOSSARY
 from .text import decibels, example, printable
 
 
+def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    """Nothing is below NaN, and JSON cannot hold it."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no limit; give a number of dB")
+    return value
+
+
 @click.command(
     epilog=example(
         "fp4kit compare model.safetensors model-nvfp4.safetensors",
@@ -42,6 +50,7 @@ from .text import decibels, example, printable
     "--min-sqnr",
     metavar="DB",
     type=float,
+    callback=_finite,
     help="Fail (exit 1) if the signal to noise ratio of any tensor, or of all together, is lower.",
 )
 @experts_layout_option

@@ -259,7 +259,8 @@ def densities(report: FileReport) -> list[str]:
     formats = [name for name in groups if name != "plain"]
     lines = [_density(name, groups[name]) for name in formats]
     if not formats:
-        return [_density("not quantized", report.tensors)]
+        coded = any(tensor.dtype.startswith("float8") for tensor in report.tensors)
+        return [_density("plain" if coded else "not quantized", report.tensors)]
     if "plain" in groups:
         lines += [_density("plain", groups["plain"]), _density("whole", report.tensors)]
     return lines

@@ -31,6 +31,8 @@ from fp4kit.backends import BackendStatus
         ["bench", "--sizes", "24,x"],
         ["bench", "--sizes", "99"],
         ["compare", "x.safetensors", "y.safetensors", "--min-sqnr", "many"],
+        ["compare", "x.safetensors", "y.safetensors", "--min-sqnr", "nan"],
+        ["compare", "x.safetensors", "y.safetensors", "--min-sqnr", "inf"],
     ],
     ids=" ".join,
 )
