@@ -222,9 +222,11 @@ def tied(model: PreTrainedModel) -> dict[str, str]:
         for pattern in pair:
             paths = [path for path in linear if re.search(f"^{pattern}", f"{path}.weight")]
             both.append(sorted({re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path) for path in paths}))
+        same = len(both[0]) == len(both[1])  # transformers pairs them by their order
         for mine, others in (both, reversed(both)):
-            partner = others[0] if len(mine) == len(others) == 1 else ""
-            found.update({path: partner if partner != path else "" for path in mine})
+            partners = others if same else [""] * len(mine)
+            for path, partner in zip(mine, partners, strict=True):
+                found[path] = partner if partner != path else ""
     return dict(sorted(found.items()))
 
 

@@ -211,6 +211,17 @@ def test_tied_layers_of_every_number(checkpoints, tmp_path, layout, kept):
     assert IgnoreList(ignore, layout).matches(block.replace("0", "12")) is kept
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_encoder_that_shares_the_weights_of_a_decoder(checkpoints, tmp_path, layout):
+    """What is listed of the one follows what is quantized of the other."""
+    decoder, encoder = "model.decoder.layers.0", "model.encoder.language_model.layers.0"
+    tensors = {f"{decoder}.{name}.weight": bf16(64, 64) for name in ("mlp.up_proj", "router.proj")}
+    ignore, _ = written(checkpoints, tmp_path, tensors, {"model_type": "diffusion_gemma"}, layout)
+    listed = IgnoreList(ignore, layout)
+    assert listed.matches(f"{encoder}.router.proj")
+    assert not listed.matches(f"{encoder}.mlp.up_proj")
+
+
 def test_a_head_that_is_not_tied_is_not_expected(checkpoints, tmp_path):
     config = {"model_type": "llama", "tie_word_embeddings": False}
     ignore, _ = written(checkpoints, tmp_path, {"x.up_proj.weight": bf16(64, 64)}, config)

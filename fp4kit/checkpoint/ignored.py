@@ -140,9 +140,11 @@ class Unquantized:
     def _numbered(models: list[Model], layout: Layout, taken: Collection[str]) -> Iterator[str]:
         """Patterns of tied layers of every number, where none of them is quantized."""
         fits = _Fits(layout, taken)
-        paths = dict.fromkeys(path for model in models for path in model.tied if "*" in path)
-        patterns = [layout.tail_pattern(path) for path in paths]
-        yield from (pattern for pattern in patterns if not fits.any(pattern))
+        for path, partner in {k: v for model in models for k, v in model.tied.items()}.items():
+            pattern = layout.tail_pattern(path)
+            shared = bool(partner) and fits.any(layout.tail_pattern(partner))
+            if "*" in path and not shared and not fits.any(pattern):
+                yield pattern
 
     def _patterns(self, layout: Layout, taken: Collection[str]) -> Iterator[str]:
         """Patterns of the ends of names, for engines that name modules in a way of their own."""
