@@ -179,7 +179,8 @@ def resumable(target: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        if (target / STATE_DIR).is_dir():
+        # Of a diffusers pipeline the folders are converted one by one.
+        if (target / STATE_DIR).is_dir() or any(target.glob(f"*/{STATE_DIR}")):
             say(
                 f"Stopped: {target} is unfinished. The same command with --resume finishes it, "
                 "with --force it starts over"

@@ -226,20 +226,20 @@ def test_too_many_threads(model_file, monkeypatch, number):
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit(143)])
-@pytest.mark.parametrize("started", [True, False])
+@pytest.mark.parametrize("started", [".", "transformer", None])
 def test_a_stopped_run_names_resume(source, tmp_path, monkeypatch, stop, started):
     out = tmp_path / "out"
 
     def interrupted(*_args, **_given):
-        if started:
-            (out / STATE_DIR).mkdir(parents=True)
+        if started is not None:
+            (out / started / STATE_DIR).mkdir(parents=True)
         raise stop
 
     monkeypatch.setattr(commands, "quantize_checkpoint", interrupted)
     result = invoke("quantize", source, "-o", out)
     assert result.exit_code in (130, 143)
-    assert ("--resume" in result.stderr) == started
-    assert (f"Stopped: {out} is unfinished" in result.stderr) == started
+    assert ("--resume" in result.stderr) == (started is not None)
+    assert (f"Stopped: {out} is unfinished" in result.stderr) == (started is not None)
     assert "\\n" not in result.stderr
 
 

@@ -63,6 +63,25 @@ def test_same_bytes(fake_gpu, tmp_path, monkeypatch, resident, format, layout, s
     assert files["cuda", "mse"] == pytest.approx(files["cpu", "mse"], rel=1e-12)
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+def test_same_bytes_of_padded_and_cast_rows(fake_gpu, tmp_path, monkeypatch, format, layout):
+    monkeypatch.setattr(gpu_pipeline, "GPU_SLAB_BYTES", 4 << 10)
+    rng = np.random.default_rng(1)
+    source = tmp_path / "in.npz"
+    np.savez(source, wide=rng.standard_normal((300, 77)), odd=rng.standard_normal((2, 9, 5)))
+    files = {}
+    for device in ("cpu", "cuda"):
+        q, back = tmp_path / f"{device}.safetensors", tmp_path / f"{device}-back.npz"
+        options = QuantizeOptions(
+            format=format, scale_layout=layout, device=device, cast="float32", pad=True
+        )
+        quantize_file(source, q, options)
+        dequantize_file(q, back, "float32", device=device)
+        files[device] = q.read_bytes(), back.read_bytes()
+    assert files["cpu"] == files["cuda"]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nonfinite(fake_gpu, tmp_path, monkeypatch, value):
     monkeypatch.setattr(gpu_pipeline, "GPU_SLAB_BYTES", 4 << 10)
