@@ -83,7 +83,7 @@ def rewrite(path, target, *, drop=(), facts=None, metadata=None, change=None):
         ({"drop": ["a_packed"]}, "part 'a_packed' is missing"),
         ({"drop": ["a_packed"], "metadata": {}}, "holds no quantized tensor"),
         ({"facts": {"shape": [4, 64]}}, "expected U8"),
-        ({"facts": {"shape": [4, 33]}}, "multiple of 16"),
+        ({"facts": {"shape": [4, 33]}}, r"is U8 \[4, 16\], expected U8 \[4, 24\]"),
         ({"facts": {"shape": [-4, 32]}}, "damaged"),
         ({"facts": {"shape": None}}, "damaged"),
         ({"facts": {"format": "nvfp5"}}, "format='nvfp5'"),
@@ -206,7 +206,7 @@ def test_missing_tensors_are_counted_and_named(tmp_path):
     assert str(caught.value).startswith(f"{b}: 199 tensors are missing, the first: 'layer.001'")
     assert len(str(caught.value)) < 300
     c = save(tmp_path / "c.safetensors", {**many, "extra": np.zeros(2)})
-    with pytest.raises(FileFormatError, match=r"a\.safetensors: 1 tensors are missing.*'extra'"):
+    with pytest.raises(FileFormatError, match=r"a\.safetensors: 1 tensor is missing.*'extra'"):
         compare_files(a, c)
 
 
