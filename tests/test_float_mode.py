@@ -14,7 +14,7 @@ import safetensors.numpy
 
 import fp4kit
 from fp4kit import float_mode
-from fp4kit.backends import cpu_threads
+from fp4kit.backends import cpu_cast, cpu_float8, cpu_threads
 from fp4kit.errors import BackendUnavailableError
 from fp4kit.io.convert import compare_files, dequantize_file, quantize_file
 from fp4kit.io.report import QuantizeOptions
@@ -234,3 +234,22 @@ def test_where_it_cannot_be_changed_it_is_refused(monkeypatch, backend):
     monkeypatch.setattr(float_mode, "is_ieee", lambda: False)
     with pytest.raises(BackendUnavailableError, match="treats subnormal numbers as zero"):
         fp4kit.quantize(small("float32"), backend=backend)
+
+
+def test_numbers_of_checkpoints(mode):
+    codes = np.arange(256, dtype=np.uint8).reshape(4, 64)
+    table = fp4kit.ALL_FORMATS["mxfp8"].element.values
+    scale, row = np.full((4, 1), 2.0**-130, np.float32), np.arange(4)
+    values = small("float32").reshape(-1)
+
+    def result():
+        out, rounded = np.empty((4, 64), np.float32), np.empty(2 * values.size, np.uint8)
+        cpu_float8.decode(codes, table, scale, row, 64, out)
+        cpu_cast.round_float32(values, "bfloat16", rounded)
+        return out.tobytes(), rounded.tobytes()
+
+    expected = result()
+    mode.set(next(iter(FLUSH.values())))
+    flushed = result()
+    float_mode._reset()
+    assert flushed == expected

@@ -9,11 +9,13 @@ import importlib
 import numpy as np
 
 from fp4kit import arrays, codecs
+from fp4kit.float_mode import by_ieee
 
 from .cpu_load import read_only
 from .cpu_threads import run
 
 
+@by_ieee
 def round_float32(values: np.ndarray, dtype: str, out: np.ndarray) -> None:
     """Rounds once, nearest even, on all cores.
 

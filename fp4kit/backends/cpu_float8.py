@@ -8,10 +8,13 @@ import importlib
 
 import numpy as np
 
+from fp4kit.float_mode import by_ieee
+
 from .cpu_load import read_only
 from .cpu_threads import run
 
 
+@by_ieee
 def decode(
     codes: np.ndarray,
     table: np.ndarray,

@@ -62,14 +62,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-@by_ieee
 def run(
     work: Callable[[int, int], Result], count: int, size: int, *, sums: bool = False
 ) -> list[Result]:
     """Calls work(begin, end) over 0..count in pieces, on all cores if it is worth it.
 
     Args:
-        work: releases the GIL; may run in several threads at once.
+        work: releases the GIL; may run in several threads at once, which compute by IEEE 754; so
+            does this one if it is to (see :mod:`fp4kit.float_mode`).
         count: units in all (blocks, rows).
         size: elements in a unit.
         sums: cut pieces of a fixed size, so that sums over them are reproducible.
