@@ -130,6 +130,9 @@ KEPT = {
     "control_model.zero_convs.0.0.weight": "part of control_model",
     "model_ema.decay.x.weight": "part of model_ema",
     "lora_unet_x.lora_up.weight": "low-rank adapter",
+    "mask_decoder.iou_token.weight": "embedding by its name",
+    "mask_decoder.mask_tokens.weight": "embedding by its name",
+    "encoder.query_768_resolution.weight": "embedding by its name",
     f"{L}.self_attn.q_proj.lora_A.default.weight": "low-rank adapter",
     # Vision parts of Mistral, Kimi, DeepSeek-OCR, Qwen.
     "vision_language_adapter.w_in.weight": "part of vision_language_adapter",

@@ -30,6 +30,7 @@ from fp4kit.io.safetensors import DTYPE_CODES, DTYPES
 from fp4kit.io.slabs import rows_of
 from fp4kit.io.source import Source, SourceTensor
 
+from .expert_layout import Excluded, nothing
 from .views import READ_BYTES, Bytes, RowView, View, described, fetch, where
 
 ELEMENTS = {"F8_E4M3": ELEMENT_TYPES["e4m3"], "F8_E5M2": ELEMENT_TYPES["e5m2"]}
@@ -301,6 +302,7 @@ def find_views(
     config: dict[str, Any],
     layers: Mapping[str, str] | None = None,
     *,
+    excluded: Excluded = nothing,
     unscaled: bool = False,
 ) -> list[View]:
     """Views of every FP8 weight, from headers and config.json alone.
@@ -309,6 +311,7 @@ def find_views(
         source: the stored tensors of all shards.
         config: content of config.json.
         layers: modules to ComfyUI's formats, where markers or headers say them.
+        excluded: whether a tensor is left alone: one that cannot be decoded stays as it is then.
         unscaled: an FP8 tensor without a scale is taken as it is.
 
     Raises:
@@ -319,6 +322,9 @@ def find_views(
     views: list[View] = []
     for name, tensor in source.tensors.items():
         dtype = tensor.spec.dtype
+        without = not any(scale in source.tensors for scale in scale_names(name))
+        if (dtype in FOREIGN or (without and not unscaled)) and excluded(name):
+            continue
         if dtype in FOREIGN:
             raise FileFormatError(
                 f"{where(source, name)} is {dtype}, which cannot be decoded; convert it to F8_E4M3 "

@@ -25,13 +25,14 @@ from fp4kit.io.files import (
 from fp4kit.io.safetensors_header import read_header
 from fp4kit.io.slabs import Progress, Tally
 
-from .directory import CONFIG, HF_QUANT_CONFIG, INDEX_SUFFIX, PARAMS, Checkpoint
+from .directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint
 from .mistral_native import new_params
 from .options import ConvertOptions
 from .plan import WRITTEN_KEY, CheckpointPlan
 from .report import CheckpointReport, make_report
 from .shards import make_engine, write_shard, write_shards
 from .state import State, fingerprint, write_json
+from .weight_files import INDEX_NAME
 from .verify import structure_faults
 
 #: Keys of config.json that describe an older quantization.
@@ -64,7 +65,7 @@ def earlier_result(target: Path, planned: Sequence[str]) -> list[str]:
             f"{target}: is not empty and holds no result of fp4kit that --force could replace; "
             "choose another directory"
         )
-    indexes = [path.name for path in target.glob(f"*{INDEX_SUFFIX}")]
+    indexes = [path.name for path in target.iterdir() if INDEX_NAME.fullmatch(path.name)]
     both = [name for name in planned if os.path.lexists(target / name)]
     return list(dict.fromkeys([*weights, *indexes, *both]))
 

@@ -42,7 +42,7 @@ EMBEDDINGS = _words(
 )
 #: Last words (`embed` the first as well) of modules that are embeddings in most models, and linear
 #: layers in some.
-EMBEDDING_WORDS = _words("embed embeds embedding embeddings embedder emb")
+EMBEDDING_WORDS = _words("embed embeds embedding embeddings embedder emb token tokens resolution")
 #: Modules that only wrap a model; the same weight has or lacks them from file to file.
 WRAPPERS = _words(
     """

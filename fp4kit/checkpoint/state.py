@@ -34,8 +34,9 @@ from fp4kit.io.files import (
     remove_abandoned,
 )
 
-from .directory import INDEX_SUFFIX, STATE_DIR, Checkpoint, read_json
+from .directory import STATE_DIR, Checkpoint, read_json
 from .options import Options
+from .weight_files import INDEX_NAME
 
 PLAN_FILE = "plan.json"
 LOCK_FILE = "lock"
@@ -218,8 +219,8 @@ class State:
             self._remove(removed)
             planned = list(files)
             # A second index would make the result one that no engine opens.
-            indexes = (path.name for path in self.target.glob(f"*{INDEX_SUFFIX}"))
-            self._check_free([*planned, *indexes])
+            names = (path.name for path in self.target.iterdir())
+            self._check_free([*planned, *filter(INDEX_NAME.fullmatch, names)])
             for path in self.folder.glob("*.json"):
                 path.unlink()
             write_json(plan, {**wanted, "planned": planned})
