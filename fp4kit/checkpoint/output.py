@@ -32,8 +32,8 @@ from .plan import WRITTEN_KEY, CheckpointPlan
 from .report import CheckpointReport, make_report
 from .shards import make_engine, write_shard, write_shards
 from .state import State, fingerprint, write_json
-from .weight_files import INDEX_NAME
 from .verify import structure_faults
+from .weight_files import INDEX_NAME
 
 #: Keys of config.json that describe an older quantization.
 OLD_KEYS = ("quantization_config", "compression_config", "expert_dtype")

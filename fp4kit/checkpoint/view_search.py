@@ -106,9 +106,7 @@ def search(
         FileFormatError: if a part of a quantized tensor is missing or does not fit.
         OptionError: if it cannot be told how experts are fused.
     """
-    decoded = fp8_views.find_views(
-        source, config, layers, excluded=excluded, unscaled=unscaled_fp8
-    )
+    decoded = fp8_views.find_views(source, config, layers, excluded=excluded, unscaled=unscaled_fp8)
     decoded += mxfp4_views.find_views(
         source, config, experts_layout, fused=fused, excluded=excluded
     )
