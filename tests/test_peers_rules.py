@@ -22,13 +22,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 CLASSES = {
+    **modeling_auto.MODEL_MAPPING_NAMES,
     **modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     **modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     **CAUSAL,
 }
 #: Counts of layers in configurations; a few layers show every kind of module.
 COUNTS = ("num_hidden_layers", "depth", "encoder_layers", "decoder_layers", "n_layer", "num_layers")
+#: What wraps the same model in other files.
+WRAPPERS = ("model.", "language_model.", "model.diffusion_model.", "diffusion_model.")
 #: Modules that are no linear layers, though their names do not tell.
 UNTOLD = {
     "canine": r".*HashBucketCodepointEmbedder_\d$",
@@ -79,12 +82,16 @@ def model(request):
     found, config = build(request.param)
     if found is None:
         pytest.skip(f"cannot be built from its default configuration: {config:.80}")
-    rules = Rules((), (), config)
-    return (
-        request.param,
-        found,
-        {w.name: rules.reason_to_keep(w.name, w.shape, "bfloat16") for w in found},
-    )
+    return request.param, found, decided(found, config)
+
+
+def decided(found, config, wrapper=""):
+    """{name: why it is kept}, behind something that wraps the model."""
+    rules = Rules((), (), config, [wrapper + weight.name for weight in found])
+    return {
+        weight.name: rules.reason_to_keep(wrapper + weight.name, weight.shape, "bfloat16")
+        for weight in found
+    }
 
 
 def test_most_models_can_be_built():
@@ -111,6 +118,15 @@ def test_heads_and_routers_are_kept(model):
     """By what they are, not by their names."""
     _, found, reasons = model
     assert [w.name for w in found if (w.router or w.head) and not reasons[w.name]] == []
+
+
+def test_what_wraps_a_model_changes_nothing(model):
+    model_type, found, reasons = model
+    _, config = build(model_type)
+    for wrapper in WRAPPERS:
+        wrapped = decided(found, config, wrapper)
+        other = [name for name in reasons if bool(reasons[name]) != bool(wrapped[name])]
+        assert not other, wrapper
 
 
 @pytest.mark.parametrize("model_type", sorted(CAUSAL))

@@ -23,7 +23,11 @@ def test_a_model_type_is_named_wherever_it_stands(model_type, nested):
     config = {"model_type": model_type}
     if nested:
         config = {"model_type": "llava", "text_config": config}
-    (said,) = reader_faults(config, ["mxfp4"], [DENSE])
+    found = reader_faults(config, ["mxfp4"], [DENSE])
+    if nested and not KNOWN[model_type].inside:
+        assert found == []
+        return
+    (said,) = found
     assert model_type in said
     assert "no fault of the file" in said
 

@@ -11,14 +11,15 @@ an entry is not true any more. `KNOWN` has one row for a model type, of these co
 - reason: why, in a few words;
 - issue: where it is reported, "" if that is not known;
 - formats: block formats that it happens with;
-- modules: a regular expression; it happens only where a quantized module's name has a match.
+- modules: a regular expression; it happens only where a quantized module's name has a match;
+- inside: whether it happens as well where the model is a part of another one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from .expert_layout import reading
@@ -27,7 +28,7 @@ READER = "transformers 5.24"
 ANY_FORMAT = ("nvfp4", "mxfp4", "mxfp8")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ReaderFault:
     """A fault of a reader; see the module for what each column means."""
 
@@ -36,6 +37,7 @@ class ReaderFault:
     issue: str = ""
     formats: tuple[str, ...] = ANY_FORMAT
     modules: str = ""
+    inside: bool = True
     reader: str = READER
 
 
@@ -47,9 +49,15 @@ _FORWARD = ReaderFault(
     "loading or running stops with AttributeError: no attribute 'weight'",
     "its own linear class reads `.weight` of layers that are quantized",
 )
-_CONVOLUTION = ReaderFault(
+_CONVERSION = ReaderFault(
     "loading stops with an error of the automatic conversion of weights",
-    "it concatenates the three conv1d weights with the parts that a quantized layer would have",
+    "what it does to weights of this model while loading does not know the parts of a quantized "
+    "layer",
+    inside=False,
+)
+_OFFLOADED = ReaderFault(
+    "running stops with an error of mixed types",
+    "its forward replaces a buffer, which compressed-tensors' wrappers of modules prevent",
 )
 #: Experts that are stored one by one, for every model type.
 EXPERTS = ReaderFault(
@@ -67,33 +75,36 @@ SEPARATED = ReaderFault(
 )
 #: Of these types the reader makes a layer of each expert where a checkpoint is quantized.
 SEPARATES = frozenset(("llama4", "llama4_text"))
+#: Model types whose initialization reads `.weight`, as parts of others too.
+_INITIALIZED = """
+    falcon_mamba gpt_bigcode longt5 mamba mamba2 modernvbert mt5 nanochat pix2struct pop2piano
+    recurrent_gemma rwkv siglip switch_transformers t5 udop umt5 xlstm
+"""
+#: The same where they are the whole: as a part, they are not quantized.
+_INITIALIZED_ALONE = """
+    blt bridgetower chinese_clip_vision_model clap clipseg clvp cvt d_fine data2vec-audio deimv2
+    dinov3_vit emu3 fastspeech2_conformer fastspeech2_conformer_with_hifigan grounding-dino
+    groupvit hiera ijepa kosmos-2 lw_detr mask2former mgp-str mlcd mlcd_vision_model
+    mm-grounding-dino modernbert modernbert-decoder musicgen musicgen_melody neomme neucodec
+    oneformer owlv2 owlvit pe_audio pp_doclayout_v3 pp_doclayout_v4 pvt pvt_v2 radio rf_detr
+    rt_detr rt_detr_v2 sam3_lite_text sam3_lite_text_text_model sapiens2 seggpt siglip2
+    siglip2_vision_model siglip_vision_model speech-encoder-decoder speecht5 swin2sr timesformer
+    unispeech unispeech-sat videoprism videoprism_vision_model vitdet vjepa2 wav2vec2
+    wav2vec2-bert wav2vec2-conformer wavlm xclip xcodec xcodec2 zamba
+"""
+#: Model types whose weights are split, joined or cut while loading.
+_CONVERTED = """
+    bailing_hybrid depth_pro dinov2 dinov2_with_registers dots3_note ernie4_5_vl_moe glm5_next
+    glm5_next_text inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model
+    kimi_linear olmo_hybrid qianfan_ocr step3p7 tipsv2 tipsv2_vision_model
+"""
 #: Model type to the fault of its reader.
 KNOWN: dict[str, ReaderFault] = {
-    **dict.fromkeys(
-        (
-            "falcon_mamba",
-            "gpt_bigcode",
-            "longt5",
-            "mamba",
-            "mamba2",
-            "modernvbert",
-            "mt5",
-            "nanochat",
-            "pix2struct",
-            "pop2piano",
-            "recurrent_gemma",
-            "rwkv",
-            "siglip",
-            "switch_transformers",
-            "t5",
-            "udop",
-            "umt5",
-            "xlstm",
-        ),
-        _INIT,
-    ),
+    **dict.fromkeys(_INITIALIZED.split(), _INIT),
+    **dict.fromkeys(_INITIALIZED_ALONE.split(), dataclasses.replace(_INIT, inside=False)),
+    **dict.fromkeys(_CONVERTED.split(), _CONVERSION),
     "falcon": _FORWARD,
-    **dict.fromkeys(("bailing_hybrid", "kimi_linear", "olmo_hybrid"), _CONVOLUTION),
+    "ctrl": _OFFLOADED,
 }
 
 
@@ -121,7 +132,11 @@ def reader_faults(
     """
     modules, used = list(quantized), set(formats)
     types = list(dict.fromkeys(model_types(config)))
-    rows = [(f"model type {name}", KNOWN[name]) for name in types if name in KNOWN]
+    rows = [
+        (f"model type {name}", KNOWN[name])
+        for depth, name in enumerate(types)
+        if name in KNOWN and (depth == 0 or KNOWN[name].inside)
+    ]
     if reading(config) == "fused" and config["model_type"] not in SEPARATES:
         rows.append((f"model type {config['model_type']}", SEPARATED))
     rows.append(("experts", EXPERTS))

@@ -42,7 +42,13 @@ EMBEDDINGS = _words(
 )
 #: Last words (`embed` the first as well) of modules that are embeddings in most models, and linear
 #: layers in some.
-EMBEDDING_WORDS = _words("embed embeds embedding embeddings embedder emb token tokens resolution")
+EMBEDDING_WORDS = _words(
+    "embed embeds embedding embeddings embedder emb token tokens resolution codebook"
+)
+#: Last parts of modules that are lookup tables of detectors, or of relative positions.
+TABLES = _words("query_feat queries_features reference_points pe_k query_768 query_1024")
+#: Rows of a norm that is chosen by a condition.
+NORM_ROWS = _words("scale shift")
 #: Modules that only wrap a model; the same weight has or lacks them from file to file.
 WRAPPERS = _words(
     """
@@ -78,7 +84,7 @@ TOWERS = _words(
     image_to_text_projection projector merger resampler resampler_model qformer
     embed_tokens_extend vision_language_adapter patch_merger visual_projection text_projection
     vit_large_projector deepstack_merger_list vision_embed_tokens vae audio_vae first_stage_model
-    vocoder autoencoder control_model model_ema
+    vocoder autoencoder control_model model_ema codec_model
     """
 )
 #: Classes of diffusers that turn images into latents and back: nothing of them is quantized.
@@ -213,6 +219,8 @@ def _by_last_part(parts: list[str]) -> str:
     words = [word for word in last.split("_") if not word.isdigit()]
     if words and (words[0] == "embed" or words[-1] in EMBEDDING_WORDS):
         return "embedding by its name"
+    if last in TABLES or (last in NORM_ROWS and _is_norm(parent)):
+        return "looked up by its name"
     return "convolution by its name" if last in CONVOLUTIONS else ""
 
 
