@@ -8,7 +8,7 @@ SOURCES := fp4kit cli tests benchmarks
 # In as many processes as there are processors, up to 8.
 PARALLEL := -n auto --maxprocesses 8
 
-.PHONY: demo test check lint format kernels kernels-all peers wheel-smoke clean
+.PHONY: demo test check lint format kernels kernels-all peers architectures architectures-third wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
@@ -44,6 +44,15 @@ kernels-all: $(VENV)/.dev $(NVRTC12)/.installed
 # Live comparison with torch, torchao, compressed-tensors, transformers, ModelOpt, comfy-kitchen.
 peers: $(PEERS)/.installed
 	$(PEERS)/bin/python -m pytest -q tests/test_peers*.py tests/test_arrays*.py
+
+# Every model type of transformers, small, through quantize, verify, dequantize and transformers.
+# Those of CI alone: a third of them and all that were broken once.
+ARCHITECTURES = $(PEERS)/bin/python -m pytest -q -n 2 --dist worksteal tests/architectures
+architectures: $(PEERS)/.installed
+	OMP_NUM_THREADS=1 $(ARCHITECTURES) -m ""
+
+architectures-third: $(PEERS)/.installed
+	OMP_NUM_THREADS=1 $(ARCHITECTURES)
 
 # The wheel, installed elsewhere, quantizes a file from /.
 wheel-smoke: $(VENV)/.dev
