@@ -166,6 +166,20 @@ def test_an_empty_temporary_file_may_be_about_to_be_locked(tmp_path, age, stays)
     assert newborn.exists() == stays
 
 
+def test_a_process_killed_before_it_wrote_leaves_nothing_behind(tmp_path):
+    target = tmp_path / "out"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from fp4kit.io.files import AtomicFile\n"
+        "file = AtomicFile(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    assert [path.stat().st_size for path in temporaries(tmp_path)] == [0]
+    with AtomicFile(target) as file:
+        file.commit()
+    assert not temporaries(tmp_path)
+    assert time.time() - target.stat().st_mtime < 60
+
+
 # ------------------------------------------------------------------------------------------------
 # Sources that change
 # ------------------------------------------------------------------------------------------------

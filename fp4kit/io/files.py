@@ -199,6 +199,8 @@ class AtomicFile:
             raise OutputError(f"{output}: cannot be written: {error.strerror}") from None
         with contextlib.suppress(OSError):  # some network file systems have no locks
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # An old one cannot be about to be locked: without its process it is abandoned.
+            os.utime(self._fd, (0, 0))
 
     @property
     def fd(self) -> int:
@@ -232,6 +234,8 @@ class AtomicFile:
             with contextlib.suppress(FileNotFoundError):
                 older = stat.S_IMODE(self._final.stat().st_mode)
                 os.fchmod(self._fd, older & (self._output.permissions | stat.S_IRWXU))
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)  # an empty file still has the time that it began with
         os.fsync(self._fd)
         if self._output.replace:
             self._temp.replace(self._final)
