@@ -124,7 +124,7 @@ def quantize_case(
 def per_token_case(inputs: Inputs, name: str) -> bench.Case:
     """Quantization alone: the public function has no amax to be given, so the backend's method."""
     q = fp4kit.quantize(inputs.x, amax="per_token", nonfinite="propagate")
-    plan, _, packed, block_scale, second = decoding_arrays(q)
+    plan, _, packed, block_scale, second, _ = decoding_arrays(q)
     # Decoding forgets what it does not need.
     plan = dataclasses.replace(plan, variant=q.variant)
     raw = arrays.ingest(inputs.x)

@@ -38,6 +38,8 @@ def test_signals_while_a_command_starts(model_file, tmp_path, number):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Where tests run in the background, SIGINT is ignored, and so it would be here.
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
         )
         assert process.stdout.readline() == "ready\n"
         time.sleep(delay)
