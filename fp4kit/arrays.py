@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DtypeError, OptionError, brief
+from .float_mode import by_ieee
 from .formats import DTYPES
 from .frameworks import Origin, caller_stream, framework_of_type, loaded, open_raw
 
@@ -178,6 +179,7 @@ def ingest_bytes(x: Any, what: str) -> Raw:
     return Raw(data if data.dtype == np.uint8 else data.view(np.uint8), "uint8", origin)
 
 
+@by_ieee
 def _float32(value: Any, what: str) -> Any:
     """A number as float32; one that is too large is infinite, as an array's would be."""
     try:

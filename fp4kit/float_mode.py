@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -24,8 +25,10 @@ Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 
 ONE = 1.0
-#: A subnormal number: times one it is zero if operands or results are flushed.
-SUBNORMAL = 5e-324
+#: A subnormal number: times one it is zero if operands or results are flushed. It comes from its
+#: bits, as Python's parser computes: in such a thread it reads 5e-324 as zero, and what it compiles
+#: then is kept for later runs.
+(SUBNORMAL,) = struct.unpack("<d", b"\1\0\0\0\0\0\0\0")
 #: Less than half a unit in the last place of 1: added or subtracted, it is rounded away.
 LITTLE = 1e-17
 #: Room for the largest `fenv_t` there is, in 8-byte words.

@@ -5,6 +5,7 @@
 import ctypes
 import dataclasses
 import platform
+import subprocess
 import sys
 import threading
 
@@ -253,3 +254,48 @@ def test_numbers_of_checkpoints(mode):
     flushed = result()
     float_mode._reset()
     assert flushed == expected
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("recipe", [("te", "amax"), ("modelopt", "decode_scale")], ids=str)
+def test_scales_that_are_numbers(mode, backend, recipe):
+    x, value = small("float32"), 2.0**-130
+    options = {"recipe": recipe[0], recipe[1]: value, "backend": backend}
+    expected = parts(fp4kit.quantize(x, **options))
+    mode.set(next(iter(FLUSH.values())))
+    flushed = parts(fp4kit.quantize(x, **options))
+    float_mode._reset()
+    assert flushed == expected
+
+
+#: Sets the mode before anything of fp4kit is there, then tells what becomes of small numbers.
+IMPORT = """
+import ctypes, sys
+place, bits = int(sys.argv[1]), int(sys.argv[2])
+library = ctypes.PyDLL(None)
+library = library if hasattr(library, "fesetenv") else ctypes.PyDLL("libm.so.6")
+words = (ctypes.c_uint32 * 128)()
+library.fegetenv(words)
+words[place] |= bits
+library.fesetenv(words)
+import numpy as np
+import fp4kit
+x = np.arange(4096, dtype=np.uint32).reshape(32, 128).view(np.float32)
+for options in ({}, {"format": "mxfp4"}, {"format": "mxfp8"}):
+    q = fp4kit.quantize(x, backend="reference", **options)
+    y = fp4kit.dequantize(q, backend="reference")
+    print(np.asarray(q.packed).tobytes().hex(), q.block_scale.tobytes().hex(), y.tobytes().hex())
+"""
+
+
+def test_a_library_that_was_loaded_before(tmp_path):
+    """Python compiles the modules in that mode, in which its parser reads 5e-324 as zero."""
+
+    def result(bits, place):
+        command = [sys.executable, "-X", f"pycache_prefix={tmp_path / str(bits)}", "-c", IMPORT]
+        command += [str(place), str(bits)]
+        return subprocess.run(command, capture_output=True, check=True).stdout
+
+    flushed = result(next(iter(FLUSH.values())), PLACE)
+    assert flushed == result(0, PLACE)
+    assert flushed.count(b"\n") == 3
