@@ -150,6 +150,8 @@ def test_short_convolutions_are_listed(checkpoints, tmp_path, layout):
         ("ultrabert", "UltrabertForMaskedLM", "head.decoder"),
         ("whisper", "WhisperForConditionalGeneration", "proj_out"),
         ("llama", "LlamaForCausalLM", "lm_head"),
+        ("gemma4_assistant", "Gemma4AssistantForCausalLM", "lm_head"),
+        ("moonshine_streaming", "MoonshineStreamingForConditionalGeneration", "proj_out"),
     ],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -45,6 +45,12 @@ _INIT = ReaderFault(
     "loading stops with AttributeError: no attribute 'weight'",
     "its initialization reads `.weight` of layers that are quantized, whatever tool wrote them",
 )
+_TIED = ReaderFault(
+    "loading stops with AttributeError: no attribute 'weight'",
+    "it reads `.weight` of layers that share their weight with others, also where these are "
+    "quantized, whatever tool wrote them",
+    inside=False,
+)
 _FORWARD = ReaderFault(
     "loading or running stops with AttributeError: no attribute 'weight'",
     "its own linear class reads `.weight` of layers that are quantized",
@@ -85,13 +91,15 @@ _INITIALIZED_ALONE = """
     blt bridgetower chinese_clip_vision_model clap clipseg clvp cvt d_fine data2vec-audio deimv2
     dinov3_vit emu3 fastspeech2_conformer fastspeech2_conformer_with_hifigan grounding-dino
     groupvit hiera ijepa kosmos-2 lw_detr mask2former mgp-str mlcd mlcd_vision_model
-    mm-grounding-dino modernbert modernbert-decoder musicgen musicgen_melody neomme neucodec
-    oneformer owlv2 owlvit pe_audio pp_doclayout_v3 pp_doclayout_v4 pvt pvt_v2 radio rf_detr
+    mm-grounding-dino modernbert modernbert-decoder musicgen musicgen_melody neucodec
+    oneformer owlv2 owlvit pe_audio pp_doclayout_v4 pvt pvt_v2 radio rf_detr
     rt_detr rt_detr_v2 sam3_lite_text sam3_lite_text_text_model sapiens2 seggpt siglip2
     siglip2_vision_model siglip_vision_model speech-encoder-decoder speecht5 swin2sr timesformer
     unispeech unispeech-sat videoprism videoprism_vision_model vitdet vjepa2 wav2vec2
-    wav2vec2-bert wav2vec2-conformer wavlm xclip xcodec xcodec2 zamba
+    wav2vec2-bert wav2vec2-conformer wavlm xclip xcodec xcodec2
 """
+#: Model types in which quantized layers share a weight.
+_SHARED = "diffusion_gemma neomme pp_doclayout_v3 zamba"
 #: Model types whose weights are split, joined or cut while loading.
 _CONVERTED = """
     bailing_hybrid depth_pro dinov2 dinov2_with_registers dots3_note ernie4_5_vl_moe glm5_next
@@ -103,6 +111,7 @@ KNOWN: dict[str, ReaderFault] = {
     **dict.fromkeys(_INITIALIZED.split(), _INIT),
     **dict.fromkeys(_INITIALIZED_ALONE.split(), dataclasses.replace(_INIT, inside=False)),
     **dict.fromkeys(_CONVERTED.split(), _CONVERSION),
+    **dict.fromkeys(_SHARED.split(), _TIED),
     "falcon": _FORWARD,
     "ctrl": _OFFLOADED,
 }

@@ -79,14 +79,6 @@ _NOT_COMPUTED = """
     vivit voxtral_realtime xlnet zamba2
 """
 NOT_COMPUTED = frozenset(_NOT_COMPUTED.split())
-#: Faults of ours that are known and not mended yet.
-OURS = {
-    "diffusion_gemma": "routers of the encoder, which shares its weights with the decoder, are not "
-    "ignored under the encoder's names",
-    "gemma4_assistant": "lm_head, which shares the weight of the embedding, is not ignored",
-    "neomme": "unembedding_projection is ignored, although the layer that it shares its weight "
-    "with is quantized",
-}
 #: Computed in another order where a layer is quantized, and the largest error of that, relative.
 ROUNDED = {"jamba": "adds the bias of dt_proj and subtracts it again, in bfloat16"}
 ROUNDED_ERROR = 2.0**-5
