@@ -198,7 +198,9 @@ def finish(
     report_file: ReportFile | None = None,
     with_stats: bool = True,
 ) -> None:
-    """Prints a report, what the user should know, and the last line."""
+    """Writes and prints a report, what the user should know, and the last line."""
+    if report_file is not None:  # first: whoever reads stdout may stop reading
+        report_file.write(report, **report.extra())
     show(
         report,
         as_json=as_json,
@@ -207,8 +209,6 @@ def finish(
         dry_run=dry_run,
         **report.extra(),
     )
-    if report_file is not None:
-        report_file.write(report, **report.extra())
     if report.left_out:
         say(f"Not copied: {named(report.left_out)} (belongs to another form of the weights)")
     reasons: dict[str, list[str]] = {}
@@ -219,11 +219,11 @@ def finish(
     if as_json:
         return
     if dry_run:
-        shards = len(report.shards)
+        shards, others = len(report.shards), len(report.copied)
         needs = " (exists: needs --force)" if target.exists() else ""
         say(
             f"Dry run: nothing was written; would write {target}{needs}: {shards} weight "
-            f"file{'s' if shards > 1 else ''} and {len(report.copied)} others, "
+            f"file{'s' if shards > 1 else ''} and {others} other file{'' if others == 1 else 's'}, "
             f"{size(report.disk_needed)} on disk"
         )
     else:

@@ -32,7 +32,7 @@ from .text import decibels, example, printable
 def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
     """Nothing is below NaN, and JSON cannot hold it."""
     if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no limit; give a number of dB")
+        raise click.BadParameter(f"{value} is not a limit; give a number of dB")
     return value
 
 
@@ -82,7 +82,7 @@ def command(
     limit: dict[str, Any] = {}
     if min_sqnr is not None:
         limit = {"min_sqnr": min_sqnr, "below": [name for name, _ in failures]}
-    rest = "Equal, or only tested for that"
+    rest = "Equal, or compared for equality only"
     show(report, as_json=as_json, with_stats=True, every=every, rest=rest, **limit)
     if failures:
         listed = printable(named([f"{name} ({decibels(sqnr)})" for name, sqnr in failures]))

@@ -66,6 +66,15 @@ class LazyGroup(click.Group):
         """Names in the order a newcomer meets them, not sorted."""
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses, and prints `--help` and `--version`, which a full disk refuses too."""
+        try:
+            return super().parse_args(ctx, args)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            raise click.ClickException(describe_os_error(error)) from error
+
     def invoke(self, ctx: click.Context) -> object:
         """Runs a subcommand; expected failures become one line and exit code 1."""
         try:

@@ -55,7 +55,7 @@ class Device(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Checks the form; whether it can be used is for the library to say."""
         if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", str(value)):
-            self.fail(f"{value!r} is no device; choose auto, cpu, cuda, or cuda:N", param, ctx)
+            self.fail(f"{value!r} is not a device; choose auto, cpu, cuda, or cuda:N", param, ctx)
         return str(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:

@@ -25,30 +25,32 @@ def progress_bar(label: str) -> Iterator[Progress]:
     Where that is no terminal it draws nothing. Either way it ends a command that a signal has
     asked to end. Meanwhile the user is told when kernels are compiled.
     """
-    on_compile(_say_compiling)
     try:
-        with _bar(label) as progress:
+        with _bar(label) as (progress, tell):
+            on_compile(lambda folder: tell(_compiling(folder)))
             yield progress
     finally:
         on_compile(None)
 
 
-def _say_compiling(folder: KernelFolder) -> None:
-    """The first run on a machine takes some seconds more."""
+def _compiling(folder: KernelFolder) -> str:
+    """What to say when a run takes some seconds more than later ones."""
     if folder.path is not None:
-        say(f"Compiling kernels for this processor, once; they are kept in {folder.path}")
-        return
-    say(
+        return (
+            "Compiling kernels for this processor (only the first time that they are needed); "
+            f"they are kept in {folder.path}"
+        )
+    return (
         f"Warning: compiled kernels are not kept ({folder.reason}), so every run compiles them "
-        f"anew; set {CACHE_VARIABLE} to a folder that is yours alone"
+        f"anew; set {CACHE_VARIABLE} to a folder that only you can write to"
     )
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Progress]:
-    """The bar itself."""
+def _bar(label: str) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+    """The bar itself, and what prints a line above it."""
     if not on_terminal(sys.stderr):
-        yield lambda done, total: interrupts.check()
+        yield lambda done, total: interrupts.check(), say
         return
     from rich.console import Console
     from rich.progress import (
@@ -59,6 +61,7 @@ def _bar(label: str) -> Iterator[Progress]:
         TransferSpeedColumn,
     )
     from rich.progress import Progress as Bar
+    from rich.text import Text
 
     with Bar(
         TextColumn("{task.description}", markup=False),
@@ -76,4 +79,7 @@ def _bar(label: str) -> Iterator[Progress]:
             interrupts.check()
             bar.update(task, completed=done, total=total)
 
-        yield advance
+        def tell(message: str) -> None:
+            bar.console.print(Text(printable(message)), soft_wrap=True)
+
+        yield advance, tell

@@ -53,7 +53,7 @@ CHECKPOINT_ONLY = (
     "resume",
     "follow_links",
 )
-FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype", "pad")
+FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
 
 
 @click.command(
@@ -162,6 +162,7 @@ def command(
     check_source(source)
     if source.is_dir() or given["layout"] is not None:
         _refuse(ctx, FILE_ONLY, "for plain files; the layout decides it here")
+        _refuse(ctx, ("pad",), "for plain files; engines do not read padded rows")
         checkpoint.quantize(source, target, given, device=device, dry_run=dry_run, as_json=as_json)
         return
     _refuse(ctx, CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
@@ -179,10 +180,10 @@ def command(
     else:
         with progress_bar(f"Quantizing {source.name}") as progress:
             report = quantize_file(source, target, options, progress, decode)
+    if report_file is not None:  # first: whoever reads stdout may stop reading
+        report_file.write(report)
     every = given["every"]
     show(report, as_json=as_json, with_stats=not dry_run, every=every, dry_run=dry_run)
-    if report_file is not None:
-        report_file.write(report)
     if as_json:
         return
     say_advice(report, padding=True)

@@ -100,6 +100,11 @@ def _check_existing(path: Path, *, force: bool, dry_run: bool) -> None:
         return
     if not stat.S_ISREG(mode):
         raise OptionError(f"{path}: is not a regular file; choose another name for --report")
+    if any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2)):
+        raise OptionError(
+            f"{path}: is the file that the command prints to; use --json, or choose another name "
+            "for --report"
+        )
     if dry_run:
         raise OptionError(
             f"{path}: exists already; a dry run replaces nothing, choose another name for --report"

@@ -129,8 +129,8 @@ def _normal(tensors: Iterable[TensorReport]) -> list[str]:
         return []
     values = ", ".join(f"{value:.1f} dB for {name}" for name, value in known.items())
     return [
-        f"An SQNR of about {values} is normal for weights; at max code is no clipping; the total "
-        "covers what is quantized or differs."
+        f"An SQNR of about {values} is normal for weights. Values at max code are not clipped. "
+        "The total covers the tensors that are quantized or differ."
     ]
 
 

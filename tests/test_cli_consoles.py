@@ -78,6 +78,27 @@ def test_no_terminal_no_folding_and_no_progress(tmp_path):
     assert result.stderr.count(b"\n") == 1
 
 
+def test_kernels_are_compiled_in_a_line_above_the_bar(tmp_path):
+    """Not in the middle of what the bar draws."""
+    script = """
+import sys
+from fp4kit.backends import kernel_cache
+from fp4kit.cli.progress import progress_bar
+with progress_bar("Quantizing x") as progress:
+    kernel_cache.compiling()
+    progress(1, 2)
+"""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {"TERM": "xterm", "NO_COLOR": "1", "FP4KIT_CACHE_DIR": str(tmp_path / "cache")}
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=child, env=os.environ | env)
+    os.close(child)
+    text = read_terminal(parent).decode()
+    assert process.wait(timeout=300) == 0
+    cleared = r"(^|[\n\r])(\x1b\[[0-9;?]*[a-zA-Z])*"
+    assert re.search(cleared + "Compiling kernels for this processor", text)
+
+
 @pytest.mark.parametrize("width", [60, 100])
 def test_narrow_terminal(model_file, width):
     parent, child = pty.openpty()

@@ -70,6 +70,11 @@ def test_nothing_to_quantize_in_a_directory(checkpoints, llama, tmp_path, layout
     succeed("quantize", llama, *flags, *dry, "--allow-nothing")
     if not dry:
         assert checkpoints.read(out) == checkpoints.read(llama)
+        # No reader is told of a quantization that is not there.
+        assert checkpoints.config_of(out) == checkpoints.config_of(llama)
+        assert not (out / "hf_quant_config.json").exists()
+        succeed("quantize", llama, "-o", out, "--layout", layout, "--force")
+        assert ("quantization_config" in checkpoints.config_of(out)) == (layout != "comfy")
 
 
 def test_reasons_are_grouped_and_counted():

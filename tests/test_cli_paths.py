@@ -155,6 +155,28 @@ def test_an_older_report_needs_force(model_file, tmp_path):
     assert json.loads(fresh.read_text())["dry_run"]
 
 
+@pytest.mark.parametrize("flags", ["", "--force"])
+@pytest.mark.parametrize("report", ["/dev/stdout", "/dev/stderr", "$3"])
+def test_a_report_does_not_replace_what_is_printed(model_file, tmp_path, report, flags):
+    """The table would be lost with the file that a rename takes the place of."""
+    target, printed = tmp_path / "q.safetensors", tmp_path / "printed.txt"
+    command = f"$FP4KIT quantize $1 -o $2 --report {report} {flags} >> $3 2>> $3"
+    done = shell(command, model_file, target, printed)
+    assert done.returncode == 1
+    assert "is the file that the command prints to; use --json" in printed.read_text()
+    assert not target.exists()
+
+
+def test_a_report_is_written_though_nobody_reads_on(model_file, source, tmp_path):
+    for number, given in enumerate((model_file, source)):
+        target, report = tmp_path / f"q{number}.safetensors", tmp_path / f"{number}.json"
+        script = '{ $FP4KIT quantize "$1" -o "$2" --report "$3"; } | true'
+        done = shell(script, given, target, report)
+        assert "Traceback" not in done.stderr
+        assert target.exists()
+        assert json.loads(report.read_text())["target"] == str(target)
+
+
 def test_devices_are_written_in_place(model_file, tmp_path):
     target = tmp_path / "q.safetensors"
     succeed("quantize", model_file, "-o", target, "--report", "/dev/null")
@@ -193,8 +215,9 @@ def test_streams_that_are_closed(model_file, tmp_path, closed):
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_device_is_one_line(model_file):
-    done = shell("$FP4KIT inspect $1 > /dev/full", model_file)
+@pytest.mark.parametrize("words", ["inspect $1", "--help", "--version", "inspect --help"])
+def test_a_full_device_is_one_line(model_file, words):
+    done = shell(f"$FP4KIT {words} > /dev/full", model_file)
     assert done.returncode == 1
     assert done.stderr == "Error: No space left on device\n"
 

@@ -148,7 +148,7 @@ def test_ones_do_not_read_as_clipped(tmp_path):
     safetensors.numpy.save_file({"x": np.ones((4, 32), np.float32)}, path)
     text = succeed("quantize", path).stdout
     assert table_row(text, "x ")[6] == "exact"
-    assert "at max code is no clipping" in text
+    assert "at max code are not clipped" in text
 
 
 @pytest.mark.parametrize(

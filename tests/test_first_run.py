@@ -90,7 +90,10 @@ def test_the_first_run_says_that_it_compiles_and_the_second_does_not(tmp_path, m
         assert result.returncode == 0
         said.append([line for line in result.stderr.decode().splitlines() if "ompil" in line])
     (folder,) = (cache / "fp4kit").iterdir()
-    line = f"Compiling kernels for this processor, once; they are kept in {folder}"
+    line = (
+        "Compiling kernels for this processor (only the first time that they are needed); they "
+        f"are kept in {folder}"
+    )
     assert said == [[line], []]
 
 

@@ -77,7 +77,7 @@ def state_decoded_dtype(plan: CheckpointPlan) -> list[str]:
     """
     checkpoint = plan.source.checkpoint
     decoded = None if plan.layout is None else plan.layout.decoded_dtype
-    if decoded is None or all(work.entry is None for work in plan.works):
+    if decoded is None or plan.plain:
         return []
     floats = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype in DTYPES)
     # Without a word in config.json, transformers takes the type of the first float tensor.

@@ -246,7 +246,7 @@ def write_documents(plan: CheckpointPlan, target: Path) -> None:
     if len(plan.shards) > 1:
         write_index(target, plan, permissions)
     quantization = None
-    if plan.layout is not None:
+    if plan.layout is not None and not plan.plain:
         hf_quant = plan.layout.hf_quant_config(plan.summary)
         if hf_quant is not None:
             write_json(target / HF_QUANT_CONFIG, hf_quant, permissions)
@@ -268,8 +268,7 @@ def check_result(plan: CheckpointPlan, target: Path) -> None:
     Raises:
         OutputError: with the first fault that is ours.
     """
-    plain = all(work.entry is None for work in plan.works)
-    faults = structure_faults(target, unfinished=True, plain=plain)
+    faults = structure_faults(target, unfinished=True, plain=plan.plain)
     if faults and isinstance(plan.options, ConvertOptions):
         inherited = structure_faults(plan.source.checkpoint.path)
         if len(inherited) >= len(faults):

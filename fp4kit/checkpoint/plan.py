@@ -125,6 +125,11 @@ class CheckpointPlan:
         return [work for shard in self.shards for work in shard.works]
 
     @property
+    def plain(self) -> bool:
+        """Whether nothing of the result is quantized; readers are told of no quantization then."""
+        return all(work.entry is None for work in self.works)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors of the output."""
         return sum(spec.nbytes for work in self.works for spec in work.outputs)

@@ -27,8 +27,8 @@ FOREIGN = {
     ".pth": _PICKLE,
     ".pkl": "pickled data, which can run code when it is loaded and is never read; save it again "
     "with safetensors or numpy.savez",
-    ".gguf": "a GGUF file of llama.cpp, whose weights are quantized mostly; give the original "
-    "model in safetensors",
+    ".gguf": "a GGUF file of llama.cpp, whose weights are mostly quantized already; give the "
+    "original model in safetensors",
     ".onnx": "an ONNX graph; give the weights that it was exported from in safetensors",
     ".h5": "an HDF5 file; save its tensors with safetensors first",
     ".keras": "a Keras archive; save its tensors with safetensors first",
