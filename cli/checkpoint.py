@@ -220,7 +220,7 @@ def finish(
         return
     if dry_run:
         shards, others = len(report.shards), len(report.copied)
-        needs = " (exists: needs --force)" if target.exists() else ""
+        needs = " (exists: replaced only with --force)" if target.exists() else ""
         say(
             f"Dry run: nothing was written; would write {target}{needs}: {shards} weight "
             f"file{'s' if shards > 1 else ''} and {others} other file{'' if others == 1 else 's'}, "

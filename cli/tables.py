@@ -48,8 +48,8 @@ Columns:
   RMS err %      root mean square of the error, in percent of that of the input
   max error      largest absolute error
   at max code %  codes at the format's largest value. That is where the largest
-                 element of a block belongs: no clipping, 5 to 15 % are normal
-                 for nvfp4, and 100 % for a tensor of ones
+                 element of a block belongs: such values are not clipped. 5 to
+                 15 % are normal for nvfp4, and 100 % for a tensor of ones
   underflowed %  blocks whose scale became zero, and so all of their values
   total          tensors that are quantized or differ; SQNR and errors are those
                  of all values that changed, as one tensor. Kept and equal

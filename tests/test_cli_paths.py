@@ -303,3 +303,12 @@ def test_long_names_in_errors_of_commands(tmp_path, args):
 )
 def test_help_is_true(command, words):
     assert words in " ".join(succeed(command, "--help").stdout.split())
+
+
+def test_a_dry_run_does_not_ask_for_what_was_given(source, tmp_path):
+    out = tmp_path / "out"
+    succeed("quantize", source, "-o", out)
+    for flags in ((), ("--force",)):
+        said = succeed("quantize", source, "-o", out, "--dry-run", *flags).stderr
+        assert "(exists: replaced only with --force)" in said
+        assert "1 other file," in said or "other files," in said

@@ -256,7 +256,7 @@ class AtomicFile:
         except FileExistsError:
             raise OutputError(
                 f"{self.target}: has appeared while this was at work and was left as it is; choose "
-                "another name, or pass force (--force) to replace it"
+                "another name, or pass --force (Python: force=True) to replace it"
             ) from None
 
     def _link(self) -> None:
@@ -323,7 +323,9 @@ def check_output(source: Path | None, target: Path, *, force: bool, nbytes: int)
         if not target.is_file():
             raise OptionError(f"{target}: is not a regular file; choose another output name")
         if not force:
-            raise OptionError(f"{target}: exists already; pass force (--force) to replace it")
+            raise OptionError(
+                f"{target}: exists already; pass --force (Python: force=True) to replace it"
+            )
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise OutputError(
