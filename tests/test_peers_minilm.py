@@ -117,7 +117,8 @@ def test_outputs_and_embeddings(
     assert list(report.groups) == [
         f"encoder.layer.{layer}.attention.self.{{query,key,value}}" for layer in range(LAYERS)
     ]
-    assert report.ignore == []
+    # Nothing of this model; a head, where somebody loads it with one.
+    assert report.ignore == ["cls.predictions.decoder"]
     assert structure_faults(tmp_path / "quantized") == []
     assert value_faults(tmp_path / "quantized", model_folder) == []
 
@@ -151,7 +152,8 @@ def test_float32_models_load_dequantized(format_name, model_folder, outputs, emb
     """transformers' other way: weights are decoded (to bfloat16) while loading, all else stays."""
     quantize_checkpoint(model_folder, tmp_path / "quantized", CheckpointOptions(format=format_name))
     config = transformers.CompressedTensorsConfig(dequantize=True)
-    loaded = load(tmp_path / "quantized", quantization_config=config)
+    # config.json says bfloat16, so that loading without options computes.
+    loaded = load(tmp_path / "quantized", quantization_config=config, dtype=torch.float32)
     assert loaded.dtype == torch.float32
     dequantize_checkpoint(tmp_path / "quantized", tmp_path / "plain", DequantizeOptions())
     plain = load(tmp_path / "plain", dtype=torch.float32)
