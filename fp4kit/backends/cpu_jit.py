@@ -12,7 +12,9 @@ from __future__ import annotations
 import hashlib
 import pickle
 import platform
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import llvmlite
@@ -59,6 +61,29 @@ class KernelCache(NullCache):
         kernel_cache.write(self._file(sig, data.codegen), serialize.dumps(data._reduce()))
 
 
+def _in_a_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a function in a thread of its own.
+
+    torch.compile follows every call of its own thread, numba's compiler too, and breaks on it.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outcome: Future[Any] = Future()
+        thread = threading.Thread(target=_settle, args=(outcome, function, args, kwargs))
+        thread.start()
+        thread.join()
+        return outcome.result()
+
+    return call
+
+
+def _settle(outcome: Future[Any], function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    try:
+        outcome.set_result(function(*args, **kwargs))
+    except BaseException as error:  # the caller's thread raises it
+        outcome.set_exception(error)
+
+
 def jit_of(*parts: Any, announced: bool = True) -> Callable[[Callable[..., Any]], Any]:
     """Compiles a kernel on first call: without the GIL, IEEE arithmetic, kept on disk.
 
@@ -71,6 +96,7 @@ def jit_of(*parts: Any, announced: bool = True) -> Callable[[Callable[..., Any]]
         # Kernels are called from Python alone: no wrapper for C.
         kernel = _compiled(function, fastmath=False, no_cfunc_wrapper=True)
         kernel._cache = KernelCache(function, parts, announced=announced)
+        kernel._compile_for_args = _in_a_thread(kernel._compile_for_args)
         return kernel
 
     return decorate
