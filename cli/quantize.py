@@ -17,6 +17,7 @@ from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.cast import CASTS
 from fp4kit.io.convert import plan_quantize_file, quantize_file
 from fp4kit.io.foreign import check_source
+from fp4kit.io.naming import Patterns
 from fp4kit.io.report import QuantizeOptions
 
 from . import checkpoint
@@ -174,7 +175,12 @@ def command(
     resolved = "cpu" if dry_run and device == "auto" else resolve_device(device)
     chosen = {name: given[name] for name in QuantizeOptions.__dataclass_fields__ if name in given}
     options = QuantizeOptions(device=resolved, **chosen)
-    decode = partial(decoded_file, unscaled_fp8=given["unscaled_fp8"])
+    left = Patterns(given["exclude"], "exclude")
+    decode = partial(
+        decoded_file,
+        excluded=lambda name: left.match(name) is not None,
+        unscaled_fp8=given["unscaled_fp8"],
+    )
     if dry_run:
         report = plan_quantize_file(source, options, decode)
     else:

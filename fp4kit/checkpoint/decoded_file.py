@@ -9,6 +9,7 @@ from fp4kit.io.description import METADATA_KEY, entries_by_names
 from fp4kit.io.source import Source
 
 from .directory import listed
+from .expert_layout import Excluded, nothing
 from .foreign_codes import unread_codes
 from .fp8_views import find_views
 from .layouts.comfy import LAYERS_KEY, layer_formats, layer_records
@@ -17,11 +18,14 @@ from .view_search import unneeded
 from .views import Overlay
 
 
-def decoded_file(source: Source, *, unscaled_fp8: bool = False) -> Source:
+def decoded_file(
+    source: Source, *, excluded: Excluded = nothing, unscaled_fp8: bool = False
+) -> Source:
     """The tensors of a file as floats, where they are codes of a dialect that is read here.
 
     Args:
         source: an open file.
+        excluded: whether a tensor is left alone: one that cannot be decoded stays as it is then.
         unscaled_fp8: FP8 without a scale was only cast.
 
     Returns:
@@ -34,9 +38,11 @@ def decoded_file(source: Source, *, unscaled_fp8: bool = False) -> Source:
     if METADATA_KEY in source.metadata or entries_by_names(source):
         return source
     layers = layer_formats(layer_records(source, [source.metadata], source.path))
-    views = find_views(source, {}, layers, unscaled=unscaled_fp8) + byte_views(source)
+    views = find_views(source, {}, layers, excluded=excluded, unscaled=unscaled_fp8)
+    views += byte_views(source)
     result = Overlay(source, views, unneeded(source, {}, views))
-    unread = unread_codes(result.tensors, source.tensors)
+    left = {name: tensor for name, tensor in result.tensors.items() if not excluded(name)}
+    unread = unread_codes(left, source.tensors)
     if unread:
         raise FileFormatError(
             f"{source.path}: {len(unread)} tensors are quantized in a way that is not read here: "

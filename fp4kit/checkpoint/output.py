@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.formats import DTYPES
 from fp4kit.io.files import (
     AtomicFile,
     InputFile,
@@ -268,7 +269,10 @@ def check_result(plan: CheckpointPlan, target: Path) -> None:
     Raises:
         OutputError: with the first fault that is ours.
     """
-    faults = structure_faults(target, unfinished=True, plain=plan.plain)
+    # What is no float was looked at when the plan was made; what is there was excluded, or is the
+    # model's own.
+    left = {work.tensor.name for work in plan.works if work.tensor.dtype not in DTYPES}
+    faults = structure_faults(target, unfinished=True, plain=plan.plain, excluded=left.__contains__)
     if faults and isinstance(plan.options, ConvertOptions):
         inherited = structure_faults(plan.source.checkpoint.path)
         if len(inherited) >= len(faults):

@@ -65,6 +65,12 @@ _OFFLOADED = ReaderFault(
     "running stops with an error of mixed types",
     "its forward replaces a buffer, which compressed-tensors' wrappers of modules prevent",
 )
+_CUT = ReaderFault(
+    "loading leaves weights missing",
+    "it cuts the joined projections of this model's files while loading, and their second-level "
+    "scale cannot be cut; leave them whole with --exclude '*gqkv*' --exclude '*gate_up*'",
+    formats=("nvfp4",),
+)
 #: Experts that are stored one by one, for every model type.
 EXPERTS = ReaderFault(
     "experts are decoded wrongly, without an error",
@@ -115,6 +121,8 @@ KNOWN: dict[str, ReaderFault] = {
     "falcon": _FORWARD,
     "ctrl": _OFFLOADED,
 }
+#: The same for faults that only some block formats meet.
+KNOWN_BY_FORMAT: dict[str, ReaderFault] = {"hrm_text": _CUT}
 
 
 def model_types(config: dict[str, Any]) -> Iterator[str]:
@@ -145,6 +153,9 @@ def reader_faults(
         (f"model type {name}", KNOWN[name])
         for depth, name in enumerate(types)
         if name in KNOWN and (depth == 0 or KNOWN[name].inside)
+    ]
+    rows += [
+        (f"model type {name}", KNOWN_BY_FORMAT[name]) for name in types if name in KNOWN_BY_FORMAT
     ]
     if reading(config) == "fused" and config["model_type"] not in SEPARATES:
         rows.append((f"model type {config['model_type']}", SEPARATED))

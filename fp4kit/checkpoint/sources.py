@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.description import QuantizedEntry
 from fp4kit.io.neighbours import unknown_beside
-from fp4kit.io.source import Source
+from fp4kit.io.source import Source, SourceTensor
 
 from .codes import Codes, EntryCodes, Mxfp4Codes
 from .config_facts import QuantFacts
@@ -19,6 +19,7 @@ from .directory import Checkpoint, listed
 from .expert_layout import Excluded, nothing
 from .folded_views import FoldedView
 from .foreign_codes import unread_codes
+from .fusion import WEIGHT
 from .layouts import module_of
 from .layouts.comfy import layer_formats, record_faults
 from .logical import LogicalSource
@@ -91,9 +92,19 @@ def _stored_weight(view: View) -> str:
 
 
 def find_others(
-    checkpoint: Checkpoint, quantized: Quantized | None, *, unscaled_fp8: bool = False
+    checkpoint: Checkpoint,
+    quantized: Quantized | None,
+    *,
+    excluded: Excluded = nothing,
+    unscaled_fp8: bool = False,
 ) -> FoundViews:
     """What is quantized beside the weights of a layout, as views: FP8, MXFP4, marked integers.
+
+    Args:
+        checkpoint: what is stored.
+        quantized: its weights in a layout.
+        excluded: whether a tensor is left alone, understood or not.
+        unscaled_fp8: FP8 without a scale was only cast.
 
     Raises:
         FileFormatError: if a part is missing or does not fit.
@@ -104,6 +115,7 @@ def find_others(
         checkpoint.config,
         layers=layer_formats(read_records(checkpoint)),
         fused=False,
+        excluded=excluded,
         unscaled_fp8=unscaled_fp8,
     )
 
@@ -122,7 +134,10 @@ def coded_weights(checkpoint: Checkpoint, found: FoundViews) -> list[str]:
 
 
 def unknowns(
-    checkpoint: Checkpoint, quantized: Quantized | None, found: FoundViews
+    checkpoint: Checkpoint,
+    quantized: Quantized | None,
+    found: FoundViews,
+    excluded: Excluded = nothing,
 ) -> Iterator[str]:
     """What is stored or said about quantized weights and not understood, one line each.
 
@@ -130,6 +145,7 @@ def unknowns(
         checkpoint: what is stored.
         quantized: its weights in a layout.
         found: what is computed from the rest.
+        excluded: whether a tensor is left alone, understood or not.
     """
     tensors = checkpoint.tensors
     understood = {name for view in found.views for name in view.consumed} | found.dropped.keys()
@@ -138,12 +154,23 @@ def unknowns(
         understood |= quantized.parts()
         weights += quantized.entries
     for name, owner in unknown_beside(tensors, weights, understood).items():
+        if excluded(name):
+            continue
         yield (
             f"{name}: is not understood, and stands beside the quantized {owner}: it may change "
             "what that weight means"
         )
     yield from record_faults(read_records(checkpoint), tensors)
-    left = {name: tensor for name, tensor in tensors.items() if name not in understood}
+    left = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name not in understood and not excluded(name)
+    }
+    for name in _without_scale(checkpoint, found, left):
+        yield (
+            f"{name}: {tensors[name].spec.dtype} as the quantized weights have, and no scale is "
+            "there. Complete the checkpoint (perhaps a shard is missing)"
+        )
     for name in unread_codes(left, tensors):
         yield (
             f"{name}: {tensors[name].spec.dtype} with a scale beside it is quantized in a way that "
@@ -151,10 +178,24 @@ def unknowns(
         )
 
 
+def _without_scale(
+    checkpoint: Checkpoint, found: FoundViews, left: Mapping[str, SourceTensor]
+) -> Iterator[str]:
+    """Weights of the bytes that others are decoded from, whose own scale is lost."""
+    codes = {checkpoint.tensors[name].spec.dtype for name in coded_weights(checkpoint, found)}
+    for name, tensor in left.items():
+        integer = tensor.spec.dtype in ("I8", "U8") and tensor.spec.dtype in codes
+        if integer and name.endswith(WEIGHT) and len(tensor.spec.shape) > 1:
+            yield name
+
+
 def _refuse_unknowns(
-    checkpoint: Checkpoint, quantized: Quantized | None, found: FoundViews
+    checkpoint: Checkpoint,
+    quantized: Quantized | None,
+    found: FoundViews,
+    excluded: Excluded = nothing,
 ) -> None:
-    lines = list(unknowns(checkpoint, quantized, found))
+    lines = list(unknowns(checkpoint, quantized, found, excluded))
     if lines:
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         raise FileFormatError(f"{checkpoint.path}: {lines[0]}{more}; give the original checkpoint")
@@ -259,7 +300,7 @@ def open_logical(
         excluded=excluded,
         unscaled_fp8=options.unscaled_fp8,
     )
-    _refuse_unknowns(checkpoint, None, found)
+    _refuse_unknowns(checkpoint, None, found, excluded)
     codes: dict[str, Codes] = {
         view.tensor.name: Mxfp4Codes(view) for view in found.views if isinstance(view, Mxfp4View)
     }

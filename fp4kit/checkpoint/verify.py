@@ -19,6 +19,7 @@ from .components import component_faults, is_pipeline
 from .config_facts import QuantFacts
 from .detect import check_ignore
 from .directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint, read_json
+from .expert_layout import Excluded, nothing
 from .folded_views import read_factors
 from .fp8_views import Fp8View
 from .fusion import groups
@@ -34,13 +35,16 @@ from .view_search import FoundViews
 CHUNK = 16 << 20
 
 
-def structure_faults(path: Path, *, unfinished: bool = False, plain: bool = False) -> list[str]:
+def structure_faults(
+    path: Path, *, unfinished: bool = False, plain: bool = False, excluded: Excluded = nothing
+) -> list[str]:
     """Every fault of a checkpoint that can be seen without its source.
 
     Args:
         path: model directory or .safetensors file, from any tool.
         unfinished: look also at a directory whose conversion has not said that it is done.
         plain: it may hold no quantized weight.
+        excluded: whether a tensor was left alone, understood or not.
 
     Returns:
         One line per fault; empty if there is none.
@@ -53,8 +57,8 @@ def structure_faults(path: Path, *, unfinished: bool = False, plain: bool = Fals
             if quantized is None or not quantized.entries:
                 unquantized = f"{path}: holds no quantized weight of a known layout"
                 return list(_index_faults(checkpoint)) if plain else [unquantized]
-            found = find_others(checkpoint, quantized)
-            unread = list(unknowns(checkpoint, quantized, found))
+            found = find_others(checkpoint, quantized, excluded=excluded)
+            unread = list(unknowns(checkpoint, quantized, found, excluded))
             unread += _byte_faults(found)
             return unread + list(_faults(checkpoint, quantized, coded_weights(checkpoint, found)))
     except Fp4kitError as error:
