@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, fields
 from dataclasses import replace as with_changes
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -143,15 +144,23 @@ def _restore(shard: Shard, results: dict[str, Any]) -> None:
 
 
 class _Workers:
-    """One thread per device; each takes the next shard until none is left or one has failed."""
+    """One thread per device; each takes the next shard until none is left or one has failed.
 
-    def __init__(self, plan: CheckpointPlan, state: State, tally: Tally) -> None:
+    What is finished is noted by a thread of its own, as it is read once more for its checksum. The
+    last shard is not: without a note it is converted again if the run ends just after it.
+    """
+
+    def __init__(
+        self, plan: CheckpointPlan, state: State, tally: Tally, notes: ThreadPoolExecutor
+    ) -> None:
         self._plan = plan
         self._state = state
         self._tally = tally
         self._permissions = permissions_of(*plan.source.checkpoint.weight_files())
         self._queue: SimpleQueue[Shard] = SimpleQueue()
         self._failed = threading.Event()
+        self._notes = notes
+        self._noted: list[Future[None]] = []
 
     def stop(self) -> None:
         """Has every thread end after the shard that it is at."""
@@ -173,10 +182,21 @@ class _Workers:
                 path, again = self._state.target / shard.name, self._state.resumed
                 output = Output(path, self._permissions, replace=again)
                 write_shard(self._plan, shard, output, engine, self._tally)
-                self._state.record(shard.name, _results(shard))
+                if not self._queue.empty():
+                    note = partial(self._state.record, shard.name, _results(shard))
+                    self._noted.append(self._notes.submit(note))
         except BaseException:
             self.stop()
             raise
+
+    def check_notes(self) -> None:
+        """Waits for the notes.
+
+        Raises:
+            OutputError: if one could not be written.
+        """
+        for note in self._noted:
+            note.result()
 
 
 def write_shards(
@@ -190,7 +210,19 @@ def write_shards(
         engines: one per device.
         tally: told about progress.
     """
-    workers = _Workers(plan, state, tally)
+    with ThreadPoolExecutor(1, "fp4kit-notes") as notes:
+        workers = _Workers(plan, state, tally, notes)
+        _run(workers, plan, state, engines, tally)
+        workers.check_notes()
+
+
+def _run(
+    workers: _Workers,
+    plan: CheckpointPlan,
+    state: State,
+    engines: Sequence[Engine | None],
+    tally: Tally,
+) -> None:
     for shard in plan.shards:
         results = state.done(shard.name)
         if results is None or not _is_complete(shard, results):

@@ -182,7 +182,8 @@ def _without_scale(
     checkpoint: Checkpoint, found: FoundViews, left: Mapping[str, SourceTensor]
 ) -> Iterator[str]:
     """Weights of the bytes that others are decoded from, whose own scale is lost."""
-    codes = {checkpoint.tensors[name].spec.dtype for name in coded_weights(checkpoint, found)}
+    coded = (view.consumed[0] for view in found.views if len(view.consumed) > 1)
+    codes = {checkpoint.tensors[name].spec.dtype for name in coded if name.endswith(WEIGHT)}
     for name, tensor in left.items():
         integer = tensor.spec.dtype in ("I8", "U8") and tensor.spec.dtype in codes
         if integer and name.endswith(WEIGHT) and len(tensor.spec.shape) > 1:
