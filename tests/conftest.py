@@ -26,7 +26,13 @@ pytest.register_assert_rewrite(
     "parity_cases",
 )
 
-pytest_plugins = ("command_line", "compare_bits", "golden_vectors", "kernels_on_host")
+pytest_plugins = (
+    "awq_checkpoints",
+    "command_line",
+    "compare_bits",
+    "golden_vectors",
+    "kernels_on_host",
+)
 
 # The same examples in every run, so that a change is judged by what it changed; others are looked
 # for with --hypothesis-profile=search.

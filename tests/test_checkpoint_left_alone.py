@@ -12,7 +12,7 @@ from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
 from fp4kit.checkpoint.reader_faults import reader_faults
 from fp4kit.errors import FileFormatError
-from test_checkpoint_bytes import deepseek_v4
+from test_checkpoint_packed_bytes import deepseek_v4
 
 ODD = "model.layers.0.odd.weight"
 #: Tensors that stop a conversion where they are not excluded, by what they are.
