@@ -191,6 +191,9 @@ FACTORS = [
     ("transformer.blocks.0.attn.to_q", ".lora.down.weight", ".lora.up.weight"),
     ("lora_unet_blocks_0", ".lokr_w1", ".lokr_w2"),
     ("lora_unet_blocks_0", ".hada_w1_a", ".hada_w1_b"),
+    ("diffusion_model.blocks.0.self_attn.q", ".diff", ".diff_b"),
+    ("base_model.model", ".vera_A", ".vera_B"),
+    ("base_model.model.layers.0", ".k_proj.ia3_l", ".v_proj.ia3_l"),
 ]
 
 

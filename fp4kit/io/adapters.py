@@ -12,7 +12,8 @@ from fp4kit.errors import FileFormatError
 #: Parts of the names of low-rank factors: those of peft, kohya, diffusers and LyCORIS.
 FACTOR = re.compile(
     r"(^|[._])(lora_(embedding_)?[AB]|lora_[ab]|lora_(up|down|mid)|lora\.(up|down)|"
-    r"lora_linear_layer|lokr_w[12](_[ab])?|hada_w[12]_[ab]|oft_blocks|lora_magnitude_vector)([.]|$)"
+    r"lora_linear_layer|lokr_(w[12](_[ab])?|t2)|hada_(w[12]_[ab]|t[12])|oft_(blocks|diag)|diff(_b)?|"
+    r"vera_([AB]|lambda_[bd])|ia3_l|lora_magnitude_vector|dora_scale)([.]|$)"
 )
 #: Part of the name of a weight that has its adapter beside it, in models that come with some.
 BASE = ".base_layer."
