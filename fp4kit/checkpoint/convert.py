@@ -137,7 +137,7 @@ def quantize_checkpoint(
         options: how to quantize.
         devices: `cpu`, or CUDA devices that take the next shard in turn.
         resume: finish what an earlier, interrupted run began.
-        force: start an unfinished conversion over; replace an existing output file.
+        force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
         progress: called with (bytes done, bytes in all) of the source.
 
     Returns:
@@ -173,7 +173,7 @@ def dequantize_checkpoint(
         options: element type and shard size.
         devices: as for :func:`quantize_checkpoint`, like the rest.
         resume: finish what an earlier run began.
-        force: start an unfinished conversion over.
+        force: as for :func:`quantize_checkpoint`.
         progress: called with (bytes done, bytes in all).
 
     Raises:
@@ -213,7 +213,7 @@ def convert_checkpoint(
         target: directory to create (or file).
         options: layout and shard size.
         resume: finish what an earlier run began.
-        force: start an unfinished conversion over.
+        force: as for :func:`quantize_checkpoint`.
         progress: called with (bytes done, bytes in all).
 
     Raises:

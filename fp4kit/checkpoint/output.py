@@ -303,7 +303,7 @@ def carry_out(
         target: directory to create, or the file if the source is one.
         devices: `cpu`, or CUDA devices that take the next shard in turn.
         resume: finish what an earlier, interrupted run began.
-        force: start an unfinished conversion over; replace an existing output file.
+        force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
         progress: called with (bytes done, bytes in all) of the source.
 
     Raises:
