@@ -9,8 +9,9 @@ import pytest
 
 from command_line import invoke
 from fp4kit.checkpoint.convert import quantize_checkpoint
+from fp4kit.checkpoint.expert_layout import model_types
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.reader_faults import KNOWN, model_types, reader_faults
+from fp4kit.checkpoint.reader_faults import KNOWN, reader_faults
 from fp4kit.checkpoint.verify_notes import reader_notes
 
 EXPERT = "model.layers.0.mlp.experts.3.up_proj"
@@ -70,7 +71,7 @@ def test_experts_that_are_read_fused_only(model_type, modules, count):
 
 @pytest.mark.parametrize("value", [None, 3, [], {"x": 1}])
 def test_a_model_type_that_is_no_text_is_none(value):
-    assert list(model_types({"model_type": value, "text_config": {"model_type": "t5"}})) == ["t5"]
+    assert model_types({"model_type": value, "text_config": {"model_type": "t5"}}) == ["t5"]
     assert reader_faults({}, ["nvfp4"], [DENSE]) == []
 
 

@@ -168,10 +168,10 @@ def _objects(config: object) -> Iterator[dict[str, Any]]:
             yield from _objects(value)
 
 
-def model_types(config: dict[str, Any]) -> set[str]:
-    """Every model_type that a configuration names, those of nested ones too."""
+def model_types(config: dict[str, Any]) -> list[str]:
+    """Every model_type that a configuration names, the outermost first."""
     found = (item.get("model_type") for item in _objects(config))
-    return {value for value in found if isinstance(value, str)}
+    return list(dict.fromkeys(value for value in found if isinstance(value, str)))
 
 
 def config_sizes(config: dict[str, Any], keys: tuple[str, ...]) -> set[int]:
@@ -182,7 +182,7 @@ def config_sizes(config: dict[str, Any], keys: tuple[str, ...]) -> set[int]:
 
 def _known(config: dict[str, Any]) -> tuple[bool | None, bool | None]:
     """(transposed, interleaved) as the model type says; None for what it leaves open."""
-    types = model_types(config)
+    types = set(model_types(config))
     facts = [
         (kinds, answer)
         for kinds, answer in (

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from .expert_layout import reading
+from .expert_layout import model_types, reading
 
 READER = "transformers 5.24"
 ANY_FORMAT = ("nvfp4", "mxfp4", "mxfp8")
@@ -125,15 +125,6 @@ KNOWN: dict[str, ReaderFault] = {
 KNOWN_BY_FORMAT: dict[str, ReaderFault] = {"hrm_text": _CUT}
 
 
-def model_types(config: dict[str, Any]) -> Iterator[str]:
-    """Every model type that a config.json names, the outermost first."""
-    if isinstance(config.get("model_type"), str):
-        yield config["model_type"]
-    for value in config.values():
-        if isinstance(value, dict):
-            yield from model_types(value)
-
-
 def reader_faults(
     config: dict[str, Any], formats: Iterable[str], quantized: Iterable[str]
 ) -> list[str]:
@@ -148,7 +139,7 @@ def reader_faults(
         One line for each fault that is known; empty if there is none.
     """
     modules, used = list(quantized), set(formats)
-    types = list(dict.fromkeys(model_types(config)))
+    types = model_types(config)
     rows = [
         (f"model type {name}", KNOWN[name])
         for depth, name in enumerate(types)
