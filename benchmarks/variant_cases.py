@@ -17,8 +17,8 @@ import numpy as np
 
 import fp4kit
 from fp4kit import arrays, bench
-from fp4kit.backends import get_backend
-from fp4kit.buffers import decoding_arrays
+from fp4kit.api.backends import get_backend
+from fp4kit.api.buffers import decoding_arrays
 from fp4kit.formats import ALL_FORMATS
 
 DTYPE = "bfloat16"

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import click
 
 from fp4kit import BackendUnavailableError, backend_status
-from fp4kit.backends import get_backend
-from fp4kit.backends.cpu_threads import THREADS_VARIABLE, most_threads
+from fp4kit.api.backends import get_backend
 from fp4kit.checkpoint.expert_layout import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
+from fp4kit.cpu.threads import THREADS_VARIABLE, most_threads
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,

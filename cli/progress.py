@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fp4kit.backends.kernel_cache import CACHE_VARIABLE, KernelFolder, on_compile
+from fp4kit.cpu.kernel_cache import CACHE_VARIABLE, KernelFolder, on_compile
 
 from . import interrupts
 from .output import on_terminal, say

@@ -6,8 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import amax, dequantize, quantize
-    from .backends import BackendStatus, backend_status
+    from .api.backends import BackendStatus, backend_status
+    from .api.grouped import dequantize_grouped, quantize_grouped
+    from .api.grouped_tensor import GroupedDirections, GroupedTensor
+    from .api.metrics import ErrorStats, error_stats
+    from .api.quantize import amax, dequantize, quantize
+    from .api.quantize_dequantize import quantize_dequantize
+    from .api.quantize_variants import Directions
+    from .api.residual import ResidualTensor, dequantize_residual, quantize_residual
+    from .api.rotation import hadamard_transform
+    from .api.scale_ops import convert_second_level, swizzle, unswizzle
+    from .api.tensor import QuantizedTensor
     from .errors import (
         BackendUnavailableError,
         DtypeError,
@@ -18,16 +27,7 @@ if TYPE_CHECKING:
         OptionError,
         ShapeError,
     )
-    from .fake import quantize_dequantize
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
-    from .grouped import dequantize_grouped, quantize_grouped
-    from .grouped_tensor import GroupedDirections, GroupedTensor
-    from .metrics import ErrorStats, error_stats
-    from .quantize_variants import Directions
-    from .residual import ResidualTensor, dequantize_residual, quantize_residual
-    from .rotation import hadamard_transform
-    from .scale_ops import convert_second_level, swizzle, unswizzle
-    from .tensor import QuantizedTensor
     from .variant import Variant
 
 __version__ = "0.1.0"
@@ -70,23 +70,72 @@ __all__ = [
     "unswizzle",
 ]
 
-#: Modules that hold the public names; imported when a name is first asked for (PEP 562), because
-#: NumPy alone takes about as long to import as `fp4kit --help` may take.
-_HOMES = (
-    "errors", "formats", "api", "backends", "metrics", "scale_ops", "tensor", "variant",
-    "quantize_variants", "rotation", "fake", "residual",
-    "grouped", "grouped_tensor",
-)  # fmt: skip
+#: Where the public names live; a module is imported when a name of it is first asked for (PEP 562),
+#: because NumPy alone takes about as long to import as `fp4kit --help` may take.
+_HOMES = {
+    "errors": (
+        "BackendUnavailableError",
+        "DtypeError",
+        "FileFormatError",
+        "Fp4kitError",
+        "KernelCompileError",
+        "NonFiniteError",
+        "OptionError",
+        "ShapeError",
+    ),
+    "formats": (
+        "ALL_FORMATS",
+        "ALL_RECIPES",
+        "FormatSpec",
+        "Recipe",
+    ),
+    "variant": ("Variant",),
+    "api.backends": (
+        "BackendStatus",
+        "backend_status",
+    ),
+    "api.quantize": (
+        "amax",
+        "dequantize",
+        "quantize",
+    ),
+    "api.quantize_dequantize": ("quantize_dequantize",),
+    "api.quantize_variants": ("Directions",),
+    "api.tensor": ("QuantizedTensor",),
+    "api.grouped": (
+        "dequantize_grouped",
+        "quantize_grouped",
+    ),
+    "api.grouped_tensor": (
+        "GroupedDirections",
+        "GroupedTensor",
+    ),
+    "api.residual": (
+        "ResidualTensor",
+        "dequantize_residual",
+        "quantize_residual",
+    ),
+    "api.metrics": (
+        "ErrorStats",
+        "error_stats",
+    ),
+    "api.rotation": ("hadamard_transform",),
+    "api.scale_ops": (
+        "convert_second_level",
+        "swizzle",
+        "unswizzle",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for home in _HOMES:
-            module = import_module(f".{home}", __name__)
-            if hasattr(module, name):
-                globals()[name] = getattr(module, name)
-                return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m fp4kit` is the `fp4kit` command."""
 
-from fp4kit.cli.entry import main
+from .cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -20,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from . import api, fake, scale_ops
+from .api import quantize as api
+from .api import quantize_dequantize as fake
+from .api import scale_ops
+from .api.backends import select
 from .arrays import array_module
-from .backends import select
-from .backends.base import Request
-from .backends.cpu_threads import run as run_threads
+from .arrays.frameworks import Origin
+from .backend.interface import Request
+from .cpu.threads import run as run_threads
 from .formats import ALL_FORMATS
-from .frameworks import Origin
 
 #: Row length of the tensors, if they have enough elements.
 COLUMNS = 8192

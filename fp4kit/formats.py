@@ -130,6 +130,8 @@ ALL_FORMATS = {spec.name: spec for spec in (NVFP4, MXFP4, MXFP8, MXFP8_E5M2)}
 SCALE_RULES = ("floor", "ceil", "even", "rceil")
 SCALE_LAYOUTS = ("linear", "swizzled_128x4", "swizzled_8x4")
 NIBBLE_ORDERS = ("low_first", "high_first")
+#: Directions of a second-level scale: amax, decode (amax/2688) or encode (2688/amax).
+SECOND_LEVEL_DIRECTIONS = ("amax", "decode", "encode")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -137,8 +139,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 class Recipe:
     """How one project turns a block of numbers into an NVFP4 block: facts, no arithmetic.
 
-    The order of operations of each recipe stands in :mod:`fp4kit.scaling` (reference),
-    :mod:`fp4kit.backends.cpu_scales` and `kernels_cu/recipes.cuh`.
+    The order of operations of each recipe stands in :mod:`fp4kit.reference.scaling` (reference),
+    :mod:`fp4kit.cpu.scales` and `kernels_cu/recipes.cuh`.
 
     Attributes:
         name: public name.

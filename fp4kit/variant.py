@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a quantization differs from the plain rowwise one: the choices, and which of them combine.
 
-No arithmetic stands here. The formulas are in :mod:`fp4kit.scale_search` (four_over_six, sweep),
-:mod:`fp4kit.rotation` (Hadamard), :mod:`fp4kit.philox` (stochastic rounding) and
-:mod:`fp4kit.scaling`.
+No arithmetic stands here. The formulas are in :mod:`fp4kit.reference.scale_search`
+(four_over_six, sweep), :mod:`fp4kit.reference.rotation` (Hadamard),
+:mod:`fp4kit.reference.philox` (stochastic rounding) and :mod:`fp4kit.reference.scaling`.
 """
 
 from __future__ import annotations

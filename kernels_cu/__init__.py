@@ -1,1 +1,1 @@
-"""CUDA sources, compiled at run time by fp4kit.backends.cuda_module."""
+"""CUDA sources, compiled at run time by fp4kit.cuda.compile."""

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activations and their derivatives: fp4kit/activations.py operation by operation.
+// Activations and their derivatives: fp4kit/reference/activations.py operation by operation.
 //
 // Each function has two forms. The one for any value (kAny) is the reference's text. The other
 // gives the same bits for what nearly all values are, numbers of moderate size, and needs a third

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// float16, bfloat16, FP8 and E8M0 from and to binary32, equal to fp4kit/codecs.py for every bit
+// float16, bfloat16, FP8 and E8M0 from and to binary32, equal to fp4kit/reference/codecs.py for every bit
 // pattern.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// E2M1 encode and decode, eight codes at a time, equal to fp4kit/codecs.py for every bit pattern:
+// E2M1 encode and decode, eight codes at a time, equal to fp4kit/reference/codecs.py for every bit pattern:
 // by the hardware's conversion where the target has it, else by fused sums without a comparison.
 #pragma once
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The members of a group, as the kernels that take all of them at once find them: in a table
-// (fp4kit/backends/cuda_member_tables.py) of those that have elements.
+// (fp4kit/cuda/member_tables.py) of those that have elements.
 #pragma once
 
 #include "tiles.cuh"

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// From block amax to scale byte, element factor and decode factors: fp4kit/scaling.py, operation by
+// From block amax to scale byte, element factor and decode factors: fp4kit/reference/scaling.py, operation by
 // operation. The symbols are those of that file: a block amax, A tensor amax, S encode scale,
 // P decode scale, q the stored block scale decoded to binary32.
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Residual channels: the arithmetic of a block (fp4kit/residual_blocks.py), and where its parts
+// Residual channels: the arithmetic of a block (fp4kit/reference/residual_blocks.py), and where its parts
 // lie. Symbols as there: g encode scale, y = x g, q a block's decoded scale.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Hadamard rotation of 16 elements (fp4kit/rotation.py), operation by operation.
+// The Hadamard rotation of 16 elements (fp4kit/api/rotation.py), operation by operation.
 #pragma once
 
 #include "lane.cuh"

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Recipe te with another largest scale, and the search for a block's scale by its error
-// (fp4kit/scale_search.py), equal bit by bit.
+// (fp4kit/reference/scale_search.py), equal bit by bit.
 #pragma once
 
 #include "lane.cuh"

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random bits and stochastic rounding to E2M1 (fp4kit/philox.py), equal bit by bit.
+// Random bits and stochastic rounding to E2M1 (fp4kit/reference/philox.py), equal bit by bit.
 #pragma once
 
 #include "lane.cuh"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.backends import BACKEND_NAMES, get_backend
+from fp4kit.api.backends import BACKEND_NAMES, get_backend
 from fp4kit.io import slabs
 from sample_arrays import NUMPY
 

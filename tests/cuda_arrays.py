@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from fp4kit import codecs
+from fp4kit.reference import codecs
 from sample_arrays import NUMPY
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import fp4kit
-from fp4kit import codecs
+from fp4kit.reference import codecs
 
 OUTPUTS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MX_FORMATS = {"e2m1": "mxfp4", "e4m3": "mxfp8", "e5m2": "mxfp8_e5m2"}

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 
 import fp4kit
-from fp4kit import codecs
 from fp4kit.formats import E2M1, E4M3, E5M2
+from fp4kit.reference import codecs
 from golden_codes import MX_FORMATS, codes_of, one_level
 from sample_arrays import F32
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import fp4kit
-from fp4kit import codecs
 from fp4kit.formats import E2M1, E4M3
+from fp4kit.reference import codecs
 from golden_codes import LAYOUTS, OUTPUTS, codes_of, one_level, packed_mask, per_element
 from sample_arrays import F32, NUMPY
 

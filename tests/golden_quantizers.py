@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import fp4kit
-from fp4kit import codecs
 from fp4kit.formats import E2M1, E4M3, E5M2, FLT_MAX
+from fp4kit.reference import codecs
 from golden_codes import MX_FORMATS, OUTPUTS, codes_of, packed_mask, per_element
 from sample_arrays import F32
 

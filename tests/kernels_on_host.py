@@ -31,7 +31,18 @@ def kernels(host_gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The CUDA backend with its kernels run on the host, and what makes arrays for it."""
-    from fp4kit.backends import cuda, cuda_measured, cuda_ready, cuda_run
+    from fp4kit.cuda import (
+        backend as cuda,
+    )
+    from fp4kit.cuda import (
+        measured as cuda_measured,
+    )
+    from fp4kit.cuda import (
+        ready as cuda_ready,
+    )
+    from fp4kit.cuda import (
+        run as cuda_run,
+    )
 
     monkeypatch.setitem(sys.modules, "cupy", host_gpu.fake_cupy())
     monkeypatch.setattr(cuda_run, "launch", kernels.launch)
@@ -61,7 +72,7 @@ def on_host(host_gpu: Any, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> Sim
 @pytest.fixture(params=["wide", "narrow"])
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """After `on_host`: whether the device has the shared memory of wide tiles."""
-    from fp4kit.backends import cuda_ready
+    from fp4kit.cuda import ready as cuda_ready
 
     if request.param == "narrow":
         monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: False)
@@ -71,7 +82,8 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.fixture(params=["FewMembers<951>", "ManyMembers"])
 def tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How kernels get the tables of few members: as a parameter, or as those of many."""
-    from fp4kit.backends import cuda_member_tables, cuda_members
+    from fp4kit.cuda import member_tables as cuda_member_tables
+    from fp4kit.cuda import members as cuda_members
 
     def forget() -> None:
         for module in (cuda_member_tables, cuda_members):

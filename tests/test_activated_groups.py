@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
+from fp4kit.api.grouped_tensor import grouped_plan
 from fp4kit.formats import ALL_FORMATS, DTYPES
-from fp4kit.grouped_tensor import grouped_plan
+from fp4kit.reference import codecs
+from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
 from fp4kit.variant import Variant
 
 F32 = np.float32

@@ -5,11 +5,12 @@
 import numpy as np
 import pytest
 
-from fp4kit import codecs
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import cuda_ready, get_backend
-from fp4kit.backends.plan import Plan
+from fp4kit.api.backends import get_backend
+from fp4kit.cuda import ready as cuda_ready
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
+from fp4kit.plan import Plan
+from fp4kit.reference import codecs
+from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
 from fp4kit.variant import AXES, PLAIN, Variant
 
 F32 = np.float32

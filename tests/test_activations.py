@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import activations
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
 from fp4kit.errors import NonFiniteError, OptionError, ShapeError
 from fp4kit.formats import DTYPES
+from fp4kit.reference import activations
+from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
 
 F32 = np.float32
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

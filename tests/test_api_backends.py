@@ -11,7 +11,7 @@ import pytest
 
 import fp4kit
 from fp4kit import BackendUnavailableError
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
 from sample_arrays import F32
 
 

@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 
 from command_line import invoke, succeed
-from fp4kit.checkpoint.convert import (
-    convert_checkpoint,
-    dequantize_checkpoint,
-    quantize_checkpoint,
-)
+from fp4kit.checkpoint.convert import convert_checkpoint, dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import (
     CheckpointOptions,
     ConvertOptions,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit.backends.cpu_transpose import transpose
 from fp4kit.checkpoint import expert_views, view_search, views
 from fp4kit.checkpoint.directory import Checkpoint
+from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
 from fp4kit.checkpoint import shards
 from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.directory import Checkpoint

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit import codecs
 from fp4kit.arrays import RAW_DTYPES
-from fp4kit.backends.cpu_cast import round_float32
 from fp4kit.checkpoint import logical, mxfp4_views
 from fp4kit.checkpoint.logical import Cast
 from fp4kit.checkpoint.views import Overlay
+from fp4kit.cpu.cast import round_float32
 from fp4kit.errors import FileFormatError
+from fp4kit.reference import codecs
 
 DTYPES = ("bfloat16", "float16", "float32")
 SIZES = st.integers(1, 6)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit.backends import get_backend
-from fp4kit.backends.base import Plan
+from fp4kit.api.backends import get_backend
+from fp4kit.backend.interface import Plan
 from fp4kit.checkpoint import lossless, mxfp4_views
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_RECIPES, E4M3, MXFP4, NVFP4

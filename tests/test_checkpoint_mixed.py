@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 
 from command_line import fail, succeed
-from fp4kit.checkpoint.convert import (
-    convert_checkpoint,
-    dequantize_checkpoint,
-    quantize_checkpoint,
-)
+from fp4kit.checkpoint.convert import convert_checkpoint, dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
 from fp4kit.checkpoint.verify import structure_faults
 from fp4kit.checkpoint.verify_values import value_faults

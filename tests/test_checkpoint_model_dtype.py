@@ -6,11 +6,7 @@ import json
 
 import pytest
 
-from fp4kit.checkpoint.convert import (
-    convert_checkpoint,
-    dequantize_checkpoint,
-    quantize_checkpoint,
-)
+from fp4kit.checkpoint.convert import convert_checkpoint, dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.model_dtype import model_dtype, stating
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
 

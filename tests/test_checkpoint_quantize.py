@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs
 from fp4kit.checkpoint.convert import plan_quantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.fusion import fusion_group
 from fp4kit.checkpoint.options import CheckpointOptions
@@ -19,6 +18,7 @@ from fp4kit.checkpoint.verify import structure_faults
 from fp4kit.checkpoint.verify_values import value_faults
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
 from fp4kit.io.safetensors import SafetensorsWriter
+from fp4kit.reference import codecs
 
 #: (layout, format, recipe or scale rule) of everything that can be written.
 KINDS = [

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit import codecs
 from fp4kit.checkpoint import fp8_views, views
 from fp4kit.errors import FileFormatError
+from fp4kit.reference import codecs
 
 F8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 SHAPES = st.tuples(st.integers(1, 300), st.integers(1, 300))

@@ -82,7 +82,7 @@ def test_kernels_are_compiled_in_a_line_above_the_bar(tmp_path):
     """Not in the middle of what the bar draws."""
     script = """
 import sys
-from fp4kit.backends import kernel_cache
+from fp4kit.cpu import kernel_cache
 from fp4kit.cli.progress import progress_bar
 with progress_bar("Quantizing x") as progress:
     kernel_cache.compiling()

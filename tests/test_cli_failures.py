@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from command_line import fail, invoke, run_script, succeed
-from fp4kit.backends import BackendStatus
+from fp4kit.api.backends import BackendStatus
 
 
 @pytest.mark.parametrize(

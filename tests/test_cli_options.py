@@ -15,10 +15,11 @@ import pytest
 import safetensors.numpy
 
 from command_line import invoke, read_terminal
-from fp4kit.backends import BackendStatus, cpu_threads
-from fp4kit.backends.cpu_threads import THREADS_VARIABLE, thread_count
+from fp4kit.api.backends import BackendStatus
 from fp4kit.cli import checkpoint, options
 from fp4kit.cli.progress import progress_bar
+from fp4kit.cpu import threads as cpu_threads
+from fp4kit.cpu.threads import THREADS_VARIABLE, thread_count
 from fp4kit.errors import BackendUnavailableError
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")

@@ -12,8 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp4kit import codecs, formats
+from fp4kit import formats
 from fp4kit.formats import E2M1, E4M3, E5M2
+from fp4kit.reference import codecs
 
 F32 = np.float32
 ELEMENTS = {"e2m1": E2M1, "e4m3": E4M3, "e5m2": E5M2}

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import cuda_device, cuda_module, cuda_ready, get_backend
+from fp4kit.api.backends import get_backend
+from fp4kit.cuda import compile as cuda_module
+from fp4kit.cuda import device as cuda_device
+from fp4kit.cuda import ready as cuda_ready
 from fp4kit.formats import DTYPES
+from fp4kit.reference import codecs
+from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
 
 CUDA, REFERENCE = get_backend("cuda"), get_backend("reference")
 REASON = CUDA.unavailable_reason()

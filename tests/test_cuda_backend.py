@@ -12,8 +12,10 @@ import pytest
 import fp4kit
 from cuda_arrays import as_dtype, assert_same, floats, normal, to_device
 from fp4kit import arrays
-from fp4kit.backends import cuda_launch, cuda_module, get_backend
-from fp4kit.backends.base import Request
+from fp4kit.api.backends import get_backend
+from fp4kit.backend.interface import Request
+from fp4kit.cuda import compile as cuda_module
+from fp4kit.cuda import launch as cuda_launch
 from fp4kit.errors import BackendUnavailableError, KernelCompileError, NonFiniteError
 from fp4kit.formats import ALL_FORMATS, DTYPES
 

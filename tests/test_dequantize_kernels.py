@@ -11,8 +11,10 @@ from math import prod
 import numpy as np
 import pytest
 
-from fp4kit.backends import cuda_launch, cuda_variants, get_backend
-from fp4kit.backends.base import Plan
+from fp4kit.api.backends import get_backend
+from fp4kit.backend.interface import Plan
+from fp4kit.cuda import launch as cuda_launch
+from fp4kit.cuda import variants as cuda_variants
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, SCALE_LAYOUTS
 from fp4kit.variant import Variant
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fp4kit import activations, codecs, scaling
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import cuda_activations, cuda_launch, cuda_module
-from fp4kit.backends.cuda_module import kernel_directory, options
+from fp4kit.cuda import activations as cuda_activations
+from fp4kit.cuda import compile as cuda_module
+from fp4kit.cuda import launch as cuda_launch
+from fp4kit.cuda.compile import kernel_directory, options
+from fp4kit.reference import activations, codecs, scaling
+from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to build the headers with")

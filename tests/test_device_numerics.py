@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fp4kit import codecs, layout, scaling
-from fp4kit.backends import cuda_launch
-from fp4kit.backends.base import Plan
-from fp4kit.backends.cuda_module import kernel_directory, options
-from fp4kit.backends.reference import ReferenceBackend
+from fp4kit import layout
+from fp4kit.backend.interface import Plan
+from fp4kit.cuda import launch as cuda_launch
+from fp4kit.cuda.compile import kernel_directory, options
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
@@ -28,8 +27,10 @@ from fp4kit.formats import (
     E5M2,
     SCALE_LAYOUTS,
     SCALE_RULES,
+    SECOND_LEVEL_DIRECTIONS,
 )
-from fp4kit.tensor import SECOND_LEVEL_DIRECTIONS
+from fp4kit.reference import codecs, scaling
+from fp4kit.reference.backend import ReferenceBackend
 
 ELEMENTS = (E2M1, E4M3, E5M2)
 COMPILER = shutil.which("g++")

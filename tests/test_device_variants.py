@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fp4kit import codecs, philox, rotation, scale_search, scaling
-from fp4kit.backends.cuda_launch import seed_arguments
-from fp4kit.backends.cuda_module import kernel_directory, options
-from fp4kit.backends.plan import Plan
+from fp4kit.cuda.compile import kernel_directory, options
+from fp4kit.cuda.launch import seed_arguments
 from fp4kit.formats import E2M1, E4M3, NVFP4
+from fp4kit.plan import Plan
+from fp4kit.reference import codecs, philox, rotation, scale_search, scaling
 from fp4kit.variant import DEFAULT_SIGN_MASK, ERRORS, Variant
 
 COMPILER = shutil.which("g++")

@@ -12,8 +12,8 @@ import pytest
 
 import fp4kit
 from fp4kit import ShapeError
+from fp4kit.api.metrics import ErrorStats, error_sums
 from fp4kit.formats import ALL_FORMATS
-from fp4kit.metrics import ErrorStats, error_sums
 from sample_arrays import F32, gaussian
 
 

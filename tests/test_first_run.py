@@ -9,7 +9,7 @@ import sys
 
 import checkpoints
 from command_line import run
-from fp4kit.backends.kernel_cache import CACHE_VARIABLE
+from fp4kit.cpu.kernel_cache import CACHE_VARIABLE
 
 #: Compiles what a file, a directory and arrays of all kinds need; prints what each added.
 SCRIPT = """

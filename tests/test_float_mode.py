@@ -15,7 +15,9 @@ import safetensors.numpy
 
 import fp4kit
 from fp4kit import float_mode
-from fp4kit.backends import cpu_cast, cpu_float8, cpu_threads
+from fp4kit.cpu import cast as cpu_cast
+from fp4kit.cpu import float8 as cpu_float8
+from fp4kit.cpu import threads as cpu_threads
 from fp4kit.errors import BackendUnavailableError
 from fp4kit.io.convert import compare_files, dequantize_file, quantize_file
 from fp4kit.io.report import QuantizeOptions

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs, scale_search, scaling
 from fp4kit.formats import E2M1, E4M3
+from fp4kit.reference import codecs, scale_search, scaling
 
 F32 = np.float32
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
 
 REASON = get_backend("cuda").unavailable_reason()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -131,7 +131,7 @@ def test_many_members(cupy, options, members):
 
 
 def test_the_number_of_launches_does_not_depend_on_members(cupy, monkeypatch):
-    from fp4kit.backends import cuda_run
+    from fp4kit.cuda import run as cuda_run
 
     launches = []
     launch = cuda_run.launch

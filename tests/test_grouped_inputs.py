@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
 from fp4kit.errors import NonFiniteError, OptionError, ShapeError
 from fp4kit.layout import padded_scale_shape
+from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
 
 F32 = np.float32
 FIRST = [32, 0, 33, 1, 64]

@@ -9,15 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp4kit import codecs
-from fp4kit.backends import (
-    cuda_device,
-    cuda_member_tables,
-    cuda_run,
-    get_backend,
-)
-from fp4kit.backends.cuda_member_tables import MEMBER_WORDS, sides_of
-from fp4kit.grouped_tensor import grouped_plan
+from fp4kit.api.backends import get_backend
+from fp4kit.api.grouped_tensor import grouped_plan
+from fp4kit.cuda import device as cuda_device
+from fp4kit.cuda import member_tables as cuda_member_tables
+from fp4kit.cuda import run as cuda_run
+from fp4kit.cuda.member_tables import MEMBER_WORDS, sides_of
+from fp4kit.reference import codecs
 from fp4kit.variant import Variant
 
 F32 = np.float32

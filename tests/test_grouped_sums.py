@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs
-from fp4kit.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
-from fp4kit.backends import cuda_grouped, cuda_member_tables, get_backend
-from fp4kit.backends.cuda_member_tables import MEMBER_WORDS
+from fp4kit.api.backends import get_backend
+from fp4kit.cuda import grouped as cuda_grouped
+from fp4kit.cuda import member_tables as cuda_member_tables
+from fp4kit.cuda.member_tables import MEMBER_WORDS
 from fp4kit.formats import DTYPES
 from fp4kit.group_shapes import GroupShapes
+from fp4kit.reference import codecs
+from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
 
 F32 = np.float32
 REFERENCE = get_backend("reference")
@@ -284,7 +286,7 @@ def test_public_function(cupy, tables, name, options, width):
 @pytest.mark.gpu
 def test_public_function_takes_one_pass(cupy, monkeypatch):
     """Sums and amaxes of activated members: a kernel, one for sums of sums, and quantization."""
-    from fp4kit.backends import cuda_run
+    from fp4kit.cuda import run as cuda_run
 
     launched, launch = [], cuda_run.launch
     monkeypatch.setattr(cuda_run, "launch", lambda *a: (launched.append(a[0].file), launch(*a)))

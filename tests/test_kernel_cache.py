@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from command_line import run
-from fp4kit.backends import kernel_cache
-from fp4kit.backends.cpu_jit import jit_of
-from fp4kit.backends.kernel_cache import CACHE_VARIABLE, KernelFolder, kernel_folder
+from fp4kit.cpu import kernel_cache
+from fp4kit.cpu.jit import jit_of
+from fp4kit.cpu.kernel_cache import CACHE_VARIABLE, KernelFolder, kernel_folder
 from fp4kit.errors import OptionError
 
 NOBODY = 65534

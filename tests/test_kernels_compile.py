@@ -16,15 +16,25 @@ from functools import cache
 
 import pytest
 
-from fp4kit.backends import (
-    cuda_activations,
-    cuda_measured,
-    cuda_member_samples,
-    cuda_module,
-    cuda_residual_launch,
-    cuda_variant_samples,
+from fp4kit.cuda import (
+    activations as cuda_activations,
 )
-from fp4kit.backends.cuda_module import CUPY_OPTIONS, Instance, all_instances, options, source_text
+from fp4kit.cuda import (
+    compile as cuda_module,
+)
+from fp4kit.cuda import (
+    measured as cuda_measured,
+)
+from fp4kit.cuda import (
+    member_samples as cuda_member_samples,
+)
+from fp4kit.cuda import (
+    residual_launch as cuda_residual_launch,
+)
+from fp4kit.cuda import (
+    variant_samples as cuda_variant_samples,
+)
+from fp4kit.cuda.compile import CUPY_OPTIONS, Instance, all_instances, options, source_text
 from fp4kit.errors import KernelCompileError
 
 #: Compute capabilities; the last three have the E2M1 conversion, in their `a` targets.
@@ -200,7 +210,7 @@ def test_options_depend_on_every_source(tmp_path):
 def test_importing_compiles_nothing():
     code = (
         "import sys\n"
-        "from fp4kit.backends import cuda, cuda_launch, cuda_module\n"
+        "from fp4kit.cuda import backend, launch, compile as cuda_module\n"
         "cuda_module.all_instances()\n"
         "assert 'cupy' not in sys.modules\n"
         "assert cuda_module.loaded_count() == 0\n"

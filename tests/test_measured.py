@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs
-from fp4kit.backends import cuda_measured, get_backend
-from fp4kit.backends.cuda_measured import LIGHT_LANES, MOST_LANES, is_measured, team_for
-from fp4kit.backends.plan import Plan
+from fp4kit.api.backends import get_backend
+from fp4kit.cuda import measured as cuda_measured
+from fp4kit.cuda.measured import LIGHT_LANES, MOST_LANES, is_measured, team_for
 from fp4kit.formats import ALL_RECIPES, DTYPES, MXFP4, NIBBLE_ORDERS, NVFP4, SCALE_LAYOUTS
-from fp4kit.scaling import PER_TOKEN_SMALLEST
+from fp4kit.plan import Plan
+from fp4kit.reference import codecs
+from fp4kit.reference.scaling import PER_TOKEN_SMALLEST
 from fp4kit.variant import PLAIN
 
 TE = ALL_RECIPES["te"]

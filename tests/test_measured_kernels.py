@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs
-from fp4kit.backends import cuda_measured
-from fp4kit.backends.cuda_measured import is_measured, measured_kernel, team_for
-from fp4kit.backends.plan import NO_SEED, Plan
+from fp4kit.cuda import measured as cuda_measured
+from fp4kit.cuda.measured import is_measured, measured_kernel, team_for
 from fp4kit.formats import ALL_RECIPES, NVFP4
+from fp4kit.plan import NO_SEED, Plan
+from fp4kit.reference import codecs
 from fp4kit.variant import PLAIN
 
 

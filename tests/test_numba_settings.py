@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from command_line import run
-from fp4kit.backends.kernel_cache import CACHE_VARIABLE
+from fp4kit.cpu.kernel_cache import CACHE_VARIABLE
 
 #: float16 there and back: its conversions are instructions of some processors only.
 SCRIPT = """

@@ -14,7 +14,7 @@ import pytest
 import fp4kit
 from array_functions import GROUP, QUANTIZED, RESIDUAL, SAMPLE
 from fp4kit import OptionError
-from fp4kit.overlap import place_of, refuse_overlap
+from fp4kit.arrays.overlap import place_of, refuse_overlap
 from sample_arrays import F32, gaussian
 
 
@@ -50,7 +50,9 @@ def test_overlap_is_exact_for_all_kinds_of_views(kind):
         wrap = np.asarray
         if kind == "device":
             wrap = OnDevice
-            patch.setattr(fp4kit.overlap, "is_contiguous", lambda data: data.flags.c_contiguous)
+            patch.setattr(
+                fp4kit.arrays.overlap, "is_contiguous", lambda data: data.flags.c_contiguous
+            )
         for first, second in itertools.product(VIEWS, VIEWS):
             one, two = base[first], base[second]
             expected = not set(np.ravel(one)).isdisjoint(np.ravel(two))
@@ -63,7 +65,7 @@ def test_hard_comparisons_count_as_overlapping():
     first = np.lib.stride_tricks.as_strided(base, shape, strides)
     second = np.lib.stride_tricks.as_strided(base[1:], shape, [n + 2 for n in strides])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fp4kit.overlap, "_MAX_WORK", 1)
+        patch.setattr(fp4kit.arrays.overlap, "_MAX_WORK", 1)
         assert shares(first, second)
 
 

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
 import fp4kit
+from fp4kit.api.metrics import error_sums
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
@@ -32,7 +33,6 @@ from fp4kit.formats import (
     SCALE_LAYOUTS,
     SCALE_RULES,
 )
-from fp4kit.metrics import error_sums
 from parity_cases import (
     BITS,
     DTYPE_PAIRS,

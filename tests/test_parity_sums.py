@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 import fp4kit
+from fp4kit.api.metrics import error_sums
 from fp4kit.formats import DTYPES, SCALE_LAYOUTS
-from fp4kit.metrics import error_sums
 from parity_cases import DTYPE_PAIRS, OPTIONS, assert_sums, generator, raw_bits, values
 from sample_arrays import F32, NUMPY
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fp4kit
+from fp4kit.api.metrics import error_sums
 from fp4kit.formats import DTYPES
-from fp4kit.metrics import error_sums
 from parity_cases import OPTIONS, OUTPUT_OF, assert_sums, generator, values
 from sample_arrays import F32
 

@@ -40,11 +40,11 @@ def test_codes_of_every_kind_of_value(modules):
     references = modules[0]
     values = np.arange(-8, 8.0625, 0.0625, np.float32)
     values = np.concatenate([values, np.array([-0.0, 1e-30, -1e-30], np.float32)])
-    expected = fp4kit.codecs.encode(values, E2M1)
+    expected = fp4kit.reference.codecs.encode(values, E2M1)
     codes = references.nearest_codes(torch.from_numpy(values))
     np.testing.assert_array_equal(codes.numpy(), expected)
     decoded = references.code_values(codes).numpy()
-    np.testing.assert_array_equal(decoded, fp4kit.codecs.decode(expected, E2M1))
+    np.testing.assert_array_equal(decoded, fp4kit.reference.codecs.decode(expected, E2M1))
     whole = references.stochastic_codes(torch.from_numpy(decoded))
     np.testing.assert_array_equal(whole.numpy(), expected)
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 
 import fp4kit
+from fp4kit.api.residual import LAYOUTS, MODES
 from fp4kit.errors import DtypeError, NonFiniteError, OptionError, ShapeError
 from fp4kit.formats import DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS
-from fp4kit.residual import LAYOUTS, MODES
 
 F32 = np.float32
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

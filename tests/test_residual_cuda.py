@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs
-from fp4kit.backends import cuda_residual_launch as launches
-from fp4kit.backends import get_backend
-from fp4kit.backends.operations import ResidualPlan
+from fp4kit.api.backends import get_backend
+from fp4kit.api.residual import LAYOUTS, MODES
+from fp4kit.backend.operations import ResidualPlan
+from fp4kit.cuda import residual_launch as launches
 from fp4kit.errors import ShapeError
 from fp4kit.formats import DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS
-from fp4kit.residual import LAYOUTS, MODES
+from fp4kit.reference import codecs
 
 CUDA = get_backend("cuda")
 REASON = CUDA.unavailable_reason()

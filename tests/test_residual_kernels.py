@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fp4kit import codecs, residual
-from fp4kit.backends import cuda_residual_launch as launches
-from fp4kit.backends import get_backend
-from fp4kit.backends.operations import ResidualPlan
+from fp4kit.api import residual
+from fp4kit.api.backends import get_backend
+from fp4kit.backend.operations import ResidualPlan
+from fp4kit.cuda import residual_launch as launches
 from fp4kit.formats import DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS
+from fp4kit.reference import codecs
 
 #: As an H200 has them and `on_host` too, but few multiprocessors: thread blocks take several turns.
 LIMITS = launches.Limits(1, 227 * 1024, 228 * 1024)

@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp4kit import codecs
-from fp4kit.backends import cuda_rotations, get_backend
-from fp4kit.planning import plan_quantize
+from fp4kit.api.backends import get_backend
+from fp4kit.api.planning import plan_quantize
+from fp4kit.cuda import rotations as cuda_rotations
+from fp4kit.reference import codecs
 from fp4kit.variant import Variant
 
 DTYPES = ["float32", "float16", "bfloat16"]

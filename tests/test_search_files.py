@@ -13,12 +13,12 @@ import safetensors.numpy
 from click.testing import CliRunner
 
 import fp4kit
-from fp4kit import codecs
 from fp4kit.cli.main import cli
 from fp4kit.errors import FileFormatError
 from fp4kit.io.dequantize_file import dequantize_file
 from fp4kit.io.description import METADATA_KEY, find_quantized
 from fp4kit.io.source import open_source
+from fp4kit.reference import codecs
 
 F32 = np.float32
 CHECKPOINTS = Path(__file__).parent / "golden" / "checkpoints"

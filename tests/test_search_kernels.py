@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fp4kit import codecs
-from fp4kit.backends import cuda_search, get_backend
-from fp4kit.backends.plan import Plan
+from fp4kit.api.backends import get_backend
+from fp4kit.cuda import search as cuda_search
 from fp4kit.formats import ALL_RECIPES, DTYPES, NVFP4
+from fp4kit.plan import Plan
+from fp4kit.reference import codecs
 from fp4kit.variant import ERRORS, Variant
 
 F32 = np.float32

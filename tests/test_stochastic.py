@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs, philox
 from fp4kit.formats import E2M1
+from fp4kit.reference import codecs, philox
 
 F32 = np.float32
 GRID = E2M1.magnitudes

@@ -5,10 +5,12 @@
 import numpy as np
 import pytest
 
-from fp4kit import codecs
-from fp4kit.backends import cuda_ready, cuda_variants, get_backend
-from fp4kit.backends.plan import Plan
+from fp4kit.api.backends import get_backend
+from fp4kit.cuda import ready as cuda_ready
+from fp4kit.cuda import variants as cuda_variants
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES
+from fp4kit.plan import Plan
+from fp4kit.reference import codecs
 from fp4kit.variant import Variant
 
 F32 = np.float32

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit import codecs, scale_search
 from fp4kit.errors import NonFiniteError, OptionError, ShapeError
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, E2M1, E4M3
+from fp4kit.reference import codecs, scale_search
 
 F32 = np.float32
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
 from fp4kit.formats import SCALE_LAYOUTS
 
 F32 = np.float32

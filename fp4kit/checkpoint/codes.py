@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.backends import get_backend
-from fp4kit.backends.base import Plan
+from fp4kit.api.backends import get_backend
+from fp4kit.backend.interface import Plan
 from fp4kit.formats import MXFP4
 from fp4kit.io.dequantize_file import entry_parts
 from fp4kit.io.description import QuantizedEntry

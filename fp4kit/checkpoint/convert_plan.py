@@ -22,7 +22,7 @@ from fp4kit.io.json_text import strict_json
 from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
 from fp4kit.io.source import SourceTensor
 from fp4kit.io.work import TensorPlan
-from fp4kit.scaling import convert_second_level, quiet
+from fp4kit.reference.scaling import convert_second_level, quiet
 
 from .codes import Codes
 from .directory import Checkpoint, listed

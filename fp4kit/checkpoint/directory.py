@@ -25,14 +25,7 @@ from fp4kit.io.source import SafetensorsSource, Source
 from . import mistral_native
 from .json_files import listed, read_json, read_settings
 from .other_files import HF_QUANT_CONFIG, STATE_DIR, Links, OtherFiles, find_others
-from .weight_files import (
-    CONFIG,
-    INDEX_SUFFIX,
-    PARAMS,
-    WEIGHTS,
-    WeightFiles,
-    find_weights,
-)
+from .weight_files import CONFIG, INDEX_SUFFIX, PARAMS, WEIGHTS, WeightFiles, find_weights
 
 __all__ = (
     "CONFIG",

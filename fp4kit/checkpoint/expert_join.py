@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.backends.cpu_transpose import transpose
+from fp4kit.cpu.transpose import transpose
 from fp4kit.io import slabs
 from fp4kit.io.dequantize_file import entry_parts
 from fp4kit.io.description import QuantizedEntry

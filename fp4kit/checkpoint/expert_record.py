@@ -18,13 +18,7 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.json_text import strict_json
 from fp4kit.io.source import Source
 
-from .expert_layout import (
-    ExpertsLayout,
-    expert_name,
-    fused_bias,
-    fused_weight,
-    projections,
-)
+from .expert_layout import ExpertsLayout, expert_name, fused_bias, fused_weight, projections
 
 #: Header metadata: the fused tensors that single experts were made from.
 EXPERTS_KEY = "fp4kit_experts"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.backends.cpu_transpose import transpose
+from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.safetensors import DTYPES
 from fp4kit.io.source import Source, SourceTensor

@@ -16,14 +16,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit import arrays, codecs
-from fp4kit.backends import get_backend
+from fp4kit import arrays
+from fp4kit.api.backends import get_backend
 from fp4kit.errors import FileFormatError
 from fp4kit.io.description import QuantizedEntry
 from fp4kit.io.safetensors import DTYPES
 from fp4kit.io.slabs import slab_plan
 from fp4kit.io.source import Source, SourceTensor
-from fp4kit.scaling import quiet
+from fp4kit.reference import codecs
+from fp4kit.reference.scaling import quiet
 
 from .codes import EntryCodes
 from .views import Bytes, RowView, described, fetch, where

@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit import arrays, codecs
-from fp4kit.backends import cpu_float8
+from fp4kit import arrays
+from fp4kit.cpu import float8 as cpu_float8
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES as FLOAT_NAMES
 from fp4kit.formats import ELEMENT_TYPES, MXFP8
 from fp4kit.io.safetensors import DTYPE_CODES, DTYPES
 from fp4kit.io.slabs import rows_of
 from fp4kit.io.source import Source, SourceTensor
+from fp4kit.reference import codecs
 
 from .expert_layout import Excluded, nothing
 from .views import READ_BYTES, Bytes, RowView, View, described, fetch, where

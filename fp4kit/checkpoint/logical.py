@@ -9,7 +9,7 @@ from dataclasses import replace as with_changes
 
 import numpy as np
 
-from fp4kit.backends.cpu_cast import round_float32
+from fp4kit.cpu.cast import round_float32
 from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
 from fp4kit.io.source import SourceTensor

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit import codecs
 from fp4kit.formats import E4M3, E8M0_BIAS, E8M0_NAN, MXFP4, NVFP4
+from fp4kit.reference import codecs
 
 from .mxfp4_views import CODE_BYTES, Mxfp4View
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.backends import select
-from fp4kit.backends.base import Plan, Request
-from fp4kit.backends.cpu_transpose import transpose
+from fp4kit.api.backends import select
+from fp4kit.backend.interface import Plan, Request
+from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import E8M0_NAN, MXFP4
 from fp4kit.io.safetensors import TensorSpec

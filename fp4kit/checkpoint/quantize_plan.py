@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp4kit.api.planning import resolve_rules
 from fp4kit.errors import OptionError
 from fp4kit.formats import DTYPES, get_format
 from fp4kit.io.neighbours import unknown_beside
 from fp4kit.io.outcome import refuse_nothing
 from fp4kit.io.source import SourceTensor
 from fp4kit.io.work import SecondLevel, TensorPlan
-from fp4kit.planning import resolve_rules
 from fp4kit.variant import search_variant
 
 from . import mistral_native

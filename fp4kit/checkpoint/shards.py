@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.backends.base import ErrorSums
+from fp4kit.backend.interface import ErrorSums
 from fp4kit.formats import ALL_RECIPES, get_recipe
 from fp4kit.io.dequantize_file import decode_tensors
 from fp4kit.io.files import Output, permissions_of

@@ -26,13 +26,7 @@ import numpy as np
 
 from fp4kit import __version__
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.files import (
-    TEMPORARY_SUFFIX,
-    AtomicFile,
-    Output,
-    OutputError,
-    remove_abandoned,
-)
+from fp4kit.io.files import TEMPORARY_SUFFIX, AtomicFile, Output, OutputError, remove_abandoned
 
 from .directory import STATE_DIR, Checkpoint, read_json
 from .options import Options

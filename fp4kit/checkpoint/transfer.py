@@ -16,7 +16,7 @@ from math import lcm
 import numpy as np
 
 from fp4kit import arrays
-from fp4kit.backends import get_backend
+from fp4kit.api.backends import get_backend
 from fp4kit.io.description import QuantizedEntry
 from fp4kit.io.quantize_stream import finish_tensor, write_codes
 from fp4kit.io.slabs import Tally, Write, WriteBehind, row_ranges, row_step, slab_plan

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fp4kit.backends.base import ErrorSums
+from fp4kit.api.metrics import ErrorStats
+from fp4kit.backend.interface import ErrorSums
 from fp4kit.errors import Fp4kitError
 from fp4kit.formats import DTYPES
 from fp4kit.io.compare import cast_like
@@ -32,7 +33,6 @@ from fp4kit.io.slabs import (
     slab_plan,
 )
 from fp4kit.io.source import SourceTensor
-from fp4kit.metrics import ErrorStats
 
 from .compare import rejoin_like
 from .components import component_faults, is_pipeline

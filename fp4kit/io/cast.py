@@ -10,7 +10,7 @@ import numpy as np
 
 from fp4kit.errors import NonFiniteError
 from fp4kit.formats import one_of
-from fp4kit.scaling import quiet
+from fp4kit.reference.scaling import quiet
 
 from .safetensors import TensorSpec
 from .source import Source, SourceTensor

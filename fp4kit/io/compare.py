@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fp4kit.backends.base import ErrorSums
+from fp4kit.api.metrics import ErrorStats
+from fp4kit.backend.interface import ErrorSums
 from fp4kit.errors import FileFormatError, ShapeError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
-from fp4kit.metrics import ErrorStats
 
 from .cast import with_cast
 from .dequantize_file import Logical, entry_parts

@@ -16,13 +16,7 @@ from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, one_of
 
 from . import gpu_pipeline, slabs
-from .description import (
-    METADATA_KEY,
-    QuantizedEntry,
-    find_quantized,
-    logical_tensors,
-    orphan_codes,
-)
+from .description import METADATA_KEY, QuantizedEntry, find_quantized, logical_tensors, orphan_codes
 from .files import SUFFIXES, Output, check_output, output_suffix
 from .neighbours import unknown_beside
 from .numpy_writers import NpyWriter, NpzWriter

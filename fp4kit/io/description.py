@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.backends.base import Plan
+from fp4kit.api.planning import plan_quantize
+from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, shortened
 from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
-from fp4kit.planning import plan_quantize
-from fp4kit.scaling import convert_second_level, quiet
+from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 
 from .json_text import strict_json

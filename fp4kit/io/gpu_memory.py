@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit import arrays
-from fp4kit.frameworks import Origin
+from fp4kit.arrays.frameworks import Origin
 
 from .slabs import Bytes
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from fp4kit.backends.cpu_threads import thread_count
+from fp4kit.cpu.threads import thread_count
 
 from . import slabs
 from .gpu_memory import Cuda, Slots, slot_size

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.backends.base import PendingSums, Plan
+from fp4kit.backend.interface import PendingSums, Plan
 
 from . import gpu_pipeline, slabs
 from .description import QuantizedEntry

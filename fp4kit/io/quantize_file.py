@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from fp4kit.backends.base import Plan
+from fp4kit.api.planning import plan_quantize
+from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, get_format
-from fp4kit.planning import plan_quantize
 from fp4kit.variant import search_variant
 
 from .adapters import refuse_adapter

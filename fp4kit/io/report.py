@@ -10,8 +10,8 @@ from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
 
-from fp4kit.backends.base import ErrorSums
-from fp4kit.metrics import ErrorStats
+from fp4kit.api.metrics import ErrorStats
+from fp4kit.backend.interface import ErrorSums
 
 
 @dataclass(frozen=True)

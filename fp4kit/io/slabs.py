@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit import arrays
-from fp4kit.backends import select
-from fp4kit.backends.base import Backend, ErrorSums, Plan, Request
-from fp4kit.frameworks import Origin
+from fp4kit.api.backends import select
+from fp4kit.arrays.frameworks import Origin
+from fp4kit.backend.interface import Backend, ErrorSums, Plan, Request
 from fp4kit.layout import TILE
 from fp4kit.variant import Variant
 

@@ -11,8 +11,8 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.backends.base import ErrorSums
-from fp4kit.metrics import ErrorStats
+from fp4kit.api.metrics import ErrorStats
+from fp4kit.backend.interface import ErrorSums
 
 from .description import QuantizedEntry
 from .report import TensorReport

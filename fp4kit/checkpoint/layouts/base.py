@@ -20,7 +20,7 @@ from fp4kit.io.description import Constant, QuantizedEntry, entries_by_names, sh
 from fp4kit.io.naming import Storage
 from fp4kit.io.safetensors import TensorSpec
 from fp4kit.io.source import Source
-from fp4kit.scaling import convert_second_level, quiet
+from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 
 WEIGHT = ".weight"

@@ -1,0 +1,364 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a backend must offer.
+
+Arrays here are raw: C-contiguous NumPy or CuPy arrays of float32, float16, or uint16 holding
+bfloat16 bits. Allocation, contiguity, frameworks and validation are the caller's work.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from fp4kit.group_shapes import GroupShapes
+from fp4kit.plan import NO_SEED as NO_SEED
+from fp4kit.plan import Plan as Plan
+from fp4kit.plan import RawArray as RawArray
+from fp4kit.plan import Request as Request
+from fp4kit.plan import Seed as Seed
+
+from . import groups as grouped
+from .error_sums import ErrorSums as ErrorSums
+from .error_sums import PendingSums as PendingSums
+from .groups import GroupedPlan
+from .operations import Operations
+
+
+class Backend(Operations, ABC):
+    """One implementation of every operation. All give the same bytes."""
+
+    name: str
+
+    @abstractmethod
+    def unavailable_reason(self) -> str | None:
+        """Why this machine cannot run it, or None. Cheap after the first call."""
+
+    @abstractmethod
+    def refusal(self, request: Request) -> str | None:
+        """Why it cannot serve this request, or None."""
+
+    @abstractmethod
+    def details(self) -> dict[str, str]:
+        """Versions and devices, for humans."""
+
+    def devices(self) -> list[str]:
+        """The devices of this machine that it can compute on; it must be available."""
+        return ["cpu"]
+
+    @abstractmethod
+    def amax(self, x: RawArray, dtype: str, groups: int) -> RawArray:
+        """Largest magnitude, NaN ignored.
+
+        Args:
+            x: (rows, cols).
+            dtype: element type of `x`.
+            groups: number of equal groups of consecutive rows, each with its own result.
+
+        Returns:
+            float32 (groups,) on the device of `x`; 0 for an empty group.
+        """
+
+    @abstractmethod
+    def scan(self, x: RawArray, dtype: str) -> tuple[RawArray, bool]:
+        """(float32 (1,) amax with NaN ignored, whether all elements are finite) in one pass.
+
+        The second needs the host: on a GPU this call waits for the stream.
+        """
+
+    @abstractmethod
+    def count_nonfinite(self, x: RawArray, dtype: str) -> tuple[int, int, int]:
+        """(NaN count, infinity count, flat index of the first of either or -1), on the host."""
+
+    @abstractmethod
+    def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
+        """float32 (n,) second-level scale in the recipe's direction from float32 (n,) amax."""
+
+    @abstractmethod
+    def convert_second_level(self, value: RawArray, source: str, target: str) -> RawArray:
+        """`scaling.convert_second_level` on the device of `value`, float32 (n,)."""
+
+    @abstractmethod
+    def quantize(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> None:
+        """Fills `packed` (plan.packed_shape) and `block_scale` (plan.scale_shape), uint8 both.
+
+        Args:
+            plan: what to do; neither `plan.rows` nor `plan.cols` is 0.
+            x: (rows, cols).
+            dtype: element type of `x`.
+            second: float32 (plan.scales,) in the recipe's direction; for per-token plans already
+                raised to the smallest amax they count with.
+            packed: output codes, whole blocks; codes past the end of a vector are those of +0.0.
+            block_scale: output scales, layout padding written as 0.
+            seed: for stochastic rounding.
+        """
+
+    @abstractmethod
+    def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
+        """The amaxes that a plan's second-level scales are made from, NaN ignored.
+
+        Returns:
+            float32 (plan.scales,): of each plan.rows_per_scale vectors, after the rotation and its
+            rounding if the plan has one; 0 for an empty array.
+        """
+
+    def quantize_measured(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        packed: RawArray,
+        block_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> RawArray | None:
+        """:meth:`quantize` of rows that make their own second level, if one read can do it.
+
+        Args:
+            plan: what to do, with a second level for each row; neither `plan.rows` nor
+                `plan.cols` is 0.
+            x: (rows, cols).
+            dtype: element type of `x`.
+            packed: output codes, as for :meth:`quantize`.
+            block_scale: output scales, likewise.
+            seed: for stochastic rounding.
+
+        Returns:
+            float32 (plan.scales,), what `second_level` makes of `plan_amax`; or None, and nothing
+            is written.
+        """
+        return None
+
+    def plan_amax_both(
+        self, row_plan: Plan, column_plan: Plan, x: RawArray, dtype: str
+    ) -> tuple[RawArray, RawArray]:
+        """:meth:`plan_amax` of both plans of one array, perhaps one result for both."""
+        row = self.plan_amax(row_plan, x, dtype)
+        if row_plan.has_plain_amax and column_plan.has_plain_amax:
+            return row, row
+        return row, self.plan_amax(column_plan, x, dtype)
+
+    def quantize_both(
+        self,
+        row_plan: Plan,
+        column_plan: Plan,
+        x: RawArray,
+        dtype: str,
+        row_second: RawArray | None,
+        column_second: RawArray | None,
+        row_packed: RawArray,
+        row_scale: RawArray,
+        column_packed: RawArray,
+        column_scale: RawArray,
+        seed: Seed = NO_SEED,
+    ) -> None:
+        """:meth:`quantize` under both plans of one array, with the same bytes."""
+        self.quantize(row_plan, x, dtype, row_second, row_packed, row_scale, seed)
+        self.quantize(column_plan, x, dtype, column_second, column_packed, column_scale, seed)
+
+    @abstractmethod
+    def rotate(
+        self,
+        x: RawArray,
+        dtype: str,
+        axis: str,
+        mask: int,
+        rounding: str,
+        inverse: bool,
+        out: RawArray,
+        out_dtype: str,
+    ) -> None:
+        """Fills `out` (rows, cols) with `rotation.rotate` of `x` along an axis."""
+
+    @abstractmethod
+    def dequantize(
+        self,
+        plan: Plan,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+        out: RawArray,
+        dtype: str,
+    ) -> None:
+        """Fills `out` (rows, cols) of element type `dtype`; the inverse of :meth:`quantize`."""
+
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> RawArray:
+        """An array without values on the current device, for what lies between two steps."""
+        return np.empty(shape, dtype)
+
+    def quantize_dequantize(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        out: RawArray,
+        out_dtype: str,
+        seed: Seed = NO_SEED,
+    ) -> None:
+        """Fills `out` (rows, cols) with what dequantize(quantize(x)) gives."""
+        packed = self.scratch(plan.packed_shape, np.uint8)
+        block_scale = self.scratch(plan.scale_shape, np.uint8)
+        self.quantize(plan, x, dtype, second, packed, block_scale, seed)
+        self.dequantize(plan.decoding, packed, block_scale, second, out, out_dtype)
+
+    @abstractmethod
+    def swizzle(self, scales: RawArray, layout: str, out: RawArray) -> None:
+        """Copies uint8 (rows, blocks) scales into `layout` order; padding is written 0."""
+
+    @abstractmethod
+    def unswizzle(self, swizzled: RawArray, layout: str, out: RawArray) -> None:
+        """Inverse of :meth:`swizzle`: fills uint8 (rows, blocks) `out`."""
+
+    @abstractmethod
+    def error_sums(
+        self,
+        x: RawArray,
+        x_dtype: str,
+        y: RawArray,
+        y_dtype: str,
+    ) -> ErrorSums:
+        """Sums over two (rows, cols) arrays, on the host."""
+
+    @abstractmethod
+    def quantized_error_sums(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+    ) -> ErrorSums:
+        """Sums over x and the float32 dequantized codes, with code and scale counts.
+
+        `saturated` counts codes of the largest finite magnitude, `zero_codes` codes of magnitude
+        0, both among the logical elements only; `scale_underflow` counts blocks with a non-zero
+        element whose scale decodes to 0 (E4M3 only), `scale_subnormal` those whose scale is a
+        non-zero subnormal (E4M3) or 2^-127 under a non-zero block (E8M0).
+        """
+
+    def quantize_and_measure(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        second: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> ErrorSums:
+        """:meth:`quantize`, then :meth:`quantized_error_sums` of its result."""
+        self.quantize(plan, x, dtype, second, packed, block_scale)
+        return self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)
+
+    def quantized_error_sums_async(
+        self,
+        plan: Plan,
+        x: RawArray,
+        dtype: str,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+    ) -> PendingSums:
+        """:meth:`quantized_error_sums` without waiting; the arrays may be overwritten in order."""
+        sums = self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)
+        return PendingSums(lambda: sums)
+
+    # Groups: member by member unless a backend overrides these with one launch for all.
+
+    def grouped_amax(self, plan: GroupedPlan, x: RawArray, dtype: str, out: RawArray) -> None:
+        """Fills float32 (plan.second_offsets[-1],) with the amaxes of all members of flat `x`."""
+        grouped.group_amax(self, plan, x, dtype, out)
+
+    def quantize_grouped_activated(
+        self,
+        name: str,
+        plans: tuple[GroupedPlan, ...],
+        starts: tuple[int, ...],
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
+        seed: Seed,
+    ) -> bool:
+        """:meth:`activate` of flat `x` and :meth:`quantize_grouped` of its result in one pass.
+
+        Members begin at `starts` in x, and in `other`.
+
+        Returns:
+            False if the backend has no such pass for the plans: then nothing was done.
+        """
+        return False
+
+    def quantize_grouped(
+        self,
+        plans: tuple[GroupedPlan, ...],
+        x: RawArray,
+        dtype: str,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
+        seed: Seed = NO_SEED,
+    ) -> None:
+        """Quantizes all members; see :func:`grouped.quantize_group`."""
+        grouped.quantize_group(self, plans, x, dtype, seconds, packeds, block_scales, seed)
+
+    def dequantize_grouped(
+        self,
+        plan: GroupedPlan,
+        packed: RawArray,
+        block_scale: RawArray,
+        second: RawArray | None,
+        out: RawArray,
+        dtype: str,
+    ) -> None:
+        """Decodes all members into flat `out`; the rest of it is left alone."""
+        grouped.dequantize_group(self, plan, packed, block_scale, second, out, dtype)
+
+    def activate_grouped(
+        self,
+        name: str | None,
+        source: GroupShapes,
+        group: GroupShapes,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        sums: RawArray | None,
+        wants: bool,
+    ) -> RawArray | None:
+        """:meth:`activate_measured` of all members of a flat buffer.
+
+        Args:
+            name: one of `activations.ACTIVATIONS`, or None: then `out` is x.
+            source: members of `x` and `other`.
+            group: members of `out`; what lies between them may be written too.
+            x: flat elements, as all arrays here.
+            dtype: element type.
+            other: as for :meth:`activate`.
+            out: results.
+            sums: float32 (sum of the columns of all members,), or None.
+            wants: as for :meth:`activate_measured`.
+
+        Returns:
+            uint32 (members + 1,): the amax of each member (NaN ignored) as float32 bits, and
+            whether some of any is NaN or infinite. None unless the backend measures that in the
+            same pass and the caller `wants` it.
+        """
+        if name is not None:
+            grouped.activate_group(self, name, source, x, dtype, other, out)
+        if sums is not None:
+            grouped.group_column_sums(self, group, out, dtype, sums)
+        return None

@@ -1,0 +1,219 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Operations around quantization that a backend may lack: activations, column sums, residuals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fp4kit.formats import NVFP4
+from fp4kit.layout import padded_scale_shape
+from fp4kit.plan import Plan, Seed
+
+RawArray = Any
+"""As in :mod:`fp4kit.backend.interface`."""
+
+
+@dataclass(frozen=True)
+class ResidualPlan:
+    """A quantization with residual channels: everything that decides bytes, except the arrays.
+
+    Attributes:
+        rows: product of the leading dimensions.
+        cols: channels, a multiple of 16.
+        residual: residual channels, the last of them: a multiple of 16 up to `cols`.
+        mode: `activation` stores the quantized residual, `weight` a copy of the main block.
+        layout: `interleaved` puts each residual block behind its main block, `appended` all of
+            them behind all main blocks.
+        scale_layout: order of the block scales.
+        nibble_order: which nibble the even element takes.
+        rounds: round scaled values and residuals to bfloat16.
+    """
+
+    rows: int
+    cols: int
+    residual: int
+    mode: str
+    layout: str
+    scale_layout: str
+    nibble_order: str
+    rounds: bool
+
+    @cached_property
+    def main_blocks(self) -> int:
+        """Blocks of a row without the residual ones."""
+        return self.cols // NVFP4.block_size
+
+    @cached_property
+    def first(self) -> int:
+        """The first main block that has a residual block."""
+        return (self.cols - self.residual) // NVFP4.block_size
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of a row, the residual ones included."""
+        return (self.cols + self.residual) // NVFP4.block_size
+
+    @cached_property
+    def packed_shape(self) -> tuple[int, int]:
+        """Shape of the packed codes."""
+        return self.rows, NVFP4.packed_cols(self.cols + self.residual)
+
+    @cached_property
+    def scale_shape(self) -> tuple[int, int]:
+        """Shape of the stored block scales, layout padding included."""
+        if not self.rows or not self.blocks:
+            return self.rows, self.blocks
+        return padded_scale_shape(self.rows, self.blocks, self.scale_layout)
+
+    def main_place(self, block: int) -> int:
+        """Where main block `block` stands among the blocks of a row."""
+        if self.layout == "appended":
+            return block
+        return block + max(0, block - self.first)
+
+    def residual_place(self, block: int) -> int:
+        """Where the residual block of main block `block` stands, block >= first."""
+        if self.layout == "appended":
+            return self.main_blocks + block - self.first
+        return self.main_place(block) + 1
+
+
+class Operations:
+    """Operations that a backend offers by overriding them; :meth:`lacks` says which it does not."""
+
+    name: str
+
+    def lacks(self, operation: str) -> str | None:
+        """Why an operation cannot be served, or None."""
+        base = getattr(Operations, operation, None)
+        if base is None or getattr(type(self), operation) is not base:
+            return None
+        return f"has no {operation}; use a host array, or backend='reference' with one"
+
+    def activate(
+        self, name: str, x: RawArray, dtype: str, other: RawArray | None, out: RawArray
+    ) -> None:
+        """Fills `out` (rows, n) with an activation, computed in float32, rounded to `dtype`.
+
+        Args:
+            name: one of `activations.ACTIVATIONS`.
+            x: (rows, n), or (rows, 2 n) for swiglu; the incoming gradient for derivatives.
+            dtype: element type of all arrays.
+            other: (rows, n) input of the forward activation for derivatives, else None.
+            out: output.
+        """
+        raise NotImplementedError(self.lacks("activate"))
+
+    def column_sums(self, x: RawArray, dtype: str, out: RawArray) -> None:
+        """Fills float32 (cols,) with `activations.column_sums` of x (rows, cols); NaN canonical."""
+        raise NotImplementedError(self.lacks("column_sums"))
+
+    def activate_with_sums(
+        self,
+        name: str,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        sums: RawArray,
+    ) -> None:
+        """:meth:`activate`, and :meth:`column_sums` of its result; neither array is empty."""
+        self.activate(name, x, dtype, other, out)
+        self.column_sums(out, dtype, sums)
+
+    def activate_measured(
+        self,
+        name: str | None,
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        out: RawArray,
+        sums: RawArray | None,
+        wants: bool,
+    ) -> RawArray | None:
+        """:meth:`activate` (without a name `out` is x) and, if there are `sums`, column sums of it.
+
+        Returns:
+            uint32 (2,): the amax of the result (NaN ignored) as float32 bits, and whether some of
+            it is NaN or infinite. None unless the backend measures that in the same pass and the
+            caller `wants` it.
+        """
+        if name is None:
+            assert sums is not None
+            self.column_sums(x, dtype, sums)
+        elif sums is None:
+            self.activate(name, x, dtype, other, out)
+        else:
+            self.activate_with_sums(name, x, dtype, other, out, sums)
+        return None
+
+    def quantize_activated(
+        self,
+        name: str | None,
+        plans: tuple[Plan, ...],
+        x: RawArray,
+        dtype: str,
+        other: RawArray | None,
+        seconds: tuple[RawArray | None, ...],
+        packeds: tuple[RawArray, ...],
+        block_scales: tuple[RawArray, ...],
+        sums: RawArray | None,
+        seed: Seed,
+    ) -> bool:
+        """Quantizes what :meth:`activate_measured` would give, in one pass; nothing is empty.
+
+        Args:
+            name: one of `activations.ACTIVATIONS`, or None.
+            plans: of one direction, or of the rows and the columns.
+            x: as for :meth:`activate`.
+            dtype: element type.
+            other: as for :meth:`activate`.
+            seconds: of each direction, or None.
+            packeds: outputs of each direction.
+            block_scales: outputs of each direction.
+            sums: as for :meth:`activate_measured`.
+            seed: key and stream.
+
+        Returns:
+            False if the backend has no such pass for the plans: then nothing was done.
+        """
+        return False
+
+    def quantize_residual(
+        self,
+        plan: ResidualPlan,
+        x: RawArray,
+        dtype: str,
+        scale: RawArray,
+        order: RawArray | None,
+        packed: RawArray,
+        block_scale: RawArray,
+    ) -> None:
+        """Fills codes and scales, residual blocks included; see :mod:`fp4kit.residual`.
+
+        Args:
+            plan: what to do; `rows` and `cols` are not 0.
+            x: (rows, cols).
+            dtype: element type of `x`.
+            scale: float32 (1,) encode scale.
+            order: int64 (cols,): channel j of the result is channel order[j] of `x`; or None.
+            packed: uint8 plan.packed_shape.
+            block_scale: uint8 plan.scale_shape.
+        """
+        raise NotImplementedError(self.lacks("quantize_residual"))
+
+    def dequantize_residual(
+        self,
+        plan: ResidualPlan,
+        packed: RawArray,
+        block_scale: RawArray,
+        scale: RawArray,
+        order: RawArray | None,
+        out: RawArray,
+        dtype: str,
+    ) -> None:
+        """Fills `out` (rows, cols): main blocks plus, in activation mode, residual blocks."""
+        raise NotImplementedError(self.lacks("dequantize_residual"))

@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What every part of the CUDA backend needs to run a kernel: launches, memory, addresses."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fp4kit.arrays import keep_if_captured
+from fp4kit.backend.interface import RawArray
+
+from . import compile as cuda_module
+from . import ready as cuda_ready
+from .launch import VECTOR
+
+THREADS = (cuda_module.THREADS,)
+
+
+def current_device() -> int:
+    """The number of CuPy's current device."""
+    import cupy
+
+    number: int = cupy.cuda.runtime.getDevice()
+    return number
+
+
+def launch(
+    instance: cuda_module.Instance,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    shared: int = 0,
+) -> None:
+    """Launches a kernel on the current device and stream, with bytes of dynamic shared memory."""
+    function = cuda_module.function(current_device(), instance)
+    function(grid, THREADS, arguments, shared_mem=shared)
+
+
+def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:
+    """A device array, kept alive for good if a graph is being captured."""
+    import cupy
+
+    array = keep_if_captured(cupy.empty(shape, dtype))
+    if clear and array.nbytes:
+        array.data.memset_async(0, array.nbytes)
+    return array
+
+
+def grid_of_tiles(
+    instance: cuda_module.Instance, tiles: tuple[int, ...], shared: int = 0
+) -> tuple[tuple[int, ...], RawArray | None]:
+    """Grid of a kernel whose blocks take tiles one after the other, and how many are `taken`.
+
+    Counting costs a launch more, which is not worth it if each block gets one tile.
+    """
+    resident = cuda_ready.resident_blocks(current_device(), instance, shared)
+    (count,) = tiles
+    taken = scratch(1, np.uint32, clear=True) if count > resident else None
+    return (min(count, resident),), taken
+
+
+def address_of(array: RawArray | None) -> int:
+    """What a kernel takes for an array that may be missing."""
+    return 0 if array is None else array.data.ptr
+
+
+def is_aligned(addresses: int) -> bool:
+    """Whether vectors may be moved at all of some addresses, joined by `|`."""
+    return addresses % VECTOR == 0
+
+
+def are_aligned(*arrays: RawArray) -> bool:
+    """Whether vectors may be moved of all arrays."""
+    return all(is_aligned(array.data.ptr) for array in arrays)
+
+
+class Result(NamedTuple):
+    """The arrays of one direction."""
+
+    second: RawArray | None
+    packed: RawArray
+    block_scale: RawArray
+
+    def addresses(self) -> tuple[int, int, int]:
+        return address_of(self.second), self.packed.data.ptr, self.block_scale.data.ptr
+
+    def is_aligned_with(self, sources: int) -> bool:
+        """Whether vectors may be moved from addresses, joined by `|`, to the codes."""
+        return is_aligned(sources | self.packed.data.ptr)
+
+    def takes_pieces(self) -> bool:
+        """Whether scales may be stored 16 bytes at a time."""
+        return is_aligned(self.block_scale.data.ptr)

@@ -1,0 +1,60 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path of searched scales along rows: its kernel, grid and arguments, from plans.
+
+Nothing here knows CuPy; :mod:`fp4kit.cuda.backend` launches what these functions return.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fp4kit.backend.interface import Plan
+from fp4kit.reference.scaling import second_level_range
+from fp4kit.variant import Variant
+
+from .compile import CXX_DTYPES, CXX_LAYOUTS, LANE, Instance, instance
+from .launch import Launch, fast_division, grid_for
+from .variants import CXX_ERRORS, CXX_SEARCHES, variant_of
+
+
+def searches_flat(plan: Plan, vector: bool) -> bool:
+    """Whether the kernel here can do it: blocks of rows, whole and aligned, with one level."""
+    variant = variant_of(plan)
+    searched = Variant(
+        scale_search=variant.scale_search, error=variant.error, e4m3_max=variant.e4m3_max
+    )
+    searches = variant.scale_search is not None and variant == searched
+    whole = plan.cols % LANE == 0 and plan.rows * plan.blocks < 2**31
+    return searches and vector and whole and plan.scales == 1
+
+
+@lru_cache(maxsize=1024)
+def quantize_searched_kernel(plan: Plan, dtype: str) -> Instance:
+    """The instance for a plan that `searches_flat`."""
+    variant = variant_of(plan)
+    return instance(
+        "quantize_searched_kernel",
+        "quantize_searched.cu",
+        CXX_DTYPES[dtype],
+        CXX_SEARCHES[variant.scale_search],
+        CXX_ERRORS[variant.error],
+        CXX_LAYOUTS[plan.scale_layout],
+    )
+
+
+def quantize_searched_launch(plan: Plan, dtype: str, blocks: int) -> Launch:
+    """For (x, second, packed, block_scale), on at most so many blocks of threads."""
+    lanes = plan.rows * plan.blocks
+    return Launch(
+        quantize_searched_kernel(plan, dtype),
+        (min(*grid_for(lanes), blocks),),
+        (
+            lanes,
+            plan.blocks,
+            plan.scale_shape[1],
+            *fast_division(plan.blocks, lanes),
+            int(plan.nibble_order == "high_first"),
+            int(second_level_range(variant_of(plan).e4m3_max)),
+        ),
+    )
