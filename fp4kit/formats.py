@@ -88,16 +88,49 @@ RECIPROCAL_RANGE = np.float32(1) / SECOND_LEVEL_RANGE
 
 
 @dataclass(frozen=True)
+class ScaleType:
+    """What a block scale is stored as.
+
+    Attributes:
+        name: `e4m3`, `e8m0` or `float32`.
+        dtype: element type of the arrays that hold scales: raw bytes, or numbers.
+        bytes: size of one.
+    """
+
+    name: str
+    dtype: str
+    bytes: int
+
+
+SCALE_TYPES = {
+    one.name: one
+    for one in (
+        ScaleType("e4m3", "uint8", 1),
+        ScaleType("e8m0", "uint8", 1),
+        ScaleType("float32", "float32", 4),
+    )
+}
+#: Codes in a byte, by the bits of an element: every packing that the backends know.
+CODES_PER_BYTE = {4: 2, 8: 1}
+
+
+@dataclass(frozen=True)
 class FormatSpec:
-    """A block format: elements that share a scale, and perhaps a second level of scale.
+    """A format's traits: all code asks these, never the format's name.
 
     Attributes:
         name: public name.
         element: element type.
-        block_size: elements along the last axis that share one block scale.
-        scale_type: `e4m3` or `e8m0`.
+        block_size: elements of a vector that share one block scale; vectors are stored as whole
+            blocks.
+        scale_type: name of one of `SCALE_TYPES`.
         has_second_level: whether one binary32 scale per tensor exists as well.
         default_scale_rule: MX rule used when none is named, None where a recipe decides.
+        roundings: how elements may be rounded.
+        can_rotate: whether groups of 16 may be rotated first.
+
+    Raises:
+        OptionError: if no packing is known for the element, or if there is no such scale type.
     """
 
     name: str
@@ -106,11 +139,43 @@ class FormatSpec:
     scale_type: str
     has_second_level: bool
     default_scale_rule: str | None
+    roundings: tuple[str, ...] = ("nearest",)
+    can_rotate: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("scale_type", self.scale_type, SCALE_TYPES)
+        if self.element.bits not in CODES_PER_BYTE:
+            known = " or ".join(map(str, CODES_PER_BYTE))
+            raise OptionError(
+                f"{self.name}: no packing is known for {self.element.name} elements of "
+                f"{self.element.bits} bits, only for {known} bits; teach the backends one and add "
+                "it to fp4kit.formats.CODES_PER_BYTE"
+            )
+        if self.block_size % self.codes_per_byte:
+            raise OptionError(
+                f"{self.name}: blocks of {self.block_size} codes end within a byte; use a multiple "
+                f"of {self.codes_per_byte}"
+            )
 
     @property
     def codes_per_byte(self) -> int:
-        """Two E2M1 codes share a byte, an FP8 code has its own."""
-        return 8 // self.element.bits
+        """How many codes share a byte."""
+        return CODES_PER_BYTE[self.element.bits]
+
+    @property
+    def packs_nibbles(self) -> bool:
+        """Whether two codes share a byte, so that their order counts."""
+        return self.codes_per_byte == 2
+
+    @property
+    def transposes_columns(self) -> bool:
+        """Whether columnwise codes are those of the transpose: no byte holds codes of two rows."""
+        return self.packs_nibbles
+
+    @property
+    def scales(self) -> ScaleType:
+        """What block scales are stored as."""
+        return SCALE_TYPES[self.scale_type]
 
     def num_blocks(self, cols: int) -> int:
         """Blocks in a row of `cols` elements, the last one possibly padded."""
@@ -121,8 +186,17 @@ class FormatSpec:
         return self.num_blocks(cols) * self.block_size // self.codes_per_byte
 
 
-NVFP4 = FormatSpec("nvfp4", E2M1, 16, "e4m3", True, None)
-MXFP4 = FormatSpec("mxfp4", E2M1, 32, "e8m0", False, "even")
+def one_of(what: str, value: object, allowed: object) -> str:
+    """Returns `value` if it is among `allowed`; the error names the option and the choices."""
+    names = list(allowed)  # type: ignore[call-overload]
+    if not isinstance(value, str) or value not in names:
+        raise OptionError(f"{what}={value!r} is not known; choose one of {', '.join(names)}")
+    return value
+
+
+ROUNDINGS = ("nearest", "stochastic")
+NVFP4 = FormatSpec("nvfp4", E2M1, 16, "e4m3", True, None, ROUNDINGS, can_rotate=True)
+MXFP4 = FormatSpec("mxfp4", E2M1, 32, "e8m0", False, "even", ROUNDINGS, can_rotate=True)
 MXFP8 = FormatSpec("mxfp8", E4M3, 32, "e8m0", False, "rceil")
 MXFP8_E5M2 = FormatSpec("mxfp8_e5m2", E5M2, 32, "e8m0", False, "rceil")
 ALL_FORMATS = {spec.name: spec for spec in (NVFP4, MXFP4, MXFP8, MXFP8_E5M2)}
@@ -183,14 +257,6 @@ COMFY = Recipe("comfy", 5, "decode", divides=True, rounds_factor=True)
 ALL_RECIPES = {
     recipe.name: recipe for recipe in (TE, NVFUSER, TORCHAO, MODELOPT, COMPRESSED_TENSORS, COMFY)
 }
-
-
-def one_of(what: str, value: object, allowed: object) -> str:
-    """Returns `value` if it is among `allowed`; the error names the option and the choices."""
-    names = list(allowed)  # type: ignore[call-overload]
-    if not isinstance(value, str) or value not in names:
-        raise OptionError(f"{what}={value!r} is not known; choose one of {', '.join(names)}")
-    return value
 
 
 def get_format(name: str) -> FormatSpec:
