@@ -4,11 +4,14 @@ VENV ?= .venv
 PEERS ?= .venv-peers
 NVRTC12 ?= .venv-nvrtc12
 BIN := $(VENV)/bin
-SOURCES := fp4kit cli tests benchmarks
+SOURCES := fp4kit cli tests benchmarks examples
 # In as many processes as there are processors, up to 8.
 PARALLEL := -n auto --maxprocesses 8
 
-.PHONY: demo test check lint format kernels kernels-all peers architectures architectures-third wheel-smoke clean
+# Where import-linter finds the package as it is installed, with cli/ inside.
+LAYERS := build/layers
+
+.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
@@ -20,17 +23,23 @@ demo: $(VENV)/.core
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q $(PARALLEL) --dist loadfile
 
-# Style and types.
+# Style, types and layers.
 check lint: $(VENV)/.dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	rm -rf $(LAYERS) && mkdir -p $(LAYERS) && cp -r fp4kit $(LAYERS)/fp4kit && cp -r cli $(LAYERS)/fp4kit/cli
+	cd $(LAYERS) && $(abspath $(BIN))/lint-imports --no-logo --no-cache $(abspath pyproject.toml)
 	$(BIN)/clang-format --dry-run -Werror kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp tests/*.hpp
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp tests/*.hpp
+
+# The documentation as pages, in build/site; a broken link or name is an error.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # Every kernel instance with NVRTC 12.9; `make test` has done it with NVRTC 13.
 kernels: $(NVRTC12)/.installed

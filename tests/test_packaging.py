@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -75,6 +76,53 @@ def test_package_data_names_everything_that_is_not_python():
             if path.is_dir() or "__pycache__" in path.parts or path.suffix in (".py", ".pyc"):
                 continue
             assert any(path.match(pattern) for pattern in data.get(package, ())), path
+
+
+@needs_checkout
+def test_extras():
+    extras = pyproject()["project"]["optional-dependencies"]
+    assert set(extras) == {"cuda12", "cuda13", "test", "peers", "docs", "dev"}
+    assert "fp4kit[docs,test]" in extras["dev"]
+    for extra, package in (("cuda12", "cupy-cuda12x"), ("cuda13", "cupy-cuda13x")):
+        assert extras[extra][0].startswith(package)
+
+
+@needs_checkout
+def test_classifiers_agree_with_the_rest():
+    project = pyproject()["project"]
+    classifiers = project["classifiers"]
+    assert "Typing :: Typed" in classifiers
+    # The licence is an SPDX expression (PEP 639), which excludes classifiers of licences.
+    assert project["license"] == "Apache-2.0"
+    assert not any(name.startswith("License ::") for name in classifiers)
+    found = [re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", c) for c in classifiers]
+    minors = [int(match[1]) for match in found if match]
+    assert minors == list(range(10, 10 + len(minors)))
+    assert project["requires-python"] == f">=3.{minors[0]}"
+
+
+@needs_checkout
+def test_urls():
+    urls = pyproject()["project"]["urls"]
+    assert set(urls) == {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
+    for url in urls.values():
+        assert url.startswith(urls["Source"])
+        tree, _, path = url.partition("/blob/main/")
+        assert not path or (ROOT / path).is_file(), (tree, path)
+
+
+@needs_checkout
+def test_links_of_the_readme_are_absolute_and_lead_to_files():
+    # The README is the project's page on PyPI, where relative links lead nowhere.
+    source = pyproject()["project"]["urls"]["Source"]
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert links
+    for link in links:
+        assert link.startswith("https://"), link
+        if link.startswith(source):
+            path = re.fullmatch(re.escape(source) + r"/(?:blob|tree)/main/([^#]+)(?:#.*)?", link)
+            assert path, link
+            assert (ROOT / path[1]).exists(), link
 
 
 def test_installed_data_can_be_read():
