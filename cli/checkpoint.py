@@ -11,14 +11,13 @@ from typing import Any
 
 import click
 
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.operations import (
     convert_checkpoint,
     dequantize_checkpoint,
     plan_convert_checkpoint,
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
-from fp4kit.checkpoint.directory import STATE_DIR, listed
 from fp4kit.checkpoint.options import (
     DEFAULT_SHARD_SIZE,
     CheckpointOptions,
@@ -26,6 +25,7 @@ from fp4kit.checkpoint.options import (
     DequantizeOptions,
     parse_size,
 )
+from fp4kit.checkpoint.read.directory import STATE_DIR, listed
 from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.io.outcome import named
 

@@ -11,8 +11,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fp4kit.checkpoint.decoded_file import decoded_file
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
+from fp4kit.checkpoint.views.decoded_file import decoded_file
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.cast import CASTS
 from fp4kit.io.convert import plan_quantize_file, quantize_file

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from fp4kit.checkpoint.verify_notes import reader_notes
-from fp4kit.checkpoint.verify_paths import path_faults, path_value_faults
+from fp4kit.checkpoint.verify.notes import reader_notes
+from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults
 from fp4kit.io.foreign import check_source
 
 from .options import (

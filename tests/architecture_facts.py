@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `fp4kit/checkpoint/architecture_table.json` from the installed transformers.
+"""Writes `fp4kit/checkpoint/models/architecture_table.json` from the installed transformers.
 
     python tests/architecture_facts.py            writes the table
     python tests/architecture_facts.py --check    tells whether it is the same
 
 Models are built without weights, from default configurations with few layers. What the columns mean
-is said in `fp4kit/checkpoint/architectures.py`, which reads them.
+is said in `fp4kit/checkpoint/models/architectures.py`, which reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transformers.models.auto import modeling_auto
 
 import tiny_configs
 
-TABLE = Path(__file__).parents[1] / "fp4kit" / "checkpoint" / "architecture_table.json"
+TABLE = Path(__file__).parents[1] / "fp4kit" / "checkpoint" / "models" / "architecture_table.json"
 #: Tables of transformers, the one that says most about a model type first.
 HEADS = (
     "IMAGE_TEXT_TO_TEXT",

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
 
 LAYOUTS = ("compressed-tensors", "modelopt", "comfy")

@@ -10,9 +10,9 @@ import shutil
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.convert import convert_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import convert_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError
 
 LAYOUTS = ("compressed-tensors", "modelopt", "comfy")

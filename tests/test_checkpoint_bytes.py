@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from command_line import fail, succeed
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.errors import FileFormatError
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 
 from command_line import invoke, succeed
-from fp4kit.checkpoint.convert import convert_checkpoint, dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    quantize_checkpoint,
+)
 from fp4kit.checkpoint.options import (
     CheckpointOptions,
     ConvertOptions,

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fp4kit
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.models.fusion import fusion_group
+from fp4kit.checkpoint.operations import (
     convert_checkpoint,
     dequantize_checkpoint,
     plan_convert_checkpoint,
     quantize_checkpoint,
 )
-from fp4kit.checkpoint.fusion import fusion_group
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError, OptionError
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoints"

@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.detect import detect
-from fp4kit.checkpoint.fusion import fusion_group
+from fp4kit.checkpoint.models.fusion import fusion_group
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.read.detect import detect
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.errors import FileFormatError, OptionError
 
 LAYOUTS = ("compressed-tensors", "modelopt", "comfy")

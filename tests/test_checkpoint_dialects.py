@@ -7,13 +7,13 @@ from __future__ import annotations
 import pytest
 
 from command_line import fail
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.operations import (
     dequantize_checkpoint,
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError
 from fp4kit.io.quantize_file import quantize_file
 from fp4kit.io.report import QuantizeOptions

@@ -10,14 +10,14 @@ import os
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.operations import (
     convert_checkpoint,
     dequantize_checkpoint,
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
-from fp4kit.checkpoint.directory import Checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
+from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.errors import FileFormatError, Fp4kitError, OptionError
 from fp4kit.io.files import OutputError
 

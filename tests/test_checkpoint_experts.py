@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit.checkpoint import expert_views, view_search, views
-from fp4kit.checkpoint.directory import Checkpoint
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.views import base as views
+from fp4kit.checkpoint.views import experts as expert_views
+from fp4kit.checkpoint.views import search as view_search
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from checkpoints import normal, read, save, stored
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.errors import OptionError
 from fused_experts import E, H, dequantize, quantize
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from checkpoints import NAMES, array, config_of, normal, read, read_file, save
-from fp4kit.checkpoint import expert_join
-from fp4kit.checkpoint.convert import convert_checkpoint
-from fp4kit.checkpoint.expert_record import EXPERTS_KEY
+from fp4kit.checkpoint.operations import convert_checkpoint
 from fp4kit.checkpoint.options import ConvertOptions
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.values import value_faults
+from fp4kit.checkpoint.views import joined as expert_join
+from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY
 from fp4kit.io import slabs
 from fused_experts import (
     KINDS,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit.checkpoint.convert import quantize_checkpoint
-from fp4kit.checkpoint.fusion import FUSED, absent_siblings, fusion_group, groups, settle
+from fp4kit.checkpoint.models.fusion import FUSED, absent_siblings, fusion_group, groups, settle
+from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.io import slabs
 
 #: checkpoints.md, section 3.

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoints"
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text("utf-8"))

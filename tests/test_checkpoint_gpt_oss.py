@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fp4kit.checkpoint.convert import quantize_checkpoint
-from fp4kit.checkpoint.directory import Checkpoint
+from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
+from fp4kit.checkpoint.read.directory import Checkpoint
 
 EXPERTS, HIDDEN, INTERMEDIATE = 3, 64, 32
 PREFIX = "model.layers.0.mlp.experts"

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from fp4kit.api.backends import get_backend
-from fp4kit.checkpoint import shards
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.directory import Checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.views import RowView
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.views.base import RowView
+from fp4kit.checkpoint.write import shards
 from fp4kit.errors import NonFiniteError
 from fp4kit.io import gpu_pipeline
 from fp4kit.io.files import AtomicFile, OutputError

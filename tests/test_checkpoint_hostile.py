@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fp4kit.checkpoint import json_files
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.operations import (
     dequantize_checkpoint,
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
-from fp4kit.checkpoint.directory import Checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.read import json_files
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.file_pool import FilePool
 

@@ -9,12 +9,12 @@ import json
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.architectures import TABLE, head_names, models, table, unknown_types
-from fp4kit.checkpoint.convert import convert_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.ignore_list import IgnoreList
-from fp4kit.checkpoint.ignored import is_built_linear
+from fp4kit.checkpoint.layouts.ignore_list import IgnoreList
+from fp4kit.checkpoint.models.architectures import TABLE, head_names, models, table, unknown_types
+from fp4kit.checkpoint.operations import convert_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.plan.ignored import is_built_linear
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import Fp4kitError
 
 LAYOUTS = ("compressed-tensors", "modelopt")

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from fp4kit.checkpoint.convert import plan_convert_checkpoint, plan_quantize_checkpoint
-from fp4kit.checkpoint.dequantize_plan import plan_dequantize
-from fp4kit.checkpoint.directory import Checkpoint
-from fp4kit.checkpoint.expressions import PatternError, compiled
-from fp4kit.checkpoint.ignore_list import IgnoreList
 from fp4kit.checkpoint.inspect import inspect_checkpoint
+from fp4kit.checkpoint.layouts.expressions import PatternError, compiled
+from fp4kit.checkpoint.layouts.ignore_list import IgnoreList
+from fp4kit.checkpoint.operations import plan_convert_checkpoint, plan_quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.plan.dequantize import plan_dequantize
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import Fp4kitError
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoints"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from command_line import fail, succeed
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.models.reader_faults import reader_faults
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.reader_faults import reader_faults
 from fp4kit.errors import FileFormatError
 from test_checkpoint_packed_bytes import deepseek_v4
 

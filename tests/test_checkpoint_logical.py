@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp4kit.arrays import RAW_DTYPES
-from fp4kit.checkpoint import logical, mxfp4_views
-from fp4kit.checkpoint.logical import Cast
-from fp4kit.checkpoint.views import Overlay
+from fp4kit.checkpoint.views import logical
+from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
+from fp4kit.checkpoint.views.base import Overlay
+from fp4kit.checkpoint.views.logical import Cast
 from fp4kit.cpu.cast import round_float32
 from fp4kit.errors import FileFormatError
 from fp4kit.reference import codecs

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.interface import Plan
-from fp4kit.checkpoint import lossless, mxfp4_views
+from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
+from fp4kit.checkpoint.write import lossless
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_RECIPES, E4M3, MXFP4, NVFP4
 

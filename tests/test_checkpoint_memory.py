@@ -36,7 +36,9 @@ SCALED_LIMIT = (LIMIT - 200_000_000) // SCALED + 10_000_000
 #: and prints what was resident before each command and its peak.
 SCRIPT = """
 import ctypes, gc, json, os, shutil, sys
-from fp4kit.checkpoint import logical, transfer, views
+from fp4kit.checkpoint.views import logical
+from fp4kit.checkpoint.write import transfer
+from fp4kit.checkpoint.views import base as views
 from fp4kit.cli.main import cli
 from fp4kit.io import slabs
 

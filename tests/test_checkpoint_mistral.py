@@ -9,14 +9,14 @@ import json
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.operations import (
     convert_checkpoint,
     dequantize_checkpoint,
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError, OptionError
 
 

@@ -6,9 +6,13 @@ import json
 
 import pytest
 
-from fp4kit.checkpoint.convert import convert_checkpoint, dequantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.model_dtype import model_dtype, stating
+from fp4kit.checkpoint.operations import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    quantize_checkpoint,
+)
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
+from fp4kit.checkpoint.plan.model_dtype import model_dtype, stating
 
 F32, BF16 = {"dtype": "float32"}, {"dtype": "bfloat16"}
 

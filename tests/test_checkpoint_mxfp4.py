@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit.checkpoint import mxfp4_views, views
+from fp4kit.checkpoint.views import base as views
+from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
 from fp4kit.errors import FileFormatError, OptionError
 
 GPT_OSS = {"model_type": "gpt_oss"}

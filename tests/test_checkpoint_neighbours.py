@@ -12,9 +12,13 @@ import pytest
 
 from awq_checkpoints import DOWN, LAYOUTS, OUT, edit
 from command_line import fail, succeed
-from fp4kit.checkpoint.convert import convert_checkpoint, dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    quantize_checkpoint,
+)
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError
 
 UNKNOWN = (

@@ -9,16 +9,16 @@ import json
 import pytest
 
 from command_line import fail, succeed
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.operations import (
     convert_checkpoint,
     dequantize_checkpoint,
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
-from fp4kit.checkpoint.directory import Checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.errors import FileFormatError, OptionError
 
 

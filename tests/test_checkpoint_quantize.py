@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.checkpoint.convert import plan_quantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.fusion import fusion_group
+from fp4kit.checkpoint.models.fusion import fusion_group
+from fp4kit.checkpoint.operations import plan_quantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
 from fp4kit.io.safetensors import SafetensorsWriter
 from fp4kit.reference import codecs
@@ -352,7 +352,7 @@ def test_the_plan_says_what_is_done(checkpoints, tmp_path, layout, monkeypatch):
     source = checkpoints.save(tmp_path / "in", tensors, config, shards=3, others=["LICENSE"])
     options = options_of(layout, max_shard_size=9000, exclude=("*down_proj*",))
     with monkeypatch.context() as patched:
-        patched.setattr("fp4kit.checkpoint.directory.Checkpoint.read", None)
+        patched.setattr("fp4kit.checkpoint.read.directory.Checkpoint.read", None)
         patched.setattr(SafetensorsWriter, "__init__", None)
         plan = plan_quantize_checkpoint(source, options)
     assert plan.target is None

@@ -8,15 +8,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit.checkpoint.convert import (
+from fp4kit.checkpoint.operations import (
     convert_checkpoint,
     dequantize_checkpoint,
     plan_quantize_checkpoint,
     quantize_checkpoint,
 )
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 
 LAYOUTS = ("compressed-tensors", "modelopt", "comfy")
 PARENTS = ["", "a", "model.layers.0.mlp", "model.layers.0.mlp.experts.1", "x.self_attn", "visual.b"]

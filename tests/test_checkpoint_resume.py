@@ -15,11 +15,11 @@ import sys
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint import convert as operations
-from fp4kit.checkpoint.directory import STATE_DIR, Checkpoint
+from fp4kit.checkpoint import operations
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
-from fp4kit.checkpoint.state import State
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.read.directory import STATE_DIR, Checkpoint
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.write.state import State
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
 from fp4kit.io.files import OutputError
 
@@ -42,7 +42,8 @@ RUNS = {
 KILLER = """
 import dataclasses, json, os, signal, sys
 from pathlib import Path
-from fp4kit.checkpoint import convert, options
+from fp4kit.checkpoint import operations as convert
+from fp4kit.checkpoint import options
 job = json.loads(sys.argv[1])
 chosen = getattr(options, job["kind"])(
     **{k: tuple(v) if isinstance(v, list) else v for k, v in job["options"].items()}
@@ -342,7 +343,7 @@ def test_changed_sources(stopped, change):
 
 def test_another_version(stopped, monkeypatch):
     source, target, options = stopped
-    monkeypatch.setattr("fp4kit.checkpoint.state.__version__", "99.0")
+    monkeypatch.setattr("fp4kit.checkpoint.write.state.__version__", "99.0")
     with pytest.raises(OptionError, match=r"begun by fp4kit .*, this is 99\.0"):
         operations.quantize_checkpoint(source, target, options, resume=True)
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4kit.checkpoint.convert import plan_quantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.detect import matches_ignore
+from fp4kit.checkpoint.operations import plan_quantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.rules import Rules, is_embedding, is_linear_weight
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.plan.rules import Rules, is_embedding, is_linear_weight
+from fp4kit.checkpoint.read.detect import matches_ignore
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import OptionError
 from weight_names import KEPT, PREFIXES, QUANTIZED, L
 

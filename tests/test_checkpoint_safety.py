@@ -10,11 +10,11 @@ import shutil
 
 import pytest
 
-from fp4kit.checkpoint import convert as operations
-from fp4kit.checkpoint import output
-from fp4kit.checkpoint.directory import STATE_DIR
+from fp4kit.checkpoint import operations
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.state import State, checksum
+from fp4kit.checkpoint.read.directory import STATE_DIR
+from fp4kit.checkpoint.write import output
+from fp4kit.checkpoint.write.state import State, checksum
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.files import OutputError
 

@@ -10,10 +10,10 @@ import shutil
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 
 LAYOUTS = ("compressed-tensors", "modelopt", "comfy")
 SECOND = {"compressed-tensors": "_global_scale", "modelopt": "_scale_2", "comfy": "_scale_2"}

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4kit.checkpoint import fp8_views, views
+from fp4kit.checkpoint.views import base as views
+from fp4kit.checkpoint.views import fp8 as fp8_views
 from fp4kit.errors import FileFormatError
 from fp4kit.reference import codecs
 

@@ -9,13 +9,15 @@ import tracemalloc
 
 import pytest
 
-from fp4kit.checkpoint import directory, expressions, plan
-from fp4kit.checkpoint.convert import plan_quantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.directory import Checkpoint
-from fp4kit.checkpoint.ignore_list import IgnoreList
+from fp4kit.checkpoint.layouts import expressions
+from fp4kit.checkpoint.layouts.ignore_list import IgnoreList
+from fp4kit.checkpoint.operations import plan_quantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.quantize_plan import plan_checkpoint
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.plan import checkpoint_plan as plan
+from fp4kit.checkpoint.plan.quantize import plan_checkpoint
+from fp4kit.checkpoint.read import directory
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError
 
 #: Bytes that planning may take for a tensor: 400,000 of them fit the gigabyte that is promised.

@@ -13,7 +13,7 @@ import zlib
 
 import pytest
 
-from fp4kit.checkpoint import architectures
+from fp4kit.checkpoint.models import architectures
 
 pytest.importorskip("torch", reason="the peers extra is not installed")
 pytest.importorskip("transformers", reason="the peers extra is not installed")

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fp4kit.checkpoint.convert import convert_checkpoint, dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    quantize_checkpoint,
+)
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")

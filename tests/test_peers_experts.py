@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.expert_layout import READ_FUSED, READ_SINGLE
+from fp4kit.checkpoint.models.experts import READ_FUSED, READ_SINGLE
+from fp4kit.checkpoint.models.reader_faults import reader_faults
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.reader_faults import reader_faults
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")

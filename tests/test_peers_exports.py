@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.convert import quantize_checkpoint
+from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")

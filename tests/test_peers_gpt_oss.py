@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")

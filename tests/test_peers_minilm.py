@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import fp4kit
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known faults of transformers are its own: files that compressed-tensors writes fail alike.
 
-One model type or more for each kind of row in `fp4kit/checkpoint/reader_faults.py`. The same small
+One model type or more for each kind of row in `checkpoint/models/reader_faults.py`. The same small
 model, with the same ignore list, is written by fp4kit and by compressed-tensors' ModelCompressor as
 LLM Compressor uses it; transformers has to stop at the same place with the same error.
 """
@@ -14,10 +14,10 @@ import traceback
 
 import pytest
 
-from fp4kit.checkpoint.convert import quantize_checkpoint
-from fp4kit.checkpoint.directory import Checkpoint
+from fp4kit.checkpoint.models.reader_faults import KNOWN
+from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.reader_faults import KNOWN
+from fp4kit.checkpoint.read.directory import Checkpoint
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")

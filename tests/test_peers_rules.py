@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fp4kit.checkpoint.rules import Rules, is_linear_weight
+from fp4kit.checkpoint.plan.rules import Rules, is_linear_weight
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")

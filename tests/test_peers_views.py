@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint import view_search
-from fp4kit.checkpoint.directory import Checkpoint
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.views import search as view_search
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")

@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 
 from checkpoints import config_of, normal, save
-from fp4kit.checkpoint.convert import quantize_checkpoint
-from fp4kit.checkpoint.ignore_list import IgnoreList
+from fp4kit.checkpoint.layouts.ignore_list import IgnoreList
+from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.stacked_experts import stacked_modules
-from fp4kit.checkpoint.verify import structure_faults
+from fp4kit.checkpoint.plan.stacked_experts import stacked_modules
+from fp4kit.checkpoint.verify.structure import structure_faults
 
 
 @pytest.mark.parametrize("prefix", ["", "model.layers.0.", "language_model.model.layers.3."])

@@ -17,13 +17,13 @@ from fp4kit.io.report import FileReport, joined
 from fp4kit.io.slabs import Progress
 from fp4kit.io.source import open_source
 
-from .components import is_pipeline
-from .directory import Checkpoint
-from .logical import LogicalSource
 from .options import CheckpointOptions
-from .reading import file_layout, find_quantized_weights
-from .sources import open_logical, open_quantized
-from .weight_files import folders_with_weights
+from .read.components import is_pipeline
+from .read.directory import Checkpoint
+from .read.quantized import file_layout, find_quantized_weights
+from .read.weight_files import folders_with_weights
+from .views.logical import LogicalSource
+from .views.opened import open_logical, open_quantized
 
 
 def is_checkpoint(path: Path) -> bool:

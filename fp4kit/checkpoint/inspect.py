@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fp4kit.io.report import FileReport, TensorReport, joined
 
-from .components import is_pipeline
-from .directory import Checkpoint
 from .layouts import module_of
 from .layouts.base import WEIGHT
-from .reading import find_quantized_weights
-from .weight_files import folders_with_weights
+from .read.components import is_pipeline
+from .read.directory import Checkpoint
+from .read.quantized import find_quantized_weights
+from .read.weight_files import folders_with_weights
 
 
 def inspect_checkpoint(path: Path) -> FileReport:

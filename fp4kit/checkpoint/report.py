@@ -14,7 +14,7 @@ from fp4kit import __version__
 from fp4kit.io.outcome import overflow_warnings
 from fp4kit.io.report import FileReport
 
-from .plan import CheckpointPlan
+from .plan.checkpoint_plan import CheckpointPlan
 
 
 @dataclass(frozen=True)

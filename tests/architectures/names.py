@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from fp4kit.checkpoint.directory import Checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.quantize_plan import plan_checkpoint
-from fp4kit.checkpoint.rules import Rules
+from fp4kit.checkpoint.plan.quantize import plan_checkpoint
+from fp4kit.checkpoint.plan.rules import Rules
+from fp4kit.checkpoint.read.directory import Checkpoint
 
 Faults = Iterator[str]
 SHOWN = 4

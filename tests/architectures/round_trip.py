@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from expected import ROUNDED, ROUNDED_ERROR
-from fp4kit.checkpoint.convert import dequantize_checkpoint, quantize_checkpoint
+from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify import structure_faults
-from fp4kit.checkpoint.verify_notes import reader_notes
-from fp4kit.checkpoint.verify_values import value_faults
+from fp4kit.checkpoint.verify.notes import reader_notes
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.checkpoint.verify.values import value_faults
 from names import Faults, ignored, kept_modules, prefixes, some, stored_shapes
 from tiny_configs import OVERRIDES
 from tiny_models import build, candidate_inputs, computed

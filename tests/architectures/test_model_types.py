@@ -13,7 +13,7 @@ import importlib
 
 import pytest
 
-from fp4kit.checkpoint.reader_faults import KNOWN
+from fp4kit.checkpoint.models.reader_faults import KNOWN
 
 pytest.importorskip("torch", reason="the peers extra is not installed")
 pytest.importorskip("compressed_tensors", reason="the peers extra is not installed")

@@ -1,0 +1,281 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Planning how a quantized checkpoint changes its layout, codes and block scales staying verbatim.
+
+The second level changes its direction, by one division in binary32. A division and another do not
+always give the first number back; where they do not, the header of the result keeps the old bits,
+so that converting back gives the same file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
+from fp4kit.checkpoint.options import ConvertOptions
+from fp4kit.checkpoint.read.directory import Checkpoint, listed
+from fp4kit.checkpoint.read.quantized import Quantized
+from fp4kit.checkpoint.views.codes import Codes
+from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY, describe, recorded
+from fp4kit.checkpoint.views.opened import Opened, entry_codes, open_quantized
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.formats import get_recipe
+from fp4kit.io.description import Constant, QuantizedEntry
+from fp4kit.io.json_text import strict_json
+from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
+from fp4kit.io.source import SourceTensor
+from fp4kit.io.work import TensorPlan
+from fp4kit.reference.scaling import convert_second_level, quiet
+
+from .checkpoint_plan import CheckpointPlan, Unit, check_names, check_source, in_stored_order, pack
+from .ignored import ignored_modules, unknown_type_warnings
+from .model_dtype import state_decoded_dtype
+from .quantize import embedding_modules
+
+#: Header metadata: bits of second-level scales before a conversion that does not invert itself.
+SECOND_LEVEL_KEY = "fp4kit_second_level"
+
+Scale = NDArray[np.float32]
+OPPOSITE = {"encode": "decode", "decode": "encode"}
+
+
+def _bits(value: Scale) -> int:
+    return int(value.view(np.uint32)[0])
+
+
+class _Directions:
+    """Second levels from one layout's direction to another's, and back to the same bits."""
+
+    def __init__(self, checkpoint: Checkpoint, old: Layout, new: Layout) -> None:
+        self._old, self._new = old.storage.direction, new.storage.direction
+        text = checkpoint.metadata.get(SECOND_LEVEL_KEY)
+        try:
+            self._before = {} if text is None else dict(strict_json(text))
+            if not all(type(bits) is int and 0 <= bits < 2**32 for bits in self._before.values()):
+                raise ValueError("not all of its values are 32-bit patterns")
+        except (ValueError, TypeError) as error:
+            raise FileFormatError(
+                f"{checkpoint.path}: metadata {SECOND_LEVEL_KEY!r}: damaged: {error}"
+            ) from None
+        #: Bits that the header of the result has to keep.
+        self.kept: dict[str, int] = {}
+
+    def turned(self, key: str, value: Scale) -> Scale:
+        """A scale in the new direction.
+
+        Args:
+            key: name of the weight or module that it belongs to.
+            value: float32 (1,) in the old direction.
+        """
+        with quiet():
+            before = self._recorded(key, value)
+            if self._old == self._new:
+                if before is not None:
+                    self.kept[key] = _bits(before)
+                return value
+            if before is not None:
+                return before
+            result = convert_second_level(value, self._old, self._new)
+            if _bits(convert_second_level(result, self._new, self._old)) != _bits(value):
+                self.kept[key] = _bits(value)
+        return result
+
+    def _recorded(self, key: str, value: Scale) -> Scale | None:
+        """The scale that this one was made from, if the header knows it and it still fits."""
+        if key not in self._before:
+            return None
+        before = np.array([self._before[key]], np.uint32).view(np.float32)
+        turned = convert_second_level(before, OPPOSITE[self._old], self._old)
+        return before if _bits(turned) == _bits(value) else None
+
+
+def _entry(
+    layout: Layout, entry: QuantizedEntry, dtype: str, directions: _Directions
+) -> QuantizedEntry:
+    """A weight in the new layout, under the recipe that its readers decode by."""
+    spec = entry.plan.format
+    recipe = get_recipe(layout.recipe).name if spec.has_second_level else None
+    made = layout.entry(entry.name, entry.shape, dtype, spec.name, recipe, entry.plan.scale_rule)
+    second = None
+    if entry.second is not None:
+        second = directions.turned(entry.name, entry.second)
+    return QuantizedEntry(
+        made.name, made.shape, dtype, made.plan, second, made.storage, made.constants
+    )
+
+
+def _with_activation(
+    layout: Layout, entry: QuantizedEntry, quantized: Quantized, directions: _Directions
+) -> QuantizedEntry:
+    module = module_of(entry.name)
+    value = quantized.activations.get(module)
+    if value is None or entry.second is None:
+        return entry
+    name = f"{module}{layout.activation_suffix}"
+    # Its own name differs between layouts.
+    scale = directions.turned(module, value).astype("<f4").tobytes()
+    constant = Constant(TensorSpec(name, "F32", layout.activation_shape), scale)
+    return QuantizedEntry(
+        entry.name,
+        entry.shape,
+        entry.dtype,
+        entry.plan,
+        entry.second,
+        entry.storage,
+        (*entry.constants, constant),
+    )
+
+
+def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) -> Quantized:
+    if quantized is None or not quantized.entries:
+        raise FileFormatError(
+            f"{checkpoint.path}: holds no weight in a layout that can be converted; use `fp4kit "
+            "quantize` for FP8, gpt-oss and plain checkpoints"
+        )
+    if quantized.layout is layout:
+        raise OptionError(f"{checkpoint.path}: is in layout {layout.name} already")
+    formats = {entry.plan.format.name for entry in quantized.entries.values()}
+    foreign = formats - set(layout.formats)
+    if foreign:
+        raise OptionError(
+            f"{checkpoint.path}: holds {' and '.join(sorted(foreign))}; layout {layout.name} takes "
+            f"{' or '.join(layout.formats)} only"
+        )
+    check_source(checkpoint, layout)
+    if quantized.pre_scales and layout.pre_scale_suffix is None:
+        raise OptionError(
+            f"{checkpoint.path}: {len(quantized.pre_scales)} modules have scales of AWQ for their "
+            f"inputs ({listed([tensor.name for tensor in quantized.pre_scales.values()])}), which "
+            f"readers of layout {layout.name} do not apply; choose another --layout, or `fp4kit "
+            "dequantize`, which folds them into the weights"
+        )
+    return quantized
+
+
+def _refuse_others(opened: Opened, layout: Layout) -> None:
+    """Refuses weights that are quantized in another way: layouts are written with one format."""
+    source = opened.source
+    others = [name for name in source.tensors if source.is_decoded(name)]
+    if others:
+        raise OptionError(
+            f"{source.path}: holds weights in FP8 or another form beside the layout's "
+            f"({len(others)}: {listed(others)}); layout {layout.name} is written with "
+            f"{' or '.join(layout.formats)} only. Use `fp4kit dequantize`, then `fp4kit quantize`"
+        )
+
+
+def _check_activations(path: Path, quantized: Quantized) -> None:
+    """Refuses activation scales of which some are missing or no scales.
+
+    Raises:
+        FileFormatError: naming them.
+    """
+    suffix = quantized.layout.activation_suffix
+    bad = [
+        f"{module}{suffix}"
+        for module, value in quantized.activations.items()
+        if not (np.isfinite(value[0]) and value[0] > 0)
+    ]
+    if bad:
+        raise FileFormatError(
+            f"{path}: {len(bad)} activation scales are not finite and above 0: {listed(bad)}; "
+            "repair the checkpoint"
+        )
+    wanted = [
+        module_of(name) for name, entry in quantized.entries.items() if entry.second is not None
+    ]
+    missing = [f"{name}{suffix}" for name in wanted if name not in quantized.activations]
+    said = quantized.facts is not None and quantized.facts.activations
+    if missing and (said or len(missing) < len(wanted)):
+        raise FileFormatError(
+            f"{path}: {len(missing)} of {len(wanted)} activation scales are missing: "
+            f"{listed(missing)}; the checkpoint is incomplete"
+        )
+
+
+def _activations(quantized: Quantized) -> str | None:
+    """What the JSON files say about activations."""
+    if not quantized.activations:
+        return None
+    ones = all(float(value[0]) == 1.0 for value in quantized.activations.values())
+    return "uncalibrated" if ones else "calibrated"
+
+
+def _dropped(opened: Opened, works: dict[str, TensorPlan]) -> dict[str, str]:
+    """Stored tensors that appear nowhere, with the reason; not what has another name now."""
+    assert opened.quantized is not None
+    suffix = opened.quantized.layout.activation_suffix
+    converted = {
+        f"{module_of(name)}{suffix}"
+        for name, work in works.items()
+        if work.origin is not None and work.origin.second is not None
+    }
+    return {name: why for name, why in opened.dropped.items() if name not in converted}
+
+
+def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointPlan:
+    """Decides about every tensor of a quantized checkpoint.
+
+    Raises:
+        OptionError: for an unknown layout, the one that it has, or one that lacks its format.
+        FileFormatError: if nothing is quantized, or in a way that is not known.
+    """
+    layout = get_layout(options.layout)
+    opened = open_quantized(checkpoint, fold=False)
+    quantized = _check(checkpoint, opened.quantized, layout)
+    _refuse_others(opened, layout)
+    _check_activations(checkpoint.path, quantized)
+    source = opened.source
+    directions = _Directions(checkpoint, quantized.layout, layout)
+    codes = entry_codes(opened)
+    units: dict[str, Unit] = {}
+    works: dict[str, TensorPlan] = {}
+    for name, tensor in source.tensors.items():
+        works[name] = TensorPlan(tensor, "keep", tensor.note or "not quantized")
+        units[name] = Unit([works[name]])
+    for name, entry in quantized.entries.items():
+        made = _entry(layout, entry, entry.dtype, directions)
+        made = _with_activation(layout, made, quantized, directions)
+        logical = SourceTensor(
+            TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.nbytes
+        )
+        works[name] = TensorPlan(logical, "transfer", entry=made, origin=entry)
+        weight_codes: Codes = codes[name]
+        units[name] = Unit([works[name]], codes=[weight_codes])
+    check_names(checkpoint.path, works.values())
+    formats = [entry.plan.format.name for entry in quantized.entries.values()]
+    plan = CheckpointPlan(
+        source=source,
+        options=options,
+        layout=layout,
+        shards=pack(in_stored_order(source, units), checkpoint, options.max_shard_size),
+        summary=Summary(
+            formats[0],
+            ignored_modules(works, checkpoint, layout),
+            _activations(quantized),
+            embedding_modules(works),
+            bool(quantized.pre_scales),
+        ),
+        dropped=_dropped(opened, works),
+    )
+    if directions.kept:
+        plan.header[SECOND_LEVEL_KEY] = json.dumps(directions.kept, separators=(",", ":"))
+    if EXPERTS_KEY in checkpoint.metadata:
+        plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
+    if quantized.pre_scales and not quantized.activations and not layout.single_file:
+        plan.warnings.append(
+            "the weights have scales of AWQ for their inputs, but no activation scales: readers of "
+            f"layout {layout.name} know AWQ with both only"
+        )
+    if quantized.facts is not None and quantized.facts.kv_cache:
+        plan.warnings.append(
+            f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "
+            "say so"
+        )
+    plan.warnings += state_decoded_dtype(plan)
+    plan.warnings += unknown_type_warnings(checkpoint, layout)
+    return plan

@@ -1,0 +1,242 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which single experts are put together again once they are plain numbers.
+
+What fp4kit separated is noted in the headers. Files of other tools hold no such note: there the
+model type tells, as a reader that knows fused experts only would leave them random, without an
+error. A part that is missing or does not fit is an error for the same reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fp4kit.checkpoint.models.experts import (
+    EXPERT_KEYS,
+    EXPERTS_LAYOUTS,
+    FUSED_NAMES,
+    OPTION,
+    PROJECTIONS,
+    RESTORED_LAYOUTS,
+    SINGLE,
+    ExpertsLayout,
+    config_sizes,
+    expert_name,
+    option_layout,
+    read_layout,
+    reading,
+)
+from fp4kit.checkpoint.read.directory import Checkpoint, listed
+from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY, FusedTensor, describe, recorded
+from fp4kit.checkpoint.views.logical import LogicalSource
+from fp4kit.errors import FileFormatError
+from fp4kit.formats import one_of
+
+WAY_OUT = f"pass {OPTION} {SINGLE} to leave them single"
+_EXPERT = re.compile(
+    r"(?P<prefix>.+)\.(?P<expert>\d{1,6})\."
+    r"(?P<projection>gate_proj|up_proj|down_proj)\.(?P<kind>weight|bias)"
+)
+Shapes = Mapping[str, tuple[int, ...]]
+#: Expert to projection to shape.
+Experts = dict[int, dict[str, tuple[int, ...]]]
+#: `weight` and `bias` to the experts that have one.
+Kinds = dict[str, Experts]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What becomes of single experts.
+
+    Attributes:
+        fused: the tensors that they are put together to.
+        warnings: what the user should know.
+    """
+
+    fused: list[FusedTensor]
+    warnings: list[str]
+
+
+def note(source: LogicalSource) -> dict[str, str]:
+    """Header metadata of a checkpoint whose experts are single from now on.
+
+    Args:
+        source: its logical tensors, separated experts among them.
+
+    Returns:
+        The note under its key: an empty one where experts were single already and the model type
+        does not say so. Nothing for other models.
+    """
+    checkpoint = source.checkpoint
+    fused = [view.fused for view in source.views.values() if view.fused is not None]
+    # Of a quantized checkpoint that is quantized further.
+    fused += [old for old in recorded(checkpoint) if next(old.parts()).name in source.tensors]
+    if fused or EXPERTS_KEY in checkpoint.metadata:
+        return {EXPERTS_KEY: describe(dict.fromkeys(fused))}
+    kind = checkpoint.config.get("model_type")
+    if not isinstance(kind, str) or reading(checkpoint.config) == "single":
+        return {}
+    plain = {
+        name: tensor.spec.shape
+        for name, tensor in source.tensors.items()
+        if name not in source.views
+    }
+    return {EXPERTS_KEY: describe([])} if _experts(plain) else {}
+
+
+def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | None) -> Found:
+    """Decides which experts of a quantized checkpoint are put together, and how.
+
+    Args:
+        checkpoint: where headers and config.json are.
+        tensors: name and logical shape of everything that it holds in plain numbers or decoded.
+        experts_layout: the user's word, one of RESTORED_LAYOUTS, or None. It decides where no
+            header does; `single` always does.
+
+    Raises:
+        OptionError: for another value.
+        FileFormatError: if a part is missing or does not fit, or a note is damaged.
+    """
+    if experts_layout is not None:
+        one_of("experts_layout", experts_layout, RESTORED_LAYOUTS)
+    if experts_layout == SINGLE:
+        return Found([], [])
+    modules = _experts(tensors)
+    fused = [
+        tensor for tensor in recorded(checkpoint) if _is_there(checkpoint, tensors, modules, tensor)
+    ]
+    joined = {tensor.prefix for tensor in fused}
+    left = {
+        prefix: kinds
+        for prefix, kinds in modules.items()
+        if prefix not in joined and "weight" in kinds and prefix.rpartition(".")[2] == "experts"
+    }
+    if not left or (EXPERTS_KEY in checkpoint.metadata and experts_layout is None):
+        return Found(fused, [])
+    known = reading(checkpoint.config)
+    if experts_layout is None and known != "fused":
+        return Found(fused, [] if known else _unknown(checkpoint, list(left)))
+    layout = option_layout(experts_layout) if experts_layout else read_layout(checkpoint.config)
+    for prefix, kinds in left.items():
+        for kind, experts in kinds.items():
+            fused += _fuse(checkpoint, prefix, kind, experts, layout)
+    return Found(fused, [])
+
+
+def _is_there(
+    checkpoint: Checkpoint, tensors: Shapes, modules: dict[str, Kinds], fused: FusedTensor
+) -> bool:
+    """Whether single experts of a noted tensor are there.
+
+    Raises:
+        FileFormatError: if only some of its parts are, or one has another shape.
+    """
+    kinds = modules.get(fused.prefix, {})
+    experts = kinds.get("bias" if fused.is_bias else "weight", {})
+    if not any(found.keys() & set(PROJECTIONS[fused.role]) for found in experts.values()):
+        return False
+    where = f"{checkpoint.path}: {fused.name!r} was separated into experts"
+    if len(experts) != fused.shape[0]:
+        raise FileFormatError(
+            f"{where}: the header says {fused.shape[0]}, {len(experts)} are there; complete the "
+            f"checkpoint, or {WAY_OUT}"
+        )
+    for part in fused.parts():
+        shape = tensors.get(part.name)
+        if shape != fused.part_shape(part):
+            raise FileFormatError(
+                f"{where}: {part.name!r} {'is missing' if shape is None else f'is {list(shape)}'}, "
+                f"the header says {list(fused.part_shape(part))}; complete the checkpoint, or "
+                f"{WAY_OUT}"
+            )
+    if fused.name in tensors:
+        raise FileFormatError(f"{where}, and is stored as well; remove one of the two forms")
+    return True
+
+
+def _experts(tensors: Shapes) -> dict[str, Kinds]:
+    """Single experts by the name of the module of all."""
+    found: dict[str, Kinds] = {}
+    for name, shape in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        # `experts.03` would get another name back.
+        if match is not None and str(int(match["expert"])) == match["expert"]:
+            experts = found.setdefault(match["prefix"], {}).setdefault(match["kind"], {})
+            experts.setdefault(int(match["expert"]), {})[match["projection"]] = shape
+    return found
+
+
+def _unknown(checkpoint: Checkpoint, prefixes: list[str]) -> list[str]:
+    """What to say about experts of a model type that is not known."""
+    kind = checkpoint.config.get("model_type")
+    if not isinstance(kind, str) or "auto_map" in checkpoint.config:
+        return []  # no reader of transformers' own
+    return [
+        f"experts stay single in {len(prefixes)} modules ({listed(prefixes)}): model type {kind} "
+        f"is not known to this version. If its reader has them fused, pass {OPTION} "
+        f"{'|'.join(EXPERTS_LAYOUTS)}, or they will be random; {OPTION} {SINGLE} says that it has "
+        "not"
+    ]
+
+
+def _fuse(
+    checkpoint: Checkpoint, prefix: str, kind: str, experts: Experts, layout: ExpertsLayout
+) -> list[FusedTensor]:
+    """The fused tensors of one module.
+
+    Raises:
+        FileFormatError: if experts are missing, incomplete or of different shapes.
+    """
+    count = len(experts)
+    where = f"{checkpoint.path}: {prefix}"
+    wanted = config_sizes(checkpoint.config, EXPERT_KEYS)
+    if set(experts) != set(range(count)) or (wanted and count not in wanted):
+        said = f", config.json says {sorted(wanted)}" if wanted else ""
+        raise FileFormatError(
+            f"{where}: holds {count} experts, the last is {max(experts)}{said}; its reader "
+            f"has them fused and needs all. Complete the checkpoint, or {WAY_OUT}"
+        )
+    roles = {
+        role: members
+        for role, members in PROJECTIONS.items()
+        if kind == "weight" or any(name in found for found in experts.values() for name in members)
+    }
+    fused = []
+    sizes = {}
+    for role, members in roles.items():
+        shapes = {
+            expert_name(prefix, expert, name, kind): experts[expert].get(name)
+            for expert in range(count)
+            for name in members
+        }
+        shape = next(iter(shapes.values()))
+        odd = next((name for name, found in shapes.items() if found != shape or not found), None)
+        if odd is not None or shape is None or len(shape) != (2 if kind == "weight" else 1):
+            raise FileFormatError(
+                f"{where}: {odd!r} is missing, or has another shape than the other experts; its "
+                f"reader has them fused. Complete the checkpoint, or {WAY_OUT}"
+            )
+        sizes[role] = shape
+        out = shape[0] * len(members)
+        axes = (out,) if kind == "bias" else (out, shape[1])
+        if layout.transposed:
+            axes = axes[::-1]
+        fused.append(
+            FusedTensor(_fused_name(checkpoint, prefix, role, kind), (count, *axes), layout)
+        )
+    if kind == "weight" and sizes["gate_up_proj"] != sizes["down_proj"][::-1]:
+        raise FileFormatError(
+            f"{where}: gate_proj {list(sizes['gate_up_proj'])} and down_proj "
+            f"{list(sizes['down_proj'])} are no experts; {WAY_OUT}"
+        )
+    return fused
+
+
+def _fused_name(checkpoint: Checkpoint, prefix: str, role: str, kind: str) -> str:
+    """Name of a fused tensor as the model type's files have it."""
+    if kind == "bias":
+        return f"{prefix}.{role}_bias"
+    names = FUSED_NAMES.get(str(checkpoint.config.get("model_type")), {})
+    return f"{prefix}.{names.get(role, role)}"

@@ -1,0 +1,260 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Planning how a checkpoint is quantized: every tensor is decided from headers and JSON alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp4kit.api.planning import resolve_rules
+from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
+from fp4kit.checkpoint.models import mistral as mistral_native
+from fp4kit.checkpoint.models.fusion import groups, settle
+from fp4kit.checkpoint.options import UNCALIBRATED, CheckpointOptions
+from fp4kit.checkpoint.read.directory import Checkpoint, listed
+from fp4kit.checkpoint.views.codes import Codes
+from fp4kit.checkpoint.views.logical import LogicalSource
+from fp4kit.checkpoint.views.opened import open_logical
+from fp4kit.errors import OptionError
+from fp4kit.formats import DTYPES, get_format
+from fp4kit.io.neighbours import unknown_beside
+from fp4kit.io.outcome import refuse_nothing
+from fp4kit.io.source import SourceTensor
+from fp4kit.io.work import SecondLevel, TensorPlan
+from fp4kit.variant import search_variant
+
+from .activations import activation_amaxes
+from .checkpoint_plan import CheckpointPlan, Unit, check_names, check_source, pack
+from .expert_restore import note
+from .ignored import ignored_modules, unknown_type_warnings
+from .model_dtype import model_dtype, state_decoded_dtype
+from .rules import Rules, is_embedding, setting
+
+#: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.
+DECODED_DTYPE = "bfloat16"
+
+
+def check_options(options: CheckpointOptions) -> Layout:
+    """The layout that options name.
+
+    Raises:
+        OptionError: for unknown or contradictory options.
+    """
+    layout = get_layout(options.layout)
+    spec = get_format(options.format)
+    if spec.name not in layout.formats:
+        raise OptionError(
+            f"layout {layout.name} holds {' or '.join(layout.formats)}, not {spec.name}; choose "
+            "another --layout or --format"
+        )
+    recipe, _ = resolve_rules(spec, options.recipe, options.scale_rule)
+    variant = search_variant(options.scale_search, options.error, options.e4m3_max)
+    if variant is not None:
+        variant.check(spec, recipe, spec.has_second_level)
+    return layout
+
+
+def _reasons(
+    source: LogicalSource, options: CheckpointOptions, rules: Rules, config: dict[str, Any]
+) -> dict[str, str]:
+    """Why each tensor is kept; "" for those that are quantized, fusion groups settled."""
+    block = get_format(options.format).block_size
+    tied = bool(setting(config, "tie_word_embeddings"))
+    reasons = {}
+    for name, tensor in source.tensors.items():
+        shape = tensor.spec.shape
+        reason = rules.reason_to_keep(name, shape, tensor.dtype)
+        fused = source.fused_of(name)
+        if not reason and fused is not None and rules.excludes(fused.name):
+            reason = f"excluded with {fused.name}"
+        if not reason and tied and name.rpartition("lm_head")[1]:
+            reason = "tied to the embedding"
+        if not reason and source.checkpoint.native:
+            reason = mistral_native.reason_to_keep(name)
+        if not reason and 0 in shape:
+            reason = "empty"
+        if not reason and shape[-1] % block:
+            reason = f"last axis {shape[-1]} is not a multiple of {block}"
+        reasons[name] = reason
+    # An engine's quantized layer has no place for what it may have to compute with.
+    chosen = [name for name, reason in reasons.items() if not reason]
+    storage, spec = get_layout(options.layout).storage, get_format(options.format)
+    taken = {part for name in chosen for part in storage.part_names(name, spec).all()}
+    for other, module in unknown_beside(source.tensors, chosen, taken).items():
+        reasons[f"{module}.weight"] = f"{other} beside it is not understood"
+    return settle(reasons, groups(reasons))
+
+
+def _units(
+    source: LogicalSource,
+    codes: dict[str, Codes],
+    works: dict[str, TensorPlan],
+    fused: dict[str, list[str]],
+) -> list[Unit]:
+    """Works in output order; the members of a group stand where the first of them does."""
+    group_of = {name: key for key, names in fused.items() for name in names}
+    units: list[Unit] = []
+    done: set[str] = set()
+    for name in source.tensors:
+        key = group_of.get(name, "")
+        if works[name].entry is None or not key:
+            units.append(Unit([works[name]], codes=_codes(codes, [works[name]])))
+        elif key not in done:
+            done.add(key)
+            members = [works[member] for member in fused[key]]
+            shared = SecondLevel()
+            for member in members:
+                member.second = shared
+            units.append(Unit(members, key, _codes(codes, members)))
+    return units
+
+
+def _codes(codes: dict[str, Codes], works: list[TensorPlan]) -> list[Codes]:
+    """The codes of every work, if all are quantized and have some."""
+    if any(work.entry is None or work.tensor.name not in codes for work in works):
+        return []
+    return [codes[work.tensor.name] for work in works]
+
+
+def _rejoin(source: LogicalSource, reasons: dict[str, str]) -> None:
+    """Leaves fused experts fused where none of them is quantized, nor decoded one by one."""
+    folders: dict[str, list[str]] = {}
+    for name, view in source.views.items():
+        folders.setdefault(view.consumed[0].rpartition(".")[0], []).append(name)
+    for names in folders.values():
+        if all(reasons[name] and not source.is_decoded(name) for name in names):
+            first = reasons[names[0]]
+            for stored in source.rejoin(names):
+                reasons[stored] = first
+            for name in names:
+                del reasons[name]
+
+
+def _kept(source: LogicalSource, tensor: SourceTensor, reason: str, dtype: str) -> TensorPlan:
+    """A tensor that is carried through; one that a view decodes gets the model's element type."""
+    if source.is_decoded(tensor.name) and tensor.dtype != dtype:
+        tensor = source.cast(tensor.name, dtype)
+    return TensorPlan(tensor, "keep", reason)
+
+
+def embedding_modules(works: dict[str, TensorPlan]) -> tuple[str, ...]:
+    """Modules of embeddings, which are never quantized."""
+    return tuple(
+        module_of(name) for name, work in works.items() if work.entry is None and is_embedding(name)
+    )
+
+
+def _warnings(plan: CheckpointPlan) -> list[str]:
+    """What a user should hear before trusting the result."""
+    said = []
+    if plan.summary.activations == UNCALIBRATED:
+        said.append(
+            "activation scales are uncalibrated: all are 1.0, which fixes every activation amax at "
+            "2688"
+        )
+    stacked = [
+        work
+        for work in plan.works
+        if work.entry is None and work.tensor.dtype in DTYPES and len(work.tensor.spec.shape) > 2
+    ]
+    if stacked:
+        said.append(
+            f"{sum(work.tensor.spec.nbytes for work in stacked)} bytes of {len(stacked)} tensors "
+            "with three or more dimensions are left unquantized: "
+            f"{listed([work.tensor.name for work in stacked])}"
+        )
+    if not any(work.entry is not None for work in plan.works):
+        said.append("no tensor is quantized; all are kept")
+    said += _reader_warnings(plan)
+    said += unknown_type_warnings(plan.source.checkpoint, plan.layout)
+    return said
+
+
+def _reader_warnings(plan: CheckpointPlan) -> list[str]:
+    """What a reader makes of the layout that a user may not expect."""
+    checkpoint, layout = plan.source.checkpoint, plan.layout
+    if layout is not None and not layout.diffusion and checkpoint.is_diffusion:
+        return [
+            f"this is a component of a diffusion model, and no reader of such models knows layout "
+            f"{layout.name}: diffusers will not load it. ComfyUI reads --layout comfy"
+        ]
+    return state_decoded_dtype(plan)
+
+
+def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> CheckpointPlan:
+    """Decides about every tensor of a checkpoint; no data is read.
+
+    Args:
+        checkpoint: what to convert.
+        options: how.
+
+    Raises:
+        OptionError: for unknown or contradictory options, a pattern that matches nothing, or fused
+            experts whose orientation is not clear.
+        FileFormatError: if the checkpoint is quantized already in a way that is not a source, or
+            names would collide.
+    """
+    layout = check_options(options)
+    checkpoint.refuse_adapter()
+    check_source(checkpoint, layout)
+    config = checkpoint.config
+    rules = Rules(options.include, options.exclude, config, checkpoint.tensors)
+    source, codes, dropped = open_logical(checkpoint, options, rules.excludes)
+    reasons = _reasons(source, options, rules, config)
+    rules.check_used(source.tensors)
+    _rejoin(source, reasons)
+    dtype = model_dtype(config) or DECODED_DTYPE
+    weights = [name for name, reason in reasons.items() if not reason]
+    amaxes = activation_amaxes(options, [module_of(name) for name in weights])
+    spec = get_format(options.format)
+    variant = search_variant(options.scale_search, options.error, options.e4m3_max)
+    works: dict[str, TensorPlan] = {}
+    for name, tensor in list(source.tensors.items()):
+        if reasons[name]:
+            works[name] = _kept(source, tensor, reasons[name], dtype)
+            continue
+        entry = layout.entry(
+            name,
+            tensor.spec.shape,
+            tensor.dtype,
+            spec.name,
+            options.recipe if spec.has_second_level else None,
+            options.scale_rule,
+            amaxes.get(module_of(name)),
+            variant,
+        )
+        works[name] = TensorPlan(tensor, "quantize", tensor.note, entry=entry)
+    check_names(checkpoint.path, works.values())
+    fused = {
+        key: [name for name in names if works[name].entry is not None]
+        for key, names in groups(works).items()
+    }
+    fused = {key: names for key, names in fused.items() if len(names) > 1}
+    calibration = options.activations
+    if options.files:
+        calibration = "calibrated"
+    units = _units(source, codes, works, fused)
+    plan = CheckpointPlan(
+        source=source,
+        options=options,
+        layout=layout,
+        shards=pack(units, checkpoint, options.max_shard_size),
+        summary=Summary(
+            spec.name,
+            ignored_modules(works, checkpoint, layout),
+            calibration,
+            embedding_modules(works),
+        ),
+        dropped=dropped,
+        groups=fused,
+        header=note(source),
+    )
+    idle = rules.idle(reasons)
+    if not options.allow_nothing:
+        refuse_nothing(checkpoint.path, plan.works, idle, padding=False)
+    plan.warnings = idle + _warnings(plan)
+    if options.cast is not None:
+        # It would have the result loaded as what it no longer is.
+        stale = [key for key in ("dtype", "torch_dtype") if config.get(key) == "float64"]
+        plan.config |= dict.fromkeys(stale, options.cast)
+    return plan

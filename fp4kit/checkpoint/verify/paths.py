@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Verifying whatever is quantized: checkpoints, and the files that fp4kit writes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fp4kit.checkpoint.compare import compare_paths, is_checkpoint
+from fp4kit.errors import Fp4kitError
+from fp4kit.io.dequantize_file import open_quantized
+from fp4kit.io.report import TensorReport
+from fp4kit.io.slabs import Progress
+from fp4kit.io.source import open_source
+
+from .structure import scale_faults, second_faults, structure_faults
+from .values import MIN_SQNR, far, value_faults
+
+
+def path_faults(path: Path) -> list[str]:
+    """Every fault that can be seen without the source.
+
+    Args:
+        path: model directory or file, from any tool.
+
+    Returns:
+        One line per fault; empty if there is none.
+    """
+    try:
+        if is_checkpoint(path):
+            return structure_faults(path)
+        with open_source(path) as source:
+            entries = open_quantized(source)
+            faults = [fault for entry in entries for fault in second_faults(entry)]
+            return faults + [fault for entry in entries for fault in scale_faults(source, entry)]
+    except Fp4kitError as error:
+        return [str(error)]
+
+
+def path_value_faults(
+    path: Path,
+    against: Path,
+    *,
+    experts_layout: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> list[str]:
+    """Every tensor that is not what the source makes it; either is a file or a directory.
+
+    Kept tensors must be equal; the values of quantized ones must be near.
+
+    Args:
+        path: what is quantized.
+        against: what it was made from.
+        experts_layout: how fused experts of the source are stored, None to decide by model type
+            and sizes.
+        device: `cpu` or a CUDA device.
+        progress: called with (bytes done, bytes in all) of the source.
+
+    Returns:
+        One line per fault; empty if there is none.
+    """
+    try:
+        if is_checkpoint(path) and (against.is_dir() or not path.is_dir()):
+            return value_faults(
+                path, against, experts_layout=experts_layout, device=device, progress=progress
+            )
+        report = compare_paths(
+            against, path, experts_layout=experts_layout, device=device, progress=progress
+        )
+    except Fp4kitError as error:
+        return [str(error)]
+    return [fault for tensor in report.tensors for fault in _faults(tensor)]
+
+
+def _faults(tensor: TensorReport) -> Iterator[str]:
+    """What is wrong with a tensor that was compared with its source."""
+    if tensor.format is not None:
+        if tensor.stats is not None and not tensor.stats.sqnr >= MIN_SQNR:
+            yield far(tensor.name, tensor.stats)
+    elif tensor.differs:
+        yield f"{tensor.name}: is not quantized, but its values differ from the source"
+    elif tensor.reason not in ("", "equal"):
+        yield f"{tensor.name}: is not quantized, but {tensor.reason} from the source"

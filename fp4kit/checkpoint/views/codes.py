@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Codes and block scales as they are, from any stored form, in one order: low nibble first, linear.
+
+They are what stays when a weight goes from one layout to another without being decoded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.api.backends import get_backend
+from fp4kit.backend.interface import Plan
+from fp4kit.formats import MXFP4
+from fp4kit.io.dequantize_file import entry_parts
+from fp4kit.io.description import QuantizedEntry
+from fp4kit.io.slabs import row_step, slab_plan
+from fp4kit.io.source import Source
+
+from .mxfp4 import Mxfp4View
+
+Bytes = NDArray[np.uint8]
+
+
+def swap_nibbles(packed: Bytes) -> Bytes:
+    """Codes in the other nibble order."""
+    return (packed << np.uint8(4)) | (packed >> np.uint8(4))
+
+
+class Codes(ABC):
+    """A quantized weight as codes and block scales.
+
+    Attributes:
+        name: logical name.
+        plan: format and shape.
+        step: rows that a slab begins at a multiple of.
+    """
+
+    name: str
+    plan: Plan
+    step: int = 1
+
+    @abstractmethod
+    def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:
+        """Packed codes (low nibble first) and block scales (linear) of some rows.
+
+        Args:
+            first: a multiple of `step`.
+            last: a multiple of `step`, or the number of rows.
+
+        Returns:
+            uint8 (last - first, bytes per row) and (last - first, blocks).
+        """
+
+
+class EntryCodes(Codes):
+    """A weight that is stored in a layout."""
+
+    def __init__(self, source: Source, entry: QuantizedEntry) -> None:
+        self.name = entry.name
+        self.plan = entry.plan
+        self.step = row_step(entry.plan)
+        self._source = source
+        self._entry = entry
+
+    def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:  # noqa: D102
+        buffers = []
+        for part in entry_parts(self._source, self._entry, first, last):
+            data = np.empty(part.stop - part.start, np.uint8)
+            self._source.read(part.name, part.start, data.data)
+            buffers.append(data)
+        plan = slab_plan(self.plan, last - first)
+        packed, scales = buffers[0].reshape(plan.packed_shape), buffers[1].reshape(plan.scale_shape)
+        if plan.format.codes_per_byte == 2 and plan.nibble_order == "high_first":
+            packed = swap_nibbles(packed)
+        if plan.scale_layout != "linear":
+            linear = np.empty((plan.rows, plan.blocks), np.uint8)
+            get_backend("cpu").unswizzle(scales, plan.scale_layout, linear)
+            scales = linear
+        return packed, scales
+
+
+class Mxfp4Codes(Codes):
+    """An MXFP4 weight of a checkpoint, perhaps one of several fused experts.
+
+    Attributes:
+        view: the same as floats.
+    """
+
+    def __init__(self, view: Mxfp4View) -> None:
+        rows, cols = view.matrix
+        self.name = view.tensor.name
+        self.plan = Plan(MXFP4, None, MXFP4.default_scale_rule, rows, cols, has_second_level=False)
+        self.view = view
+
+    def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:  # noqa: D102
+        plan = slab_plan(self.plan, last - first)
+        packed = np.empty(plan.packed_shape, np.uint8)
+        scales = np.empty((plan.rows, plan.blocks), np.uint8)
+        self.view.read_codes(first, last, packed, scales)
+        return packed, scales

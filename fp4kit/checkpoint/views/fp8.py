@@ -1,0 +1,315 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of one byte, decoded to float32: value of the code times scale, rounded once to binary32.
+
+A weight `M.weight` in FP8 has its scale in `M.weight_scale_inv` (DeepSeek and transformers; it
+multiplies despite the name), `M.weight_scale` (compressed-tensors, ModelOpt, ComfyUI), `M.scale`
+(DeepSeek-V4), `M.scale_weight` (ComfyUI's older files) or `M.qscale_weight` (Mistral). What it
+spans follows from the two shapes: the tensor, each expert, each row, or blocks of rows and columns.
+Files that were only cast to FP8 have no scale; that is taken only where it is asked for, as a scale
+may also be lost. Integers count as weights where ComfyUI's marker says what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit import arrays
+from fp4kit.checkpoint.models.experts import Excluded, nothing
+from fp4kit.checkpoint.read.fp8_names import (
+    COMFY_FORMATS,
+    ELEMENTS,
+    EXPONENT_SCALES,
+    FLOAT_SCALES,
+    FLOATS,
+    FOREIGN,
+    WEIGHT,
+    is_block_scale,
+    is_marker,
+    scale_names,
+)
+from fp4kit.cpu import float8 as cpu_float8
+from fp4kit.errors import FileFormatError
+from fp4kit.formats import MXFP8
+from fp4kit.io.safetensors import DTYPES
+from fp4kit.io.slabs import rows_of
+from fp4kit.io.source import Source, SourceTensor
+from fp4kit.reference import codecs
+
+from .base import READ_BYTES, Bytes, RowView, View, described, fetch, where
+
+_SIGNED = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
+TABLES = {dtype: spec.values for dtype, spec in ELEMENTS.items()} | {"I8": _SIGNED}
+UNSCALED_OPTION = "--unscaled-fp8"
+DEFAULT_BLOCK = (128, 128)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the scales of a weight (matrices, O, I) are spread over it.
+
+    Attributes:
+        rows: rows of a matrix that share a scale.
+        cols: columns that share a scale.
+        row_count: rows of scales per matrix.
+        col_count: scales in a row of them.
+        matrix_rows: rows of a matrix.
+        note: what it is called.
+    """
+
+    rows: int
+    cols: int
+    row_count: int
+    col_count: int
+    matrix_rows: int
+    note: str
+
+
+def _blocks(
+    shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int], note: str
+) -> Grid | None:
+    """The grid of `block`, if that is what the scale's shape is."""
+    rows, cols = shape[-2:]
+    count = -(-rows // block[0]), -(-cols // block[1])
+    if scale != (*shape[:-2], *count):
+        return None
+    return Grid(*block, *count, rows, note)
+
+
+def grid_of(
+    shape: tuple[int, ...], scale: tuple[int, ...], exponents: bool, block: tuple[int, int]
+) -> Grid | None:
+    """How scales of one shape are spread over a weight of another, None if they do not fit.
+
+    Where two readings fit, they mean the same values.
+
+    Args:
+        shape: of the weight (.., O, I).
+        scale: of the scale.
+        exponents: the scale holds E8M0 bytes.
+        block: rows and columns of a block.
+    """
+    if prod(scale) == 1 and len(scale) <= max(len(shape), 1):
+        rows = rows_of(shape)
+        return Grid(max(rows, 1), max(prod(shape[-1:]), 1), 1, 1, max(rows, 1), "scale per tensor")
+    if len(shape) < 2:
+        return None
+    if len(scale) == len(shape) + 2 and scale[-3::2] == (1, 1):
+        scale = (*scale[:-3], scale[-2])  # ModelOpt's blocks: [O / 128, 1, I / 128, 1]
+    rows, cols = shape[-2:]
+    if exponents:
+        found = _blocks(shape, scale, (1, MXFP8.block_size), "MXFP8 blocks of 32")
+        if found is not None:
+            return found
+    else:
+        if scale in (shape[:-1], (*shape[:-1], 1)):
+            return Grid(1, max(cols, 1), rows, 1, rows, "scale per channel")
+        if len(shape) > 2 and scale in (shape[:-2], (*shape[:-2], 1, 1)):
+            return Grid(max(rows, 1), max(cols, 1), 1, 1, rows, "scale per expert")
+    return _blocks(shape, scale, block, f"FP8 blocks of {block[0]} x {block[1]}")
+
+
+class Fp8View(RowView):
+    """A weight of one byte times its scales, as float32."""
+
+    def __init__(
+        self, source: Source, weight: SourceTensor, scale: SourceTensor | None, grid: Grid
+    ) -> None:
+        """Shows a weight.
+
+        Args:
+            source: the stored tensors.
+            weight: the codes.
+            scale: the scales, None for 1.
+            grid: how they are spread.
+        """
+        self._source = source
+        self._scale = scale
+        self._grid = grid
+        self._table = TABLES[weight.spec.dtype]
+        self.consumed = (weight.name,) if scale is None else (weight.name, scale.name)
+        self.tensor = described(
+            weight.name,
+            "F32",
+            weight.spec.shape,
+            weight.stored + (0 if scale is None else scale.stored),
+            f"{DTYPES[weight.spec.dtype].name}, {grid.note}, decoded",
+        )
+
+    def _scales(self, first: int, last: int) -> NDArray[np.float32]:
+        """Rows of scales, as float32.
+
+        Raises:
+            FileFormatError: if one is NaN or infinite.
+        """
+        shape = (last - first, self._grid.col_count)
+        if self._scale is None:
+            return np.ones(shape, np.float32)
+        dtype = self._scale.spec.dtype
+        width = DTYPES[dtype].bits // 8
+        if dtype in FLOAT_SCALES:
+            raw = np.empty(shape, arrays.RAW_DTYPES[DTYPES[dtype].name])
+            fetch(self._source, self._scale.name, first * shape[1] * width, raw)
+            values = codecs.to_float32(raw, DTYPES[dtype].name)
+        else:
+            exponents = np.empty(shape, np.uint8)
+            fetch(self._source, self._scale.name, first * shape[1], exponents)
+            values = codecs.decode_e8m0(exponents)
+        if not np.isfinite(values).all():
+            raise FileFormatError(
+                f"{where(self._source, self._scale.name)} holds a NaN or infinite scale; the "
+                "weight cannot be decoded"
+            )
+        return values
+
+    def check(self) -> None:
+        """Looks at every scale.
+
+        Raises:
+            FileFormatError: if one is NaN or infinite.
+        """
+        if self._scale is not None:
+            count = prod(self._scale.spec.shape) // max(self._grid.col_count, 1)
+            step = max(READ_BYTES // (4 * max(self._grid.col_count, 1)), 1)
+            for first in range(0, count, step):
+                self._scales(first, min(first + step, count))
+
+    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
+        grid = self._grid
+        matrix, row = np.divmod(np.arange(first, last), grid.matrix_rows)
+        scale_row = matrix * grid.row_count + row // grid.rows
+        begin = int(scale_row[0])
+        scales = self._scales(begin, int(scale_row[-1]) + 1)
+        codes = np.empty((last - first, out.shape[1] // 4), np.uint8)
+        fetch(self._source, self.tensor.name, first * codes.shape[1], codes)
+        result = out.view(np.float32)
+        cpu_float8.decode(codes, self._table, scales, scale_row - begin, grid.cols, result)
+
+
+def configured_block(source: Source, config: dict[str, Any]) -> tuple[int, int]:
+    """The block that config.json names, or 128 x 128.
+
+    Raises:
+        FileFormatError: if what it names is none.
+    """
+    quantization = config.get("quantization_config")
+    block: object = None
+    if isinstance(quantization, dict):
+        block = quantization.get("weight_block_size")
+        groups = quantization.get("config_groups")
+        for group in groups.values() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            if block is None and isinstance(weights, dict):
+                block = weights.get("block_structure")
+    if block is None:
+        return DEFAULT_BLOCK
+    if isinstance(block, list) and len(block) == 2:
+        rows, cols = block
+        if type(rows) is int and type(cols) is int and rows > 0 and cols > 0:
+            return rows, cols
+    raise FileFormatError(
+        f"{source.path}: config.json: the FP8 block {block!r} is not [rows, columns]"
+    )
+
+
+def _scale_of(source: Source, name: str, *, unscaled: bool) -> SourceTensor | None:
+    """The scale of a weight, None if it may have none.
+
+    Raises:
+        FileFormatError: if it has two, or none and must have one.
+    """
+    dtype = source.tensors[name].spec.dtype
+    names = scale_names(name)
+    found = [source.tensors[scale] for scale in names if scale in source.tensors]
+    if len(found) > 1:
+        both = ", ".join(repr(scale.name) for scale in found)
+        raise FileFormatError(
+            f"{where(source, name)} is {dtype} and has two scales, {both}; remove the wrong one"
+        )
+    if not found and not (unscaled and dtype in ELEMENTS):
+        plain = (
+            f". If the file was only cast to FP8, pass {UNSCALED_OPTION}"
+            if dtype in ELEMENTS
+            else ""
+        )
+        raise FileFormatError(
+            f"{where(source, name)} is {dtype} and has no scale: neither {names[0]!r} nor "
+            f"{names[1]!r} is there, nor one of another dialect. Complete the checkpoint (perhaps "
+            f"a shard is missing){plain}"
+        )
+    return found[0] if found else None
+
+
+def _view(
+    source: Source, weight: SourceTensor, block: tuple[int, int], *, unscaled: bool
+) -> Fp8View:
+    name, shape = weight.name, weight.spec.shape
+    scale = _scale_of(source, name, unscaled=unscaled)
+    if scale is None:
+        grid = grid_of(shape, (), False, block)
+        assert grid is not None, "one scale fits every shape"
+        return Fp8View(source, weight, None, with_changes(grid, note="cast without a scale"))
+    dtype = scale.spec.dtype
+    if dtype not in FLOAT_SCALES + EXPONENT_SCALES:
+        raise FileFormatError(
+            f"{where(source, scale.name)} is {dtype}; the scale of an FP8 weight must be one of "
+            f"{', '.join(FLOAT_SCALES + EXPONENT_SCALES)}"
+        )
+    grid = grid_of(shape, scale.spec.shape, dtype in EXPONENT_SCALES, block)
+    if grid is None:
+        raise FileFormatError(
+            f"{where(source, scale.name)} has shape {list(scale.spec.shape)}, which fits a weight "
+            f"of shape {list(shape)} neither per tensor, per channel nor in blocks of {block[0]} x "
+            f"{block[1]}; check weight_block_size in config.json"
+        )
+    return Fp8View(source, weight, scale, grid)
+
+
+def find_views(
+    source: Source,
+    config: dict[str, Any],
+    layers: Mapping[str, str] | None = None,
+    *,
+    excluded: Excluded = nothing,
+    unscaled: bool = False,
+) -> list[View]:
+    """Views of every FP8 weight, from headers and config.json alone.
+
+    Args:
+        source: the stored tensors of all shards.
+        config: content of config.json.
+        layers: modules to ComfyUI's formats, where markers or headers say them.
+        excluded: whether a tensor is left alone: one that cannot be decoded stays as it is then.
+        unscaled: an FP8 tensor without a scale is taken as it is.
+
+    Raises:
+        FileFormatError: if a weight has no scale, one that does not fit, or is not what its marker
+            says.
+    """
+    block = configured_block(source, config)
+    views: list[View] = []
+    for name, tensor in source.tensors.items():
+        dtype = tensor.spec.dtype
+        without = not any(scale in source.tensors for scale in scale_names(name))
+        if (dtype in FOREIGN or (without and not unscaled)) and excluded(name):
+            continue
+        if dtype in FOREIGN:
+            raise FileFormatError(
+                f"{where(source, name)} is {dtype}, which cannot be decoded; convert it to F8_E4M3 "
+                "or F8_E5M2 first"
+            )
+        said = (layers or {}).get(name.removesuffix(WEIGHT)) if name.endswith(WEIGHT) else None
+        coded = COMFY_FORMATS.get(said or "")
+        if coded is not None and dtype not in (coded, *FLOATS):
+            raise FileFormatError(f"{where(source, name)} is {dtype}, its marker says {said}")
+        is_float8 = dtype in ELEMENTS and not is_block_scale(source, name)
+        if (is_float8 and not is_marker(name)) or dtype == coded == "I8":
+            views.append(_view(source, tensor, block, unscaled=unscaled))
+    return views

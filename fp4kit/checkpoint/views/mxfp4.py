@@ -1,0 +1,355 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""MXFP4 weights, decoded to float32, with their codes and scale bytes still at hand.
+
+gpt-oss stores `X_blocks` U8 [.., O, I/32, 16] and `X_scales` U8 [.., O, I/32]; its experts are
+fused, gate and up rows alternating. compressed-tensors stores `X.weight_packed` U8 [.., O, I/2] and
+`X.weight_scale` U8 [.., O, I/32]. DeepSeek-V4 stores `X.weight` I8 [.., O, I/2] and `X.scale`
+F8_E8M0 [.., O, I/32]; transformers calls the latter `X.weight_scale_inv`. All put the even element
+into the low nibble, and an element is its E2M1 value times 2^(scale byte - 127), which binary32
+holds exactly (or overflows to infinity).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.api.backends import select
+from fp4kit.backend.interface import Plan, Request
+from fp4kit.checkpoint.models.experts import (
+    Excluded,
+    ExpertsLayout,
+    expert_name,
+    fused_weight,
+    interleaving,
+    nothing,
+    order_is_clear,
+    projections,
+    stay_fused,
+    transposes_floats,
+)
+from fp4kit.checkpoint.read.fp8_names import scale_names
+from fp4kit.cpu.transpose import transpose
+from fp4kit.errors import FileFormatError
+from fp4kit.formats import E8M0_NAN, MXFP4
+from fp4kit.io.safetensors import TensorSpec
+from fp4kit.io.source import Source, SourceTensor
+
+from .base import READ_BYTES, Bytes, RowView, View, described, fetch_rows, where
+from .expert_record import FusedTensor
+from .experts import bias_views, fused_biases
+
+CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
+SCALE_DTYPES = ("U8", "F8_E8M0")
+
+
+class Mxfp4View(RowView):
+    """Rows of an MXFP4 tensor, as float32; the codes themselves can be read too."""
+
+    def __init__(
+        self,
+        source: Source,
+        parts: tuple[SourceTensor, SourceTensor],
+        spec: TensorSpec,
+        start: int = 0,
+        step: int = 1,
+    ) -> None:
+        """Shows some of the stored rows.
+
+        Args:
+            source: the stored tensors.
+            parts: codes and block scales.
+            spec: logical name and shape (its element type is F32).
+            start: the stored row that is the first logical one, leading dimensions flattened.
+            step: distance between stored rows.
+        """
+        self._source = source
+        self._codes, self._scales = parts
+        self._start, self._step = start, step
+        self._cols = spec.shape[-1]
+        self.consumed = (self._codes.name, self._scales.name)
+        size = spec.nbytes // 4
+        rows = f", rows {start} and on, every {step}." if step > 1 else ""
+        self.tensor = described(
+            spec.name,
+            "F32",
+            spec.shape,
+            size // MXFP4.codes_per_byte + size // MXFP4.block_size,
+            f"MXFP4 of {self._codes.name}, decoded{rows}",
+        )
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows, leading dimensions flattened, and columns."""
+        cols = max(self._cols, 1)
+        return self.tensor.spec.nbytes // 4 // cols, self._cols
+
+    def read_codes(self, first: int, last: int, packed: Bytes, scale: Bytes) -> None:
+        """Reads the stored bytes of some rows, verbatim.
+
+        Args:
+            first: first logical row.
+            last: after the last one.
+            packed: uint8 (last - first, cols / 2) to fill with codes, even element low.
+            scale: uint8 (last - first, cols / 32) to fill with E8M0 bytes.
+
+        Raises:
+            FileFormatError: if a scale byte is 255 (NaN).
+        """
+        stored = self._start + first * self._step
+        fetch_rows(self._source, self._codes.name, stored, self._step, packed)
+        fetch_rows(self._source, self._scales.name, stored, self._step, scale)
+        bad = np.argwhere(scale == E8M0_NAN)
+        if len(bad):
+            row, block = int(bad[0][0]) + first, int(bad[0][1])
+            raise FileFormatError(
+                f"{where(self._source, self._scales.name)} holds a NaN scale ({E8M0_NAN}): block "
+                f"{block} of row {row} of {self.tensor.name!r}; the checkpoint is damaged"
+            )
+
+    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
+        packed, scale = self.codes(first, last)
+        decode(packed, scale, out.view(np.float32))
+
+    def codes(self, first: int, last: int) -> tuple[Bytes, Bytes]:
+        """The same as :meth:`read_codes`, in new arrays."""
+        packed = np.empty((last - first, self._cols // MXFP4.codes_per_byte), np.uint8)
+        scale = np.empty((last - first, self._cols // MXFP4.block_size), np.uint8)
+        self.read_codes(first, last, packed, scale)
+        return packed, scale
+
+
+class Mxfp4TransposedView(RowView):
+    """Stacked matrices [E, out, in] of MXFP4, as float32 [E, in, out]."""
+
+    # All stored rows of a matrix are passed through for any number of columns.
+    uncut = True
+
+    def __init__(self, stored: Mxfp4View) -> None:
+        self._stored = stored
+        spec = stored.tensor.spec
+        experts, self._out, self._inputs = spec.shape
+        self.consumed = stored.consumed
+        self.tensor = described(
+            spec.name,
+            "F32",
+            (experts, self._inputs, self._out),
+            stored.tensor.stored,
+            f"{stored.tensor.note}, transposed",
+        )
+
+    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
+        target = out.view(np.float32)
+        done = 0
+        while done < last - first:
+            expert, begin = divmod(first + done, self._inputs)
+            end = min(begin + last - first - done, self._inputs)
+            self._columns(expert, begin, end, target[done : done + end - begin])
+            done += end - begin
+
+    def _columns(self, expert: int, begin: int, end: int, target: NDArray[np.float32]) -> None:
+        """Columns begin..end of one matrix, as rows."""
+        size = MXFP4.block_size
+        blocks = slice(begin // size, -(-end // size))
+        nibbles = slice(blocks.start * CODE_BYTES, blocks.stop * CODE_BYTES)
+        skip = begin - blocks.start * size
+        count = max(READ_BYTES // ((blocks.stop - blocks.start) * size * 4), 1)
+        for row in range(0, self._out, count):
+            stop = min(row + count, self._out)
+            packed, scale = self._stored.codes(expert * self._out + row, expert * self._out + stop)
+            wide = np.empty((stop - row, (blocks.stop - blocks.start) * size), np.float32)
+            decode(
+                np.ascontiguousarray(packed[:, nibbles]),
+                np.ascontiguousarray(scale[:, blocks]),
+                wide,
+            )
+            transpose(wide, skip, 1, target, row)
+
+
+def decode(packed: Bytes, scale: Bytes, out: NDArray[np.float32]) -> None:
+    """Decodes rows of MXFP4, even element in the low nibble.
+
+    Args:
+        packed: uint8 (rows, cols / 2).
+        scale: uint8 (rows, cols / 32), E8M0 bytes.
+        out: float32 (rows, cols) to fill.
+    """
+    rows, cols = out.shape
+    plan = Plan(MXFP4, None, MXFP4.default_scale_rule, rows, cols, has_second_level=False)
+    backend = select(Request("dequantize", "cpu", "float32", MXFP4.name, None), None)
+    backend.dequantize(plan, packed, scale, None, out, "float32")
+
+
+def _scale_of(source: Source, codes: SourceTensor, name: str) -> SourceTensor:
+    scale = source.tensors.get(name)
+    if scale is None:
+        raise FileFormatError(
+            f"{where(source, codes.name)} has no scale: {name!r} is not there. Complete the "
+            "checkpoint (perhaps a shard is missing)"
+        )
+    if scale.spec.dtype not in SCALE_DTYPES:
+        raise FileFormatError(
+            f"{where(source, name)} is {scale.spec.dtype}; the scales of MXFP4 must be one of "
+            f"{', '.join(SCALE_DTYPES)}"
+        )
+    return scale
+
+
+def _check_shape(
+    source: Source, codes: SourceTensor, scale: SourceTensor, expected: tuple[int, ...]
+) -> None:
+    if codes.spec.shape != expected or len(scale.spec.shape) < 2:
+        raise FileFormatError(
+            f"{where(source, codes.name)} has shape {list(codes.spec.shape)}, which does not fit "
+            f"its scales {scale.name!r} of shape {list(scale.spec.shape)}: blocks of "
+            f"{MXFP4.block_size} need {list(expected)}"
+        )
+
+
+def _packed_views(source: Source, name: str, base: str) -> list[View]:
+    """compressed-tensors: codes [.., O, I/2]."""
+    codes = source.tensors[name]
+    scale = _scale_of(source, codes, f"{base}_scale")
+    *lead, blocks = scale.spec.shape or (0,)
+    _check_shape(source, codes, scale, (*lead, blocks * CODE_BYTES))
+    shape = (*lead, blocks * MXFP4.block_size)
+    return [Mxfp4View(source, (codes, scale), TensorSpec(base, "F32", shape))]
+
+
+def _float_form(
+    name: str, shape: tuple[int, int, int], layout: ExpertsLayout, config: dict[str, Any]
+) -> FusedTensor:
+    """The fused tensor as readers of the model type want it in plain numbers.
+
+    Args:
+        name: its name.
+        shape: [E, out, in], as the blocks lie.
+        layout: how the blocks lie.
+        config: content of config.json.
+    """
+    experts, out, cols = shape
+    if not transposes_floats(config):
+        return FusedTensor(name, shape, layout)
+    return FusedTensor(name, (experts, cols, out), ExpertsLayout(True, layout.interleaved))
+
+
+def _byte_view(source: Source, name: str) -> Mxfp4View | None:
+    """DeepSeek-V4: codes [.., O, I/2] under the name of the weight; None if they are no MXFP4."""
+    codes = source.tensors[name]
+    # U8 scales beside U8 codes belong to the layouts, whose block scales have the same names.
+    dtypes = SCALE_DTYPES if codes.spec.dtype == "I8" else ("F8_E8M0",)
+    found = [source.tensors[scale] for scale in scale_names(name) if scale in source.tensors]
+    scales = [scale for scale in found if scale.spec.dtype in dtypes]
+    if len(found) != 1 or not scales or len(scales[0].spec.shape) < 2:
+        return None
+    *lead, blocks = scales[0].spec.shape
+    if codes.spec.shape != (*lead, blocks * CODE_BYTES) or 0 in codes.spec.shape:
+        return None
+    spec = TensorSpec(name, "F32", (*lead, blocks * MXFP4.block_size))
+    return Mxfp4View(source, (codes, scales[0]), spec)
+
+
+def byte_views(source: Source) -> list[View]:
+    """Views of every weight whose codes have the name of the weight and an E8M0 scale beside it."""
+    coded = (name for name, tensor in source.tensors.items() if tensor.spec.dtype in ("U8", "I8"))
+    return [view for name in coded if (view := _byte_view(source, name)) is not None]
+
+
+def _block_views(
+    source: Source,
+    name: str,
+    base: str,
+    config: dict[str, Any],
+    experts_layout: str | None,
+    fused: bool,
+) -> list[View]:
+    """gpt-oss: codes [.., O, I/32, 16], per expert where these are fused."""
+    codes = source.tensors[name]
+    scale = _scale_of(source, codes, f"{base}_scales")
+    _check_shape(source, codes, scale, (*scale.spec.shape, CODE_BYTES))
+    *lead, out, blocks = scale.spec.shape
+    cols = blocks * MXFP4.block_size
+    found = fused_weight(base)
+    if found is None or len(lead) != 1 or not fused:
+        whole = Mxfp4View(source, (codes, scale), TensorSpec(base, "F32", (*lead, out, cols)))
+        if found is not None and len(lead) == 1 and transposes_floats(config):
+            return [Mxfp4TransposedView(whole)]
+        return [whole]
+    prefix, role = found
+    about = where(source, name)
+    if role == "gate_up_proj" and out % 2:
+        raise FileFormatError(f"{about} has {out} rows an expert, which is no gate and up")
+    layout = ExpertsLayout(False, interleaving(config, experts_layout, about, prefix))
+    fused_as = _float_form(base, (lead[0], out, cols), layout, config)
+    views: list[View] = []
+    for expert in range(lead[0]):
+        for projection, rows, start, step in projections(role, out, layout):
+            spec = TensorSpec(expert_name(prefix, expert, projection), "F32", (rows, cols))
+            view = Mxfp4View(source, (codes, scale), spec, expert * out + start, step)
+            view.fused = fused_as
+            views.append(view)
+    bias = fused_biases(source).get(prefix, {}).get(role)
+    if bias is not None:
+        if bias.spec.shape != (lead[0], out):
+            raise FileFormatError(
+                f"{where(source, bias.name)} has shape {list(bias.spec.shape)}, {name!r} needs "
+                f"{[lead[0], out]}"
+            )
+        views += bias_views(source, prefix, role, bias, layout)
+    return views
+
+
+def _whole(source: Source, excluded: Excluded) -> set[str]:
+    """Modules of experts of which every fused weight is excluded."""
+    fused: dict[str, dict[str, tuple[str, int]]] = {}
+    for name, tensor in source.tensors.items():
+        base = name.removesuffix("_blocks")
+        found = fused_weight(base)
+        if base != name and found is not None and tensor.spec.shape:
+            fused.setdefault(found[0], {})[found[1]] = base, tensor.spec.shape[0]
+    return {prefix for prefix, names in fused.items() if stay_fused(prefix, names, excluded)}
+
+
+def find_views(
+    source: Source,
+    config: dict[str, Any],
+    experts_layout: str | None = None,
+    *,
+    fused: bool = True,
+    excluded: Excluded = nothing,
+) -> list[View]:
+    """Views of every MXFP4 weight, and of the biases of fused experts, from headers alone.
+
+    Args:
+        source: the stored tensors of all shards.
+        config: content of config.json.
+        experts_layout: `out_in` or `interleaved` to override the model type.
+        fused: separate fused experts; else they are one tensor as transformers keeps it, which
+            for gpt-oss is [E, in, out], and biases stay as they are stored.
+        excluded: whether a tensor is left alone; experts that are stay fused if their order is not
+            known.
+
+    Raises:
+        FileFormatError: if codes have no scales, or some that do not fit.
+        OptionError: if it cannot be told in which order gate and up are fused.
+    """
+    # Those that are decoded are separated all the same, unless nobody knows how.
+    clear = order_is_clear(config, experts_layout)
+    whole = _whole(source, excluded) if fused and not clear else set()
+    views = byte_views(source)
+    for name, tensor in source.tensors.items():
+        if tensor.spec.dtype != "U8":
+            continue
+        base = name.removesuffix("_blocks")
+        if base != name:
+            split = fused and base.rpartition(".")[0] not in whole
+            views += _block_views(source, name, base, config, experts_layout, split)
+        base = name.removesuffix("_packed")
+        scale = source.tensors.get(f"{base}_scale")
+        # NVFP4 has the same names, but scales of another type.
+        if base != name and (scale is None or scale.spec.dtype in SCALE_DTYPES):
+            views += _packed_views(source, name, base)
+    return views

@@ -1,0 +1,126 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every view of a checkpoint's stored tensors, whatever they are stored as.
+
+Decoders come first; experts are then found among the decoded tensors too, so that FP8 weights of
+fused experts are both decoded and separated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from fp4kit.checkpoint.layouts.comfy import is_marker
+from fp4kit.checkpoint.models.experts import Excluded, nothing
+from fp4kit.checkpoint.read.fp8_names import is_marker as is_fp8_marker
+from fp4kit.errors import FileFormatError
+from fp4kit.io.source import Source
+
+from . import experts, fp8, mxfp4
+from .base import Overlay, View, where
+
+#: Last parts of the names of activation scales of an older quantization.
+ACTIVATION_SCALES = (
+    "input_scale", "output_scale", "q_scale", "k_scale", "v_scale", "scale_input",
+    "activation_scale", "qscale_act",
+)  # fmt: skip
+#: Last parts of the names of weight scales, and of what they belong to.
+WEIGHT_SCALES = {
+    "weight_scale_inv": ("weight",),
+    "weight_scale": ("weight", "weight_packed"),
+    "proj_scale_inv": ("proj",),
+    "proj_scales": ("proj_blocks",),
+    "scale_weight": ("weight",),
+    "qscale_weight": ("weight",),
+}
+
+
+@dataclass(frozen=True)
+class FoundViews:
+    """What stands for the stored tensors.
+
+    Attributes:
+        views: the logical tensors that are computed.
+        dropped: stored tensors that belong to an older quantization and are not needed to decode
+            it, each with the reason.
+    """
+
+    views: list[View]
+    dropped: dict[str, str]
+
+
+def unneeded(source: Source, config: dict[str, Any], views: list[View]) -> dict[str, str]:
+    """Scales that nothing needs, with the reason."""
+    consumed = {name for view in views for name in view.consumed}
+    # Without any quantization a tensor of such a name is the model's own.
+    quantized = bool(consumed) or "quantization_config" in config
+    dropped: dict[str, str] = {}
+    for name, tensor in source.tensors.items():
+        if name in consumed:
+            continue
+        last = name.rpartition(".")[2]
+        if quantized and last in ACTIVATION_SCALES and prod(tensor.spec.shape) == 1:
+            dropped[name] = "activation scale of an older quantization"
+        if is_fp8_marker(name):
+            dropped[name] = "only says that the file was FP8"
+        if is_marker(tensor):
+            dropped[name] = "says how a layer was quantized"
+        if tensor.spec.dtype == "F8_E8M0" and last == "scale":
+            owner = f"{name.removesuffix('scale')}weight"
+            if owner not in source.tensors:
+                dropped[name] = f"scale of {owner!r}, which is not there"
+        for suffix, owners in WEIGHT_SCALES.items():
+            base = name.removesuffix(suffix)
+            if base != name and not any(base + owner in source.tensors for owner in owners):
+                dropped[name] = f"scale of {base + owners[0]!r}, which is not there"
+    return dropped
+
+
+def search(
+    source: Source,
+    config: dict[str, Any],
+    experts_layout: str | None = None,
+    layers: Mapping[str, str] | None = None,
+    *,
+    fused: bool = True,
+    excluded: Excluded = nothing,
+    unscaled_fp8: bool = False,
+) -> FoundViews:
+    """Finds every view, from headers and config.json alone.
+
+    NVFP4 codes are not decoded here: their layouts are read by `fp4kit dequantize`.
+
+    Args:
+        source: the stored tensors of all shards.
+        config: content of config.json, empty without one.
+        experts_layout: how experts are fused, `out_in`, `in_out` or `interleaved`; None to decide
+            by model type and shapes.
+        layers: modules to ComfyUI's formats, where markers or headers say them.
+        fused: separate fused experts; else weights are only decoded.
+        excluded: whether a tensor is left alone; fused experts that are stay fused.
+        unscaled_fp8: FP8 without a scale was only cast.
+
+    Raises:
+        FileFormatError: if a part of a quantized tensor is missing or does not fit.
+        OptionError: if it cannot be told how experts are fused.
+    """
+    decoded = fp8.find_views(source, config, layers, excluded=excluded, unscaled=unscaled_fp8)
+    decoded += mxfp4.find_views(source, config, experts_layout, fused=fused, excluded=excluded)
+    overlay = Overlay(source, decoded)
+    single = experts.find_views(overlay, config, experts_layout, excluded) if fused else []
+    split = {name for view in single for name in view.consumed}
+    for view in single:
+        inner = overlay.views.get(view.consumed[0])
+        if inner is not None:
+            # What is consumed is what is stored.
+            view.consumed = inner.consumed
+    views = [view for view in decoded if view.tensor.name not in split] + single
+    logical = Overlay(source, views)
+    if len(logical.views) != len(views):
+        names = [view.tensor.name for view in views]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FileFormatError(f"{where(source, twice)} is stored in two ways; remove one of them")
+    return FoundViews(views, unneeded(source, config, views))

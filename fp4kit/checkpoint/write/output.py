@@ -1,0 +1,344 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Carrying a plan out: a directory of finished files, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fp4kit.checkpoint.models.mistral import new_params
+from fp4kit.checkpoint.options import ConvertOptions
+from fp4kit.checkpoint.plan.checkpoint_plan import WRITTEN_KEY, CheckpointPlan
+from fp4kit.checkpoint.read.directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint
+from fp4kit.checkpoint.read.weight_files import INDEX_NAME
+from fp4kit.checkpoint.report import CheckpointReport, make_report
+from fp4kit.checkpoint.verify.structure import structure_faults
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.formats import DTYPES
+from fp4kit.io.files import (
+    AtomicFile,
+    InputFile,
+    Output,
+    OutputError,
+    check_output,
+    output_suffix,
+    permissions_of,
+)
+from fp4kit.io.safetensors_header import read_header
+from fp4kit.io.slabs import Progress, Tally
+
+from .shards import make_engine, write_shard, write_shards
+from .state import State, fingerprint, write_json
+
+#: Keys of config.json that describe an older quantization.
+OLD_KEYS = ("quantization_config", "compression_config", "expert_dtype")
+COPY_BYTES = 16 << 20
+
+
+def earlier_result(target: Path, planned: Sequence[str]) -> list[str]:
+    """Files of a finished result of fp4kit's that a new one takes the place of.
+
+    Args:
+        target: a directory without notes.
+        planned: what the new conversion writes.
+
+    Returns:
+        Its weight files, their index, and what else both write; relative to the directory.
+
+    Raises:
+        OptionError: if the directory holds weights that fp4kit did not write, or none at all.
+    """
+    weights = sorted(path.name for path in target.glob("*.safetensors"))
+    for name in weights:
+        if not _is_ours(target / name):
+            raise OptionError(
+                f"{target}: holds {name!r}, which fp4kit did not write, so that --force does not "
+                "replace it; choose another directory, or remove this one first"
+            )
+    if not weights:
+        raise OptionError(
+            f"{target}: is not empty and holds no result of fp4kit that --force could replace; "
+            "choose another directory"
+        )
+    indexes = [path.name for path in target.iterdir() if INDEX_NAME.fullmatch(path.name)]
+    both = [name for name in planned if os.path.lexists(target / name)]
+    return list(dict.fromkeys([*weights, *indexes, *both]))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a weight file says in its header that fp4kit wrote it."""
+    if path.is_symlink():
+        return False
+    try:
+        with InputFile(path) as file:
+            return WRITTEN_KEY in read_header(file).metadata
+    except FileFormatError:
+        return False
+
+
+def check_place(source: Path, target: Path) -> None:
+    """Refuses an output directory by where it is.
+
+    Raises:
+        OptionError: if it is the source or lies in it (or the other way round), or is a file.
+        OutputError: if it cannot be created.
+    """
+    given, wanted = Path(os.path.realpath(source)), Path(os.path.realpath(target))
+    if wanted == given or given in wanted.parents or wanted in given.parents:
+        raise OptionError(
+            f"{target}: the output must lie outside the input {source}; choose another directory"
+        )
+    if target.exists() and not target.is_dir():
+        raise OptionError(f"{target}: is a file; choose a directory for the output")
+    if not wanted.parent.is_dir():
+        raise OutputError(f"{target}: cannot be written: there is no directory {wanted.parent}")
+
+
+def check_target(
+    source: Path, target: Path, state: State, planned: Sequence[str], *, resume: bool, force: bool
+) -> list[str]:
+    """Refuses an output directory that would destroy something, before any work.
+
+    Args:
+        source: the checkpoint.
+        target: the directory.
+        state: its notes.
+        planned: files that will be written there.
+        resume: continue what an earlier run began.
+        force: replace what fp4kit wrote there.
+
+    Returns:
+        Files of a finished result that are to be replaced.
+
+    Raises:
+        OptionError: if it is the source or lies in it (or the other way round), or is not empty.
+        OutputError: if it cannot be created.
+    """
+    check_place(source, target)
+    if state.exists:
+        if not resume and not force:
+            raise OptionError(
+                f"{target}: holds an unfinished conversion; pass --resume to go on, or --force to "
+                "start over"
+            )
+        # Without a plan a run was killed as it began, or as it removed its notes at the end.
+        ended = not state.planned and any(target.glob("*.safetensors"))
+        return earlier_result(target, planned) if ended else []
+    if resume:
+        raise FileFormatError(
+            f"{target}: holds no unfinished conversion; leave --resume out to start one"
+        )
+    if not target.is_dir() or not any(target.iterdir()):
+        return []
+    if not force:
+        raise OptionError(
+            f"{target}: is not empty; choose another directory, or pass --force to replace a "
+            "result of fp4kit"
+        )
+    return earlier_result(target, planned)
+
+
+def planned_files(plan: CheckpointPlan) -> list[str]:
+    """Every file that a plan writes, relative to the output directory."""
+    checkpoint = plan.source.checkpoint
+    copied = checkpoint.others.copied
+    names = [shard.name for shard in plan.shards]
+    if len(plan.shards) > 1:
+        names.append(checkpoint.index.name)
+    return list(dict.fromkeys([*names, HF_QUANT_CONFIG, CONFIG, PARAMS, *copied]))
+
+
+def _identities(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """What changes when a file of the source is written to or replaced."""
+    paths = list(checkpoint.weight_files())
+    if checkpoint.is_directory:
+        copied = checkpoint.others.copied
+        paths += [checkpoint.path / name for name in copied]
+        paths += [path for path in checkpoint.path.glob("*.json") if path.is_file()]
+    facts = ((str(path), path.stat()) for path in paths)
+    return {name: (fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in facts}
+
+
+def _check_unchanged(checkpoint: Checkpoint, before: dict[str, tuple[int, ...]]) -> None:
+    """Refuses a result whose source has changed meanwhile.
+
+    Raises:
+        FileFormatError: naming a file.
+    """
+    now = _identities(checkpoint)
+    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+    if changed:
+        raise FileFormatError(
+            f"{changed[0]}: has changed during the conversion, so that the result was given up; "
+            "start over with --force once nothing writes to the source"
+        )
+
+
+def check_space(target: Path, needed: int) -> None:
+    """Refuses an output that the disk cannot take.
+
+    Raises:
+        OutputError: with both numbers.
+    """
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise OutputError(
+            f"{target}: cannot be written: {needed} bytes are needed, {free} are free there"
+        )
+
+
+def _missing_bytes(plan: CheckpointPlan, state: State) -> int:
+    """Bytes of the shards that are not finished yet."""
+    left = [shard for shard in plan.shards if state.done(shard.name) is None]
+    return sum(spec.nbytes for shard in left for spec in shard.specs)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copies a file atomically."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    output = Output(target, permissions_of(source), replace=True)
+    with source.open("rb") as reader, AtomicFile(output) as writer:
+        at = 0
+        while data := reader.read(COPY_BYTES):
+            writer.write_at(at, data)
+            at += len(data)
+        writer.commit()
+
+
+def copy_others(checkpoint: Checkpoint, target: Path) -> None:
+    """Copies tokenizer, generation config, chat template and whatever else is no weight."""
+    for name in checkpoint.others.copied:
+        copy_file(checkpoint.path / name, target / name)
+
+
+def new_config(config: dict[str, Any], quantization: dict[str, Any] | None) -> dict[str, Any]:
+    """config.json of the output: the source's, with the quantization replaced."""
+    result = {key: value for key, value in config.items() if key not in OLD_KEYS}
+    nested = result.get("text_config")
+    if isinstance(nested, dict):
+        result["text_config"] = {k: v for k, v in nested.items() if k not in OLD_KEYS}
+    if quantization is not None:
+        result["quantization_config"] = quantization
+    return result
+
+
+def write_index(target: Path, plan: CheckpointPlan, permissions: int) -> None:
+    """The index of a sharded checkpoint, from what was written."""
+    content = {
+        "metadata": {"total_parameters": plan.parameters, "total_size": plan.nbytes},
+        "weight_map": dict(sorted(plan.weight_map.items())),
+    }
+    write_json(target / plan.source.checkpoint.index.name, content, permissions)
+
+
+def write_documents(plan: CheckpointPlan, target: Path) -> None:
+    """Everything but the weights; config.json comes last, as engines look for it."""
+    checkpoint = plan.source.checkpoint
+    copy_others(checkpoint, target)
+    config_file = checkpoint.path / CONFIG
+    given = [*checkpoint.weight_files(), *([config_file] if config_file.is_file() else [])]
+    permissions = permissions_of(*given)
+    if len(plan.shards) > 1:
+        write_index(target, plan, permissions)
+    quantization = None
+    if plan.layout is not None and not plan.plain:
+        hf_quant = plan.layout.hf_quant_config(plan.summary)
+        if hf_quant is not None:
+            write_json(target / HF_QUANT_CONFIG, hf_quant, permissions)
+        quantization = plan.layout.quantization_config(plan.summary)
+    if checkpoint.native:
+        params = new_params(checkpoint.documents[PARAMS], plan.config, quantization)
+        write_json(target / PARAMS, params, permissions)
+    stored = checkpoint.documents.get(CONFIG, {})
+    if stored or (quantization is not None and not checkpoint.native):
+        write_json(target / CONFIG, new_config(stored | plan.config, quantization), permissions)
+
+
+def check_result(plan: CheckpointPlan, target: Path) -> None:
+    """Looks at what was written as an engine would.
+
+    A conversion of layouts keeps every value, so that the faults of its source come with it: they
+    are a warning.
+
+    Raises:
+        OutputError: with the first fault that is ours.
+    """
+    # What is no float was looked at when the plan was made; what is there was excluded, or is the
+    # model's own.
+    left = {work.tensor.name for work in plan.works if work.tensor.dtype not in DTYPES}
+    faults = structure_faults(target, unfinished=True, plain=plan.plain, excluded=left.__contains__)
+    if faults and isinstance(plan.options, ConvertOptions):
+        inherited = structure_faults(plan.source.checkpoint.path)
+        if len(inherited) >= len(faults):
+            plan.warnings.append(
+                f"the source is faulty ({len(inherited)} faults), and so is the result: "
+                f"{inherited[0]}"
+            )
+            return
+    if faults:
+        raise OutputError(
+            f"{target}: the result is faulty ({len(faults)} faults): {faults[0]}; please report it"
+        )
+
+
+def carry_out(
+    plan: CheckpointPlan,
+    target: Path,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> CheckpointReport:
+    """Writes everything that a plan says.
+
+    Args:
+        plan: what to write.
+        target: directory to create, or the file if the source is one.
+        devices: `cpu`, or CUDA devices that take the next shard in turn.
+        resume: finish what an earlier, interrupted run began.
+        force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
+        progress: called with (bytes done, bytes in all) of the source.
+
+    Raises:
+        OptionError: for an output that is not empty or is the input.
+        FileFormatError: if there is nothing to resume.
+        BackendUnavailableError: if a device cannot be used.
+        OutputError: if the output cannot be written.
+    """
+    started = time.perf_counter()
+    checkpoint = plan.source.checkpoint
+    before = _identities(checkpoint)
+    tally = Tally(progress, sum(work.tensor.spec.nbytes for work in plan.works))
+    others = checkpoint.others.nbytes
+    if not checkpoint.is_directory:
+        output_suffix(target, (".safetensors",))
+        output = check_output(checkpoint.path, target, force=force, nbytes=plan.nbytes)
+        if resume:
+            raise OptionError(f"{target}: a single file is written in one go; leave --resume out")
+        engine = make_engine(plan, devices[0])
+        write_shard(plan, plan.shards[0], output, engine, tally)
+        return make_report(plan, str(target), others, time.perf_counter() - started)
+    state = State(target, stat.S_IMODE(checkpoint.path.stat().st_mode) & 0o777)
+    planned = planned_files(plan)
+    replaced = check_target(checkpoint.path, target, state, planned, resume=resume, force=force)
+    engines = [make_engine(plan, device) for device in devices]
+    if not state.exists:  # so that nothing is left behind
+        existing = target if target.is_dir() else Path(os.path.realpath(target)).parent
+        check_space(existing, plan.nbytes + others)
+    with state:
+        wanted = fingerprint(checkpoint, plan.options)
+        state.begin(wanted, planned, resume=resume, replaced=replaced)
+        check_space(target, _missing_bytes(plan, state) + others)
+        write_shards(plan, state, engines, tally)
+        _check_unchanged(checkpoint, before)
+        write_documents(plan, target)
+        check_result(plan, target)
+        state.finish()
+    return make_report(plan, str(target), others, time.perf_counter() - started)

@@ -1,0 +1,243 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writing the weight files of a planned checkpoint, each atomically, on one or more devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, fields
+from dataclasses import replace as with_changes
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from fp4kit.backend.interface import ErrorSums
+from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, Shard
+from fp4kit.formats import ALL_RECIPES, get_recipe
+from fp4kit.io.dequantize_file import decode_tensors
+from fp4kit.io.files import Output, permissions_of
+from fp4kit.io.quantize_stream import quantize_stream
+from fp4kit.io.safetensors import SafetensorsWriter
+from fp4kit.io.slabs import Engine, Tally, Write
+from fp4kit.io.work import TensorPlan
+
+from .recode import transfers_of
+from .state import State
+from .transfer import Transfer, run_transfers
+
+#: What is noted about each tensor of a finished shard.
+NOTED = {"action", "reason", "sums", "second", "recipe"}
+
+
+def make_engine(plan: CheckpointPlan, device: str) -> Engine | None:
+    """The backend on a device, asked about everything that will occur; None if nothing will.
+
+    Raises:
+        BackendUnavailableError: with the reason.
+    """
+    decoded = [
+        (work.tensor.dtype, work.origin.plan)
+        for work in plan.works
+        if work.action == "dequantize" and work.origin is not None
+    ]
+    if decoded:
+        return Engine(device, [decoded[0][0]], "dequantize", [each for _, each in decoded])
+    entries = [
+        work.entry for work in plan.works if work.entry is not None and work.action == "quantize"
+    ]
+    if not entries:
+        return None
+    dtypes = {entry.dtype for entry in entries}
+    return Engine(device, dtypes, "quantize", [entries[0].plan])
+
+
+def write_shard(
+    plan: CheckpointPlan, shard: Shard, output: Output, engine: Engine | None, tally: Tally
+) -> None:
+    """Converts the tensors of one file and gives it its name once it is on the disk."""
+    with SafetensorsWriter(output, shard.specs, plan.metadata(shard)) as writer:
+        _convert(plan, shard, engine, writer.write, tally)
+        if not plan.source.checkpoint.is_directory:  # all files of a directory: once, at the end
+            plan.source.checkpoint.check_unchanged()
+        writer.finish()
+
+
+def _convert(
+    plan: CheckpointPlan, shard: Shard, engine: Engine | None, write: Write, tally: Tally
+) -> None:
+    works: list[TensorPlan] = []
+    transfers: list[Transfer] = []
+    for unit in shard.units:
+        taken = transfers_of(plan, unit)
+        transfers += taken
+        if not taken:
+            works += unit.works
+    # Fused experts have no origin: their source decodes them, to this they are copies.
+    decoded = [work for work in works if work.action == "dequantize" and work.origin is not None]
+    others = [work for work in works if work.action != "dequantize" or work.origin is None]
+    quantize_stream(plan.source, others, engine, write, tally)
+    if decoded:
+        assert engine is not None
+        entries = [work.origin for work in decoded if work.origin is not None]
+        size = sum(work.tensor.spec.nbytes for work in decoded)
+        counted = tally.scaled(size / max(sum(entry.nbytes for entry in entries), 1))
+        checkpoint, dtype = plan.source.checkpoint, decoded[0].tensor.dtype
+        decode_tensors(engine, checkpoint, entries, dtype, write, counted)
+    run_transfers(transfers, write, tally)
+
+
+def _results(shard: Shard) -> dict[str, Any]:
+    """What a later run needs to know about a finished shard."""
+    results = {}
+    for work in shard.works:
+        second = None if work.entry is None else work.entry.second
+        results[work.tensor.name] = {
+            "action": work.action,
+            "reason": work.reason,
+            "sums": asdict(work.sums),
+            "second": None if second is None else int(second.view(np.uint32)[0]),
+            # That of the layout where MXFP4 codes were taken over.
+            "recipe": work.entry.plan.recipe.name
+            if work.entry and work.entry.plan.recipe
+            else None,
+        }
+    return results
+
+
+def _is_complete(shard: Shard, results: dict[str, Any]) -> bool:
+    """Whether notes are those of a shard: they lie where anyone may have changed them."""
+    sums = {field.name for field in fields(ErrorSums)}
+    for work in shard.works:
+        noted = results.get(work.tensor.name)
+        if not isinstance(noted, dict) or noted.keys() != NOTED:
+            return False
+        found, second, recipe = (noted[key] for key in ("sums", "second", "recipe"))
+        if not all(isinstance(noted[key], str) for key in ("action", "reason")):
+            return False
+        if not isinstance(found, dict) or found.keys() != sums:
+            return False
+        if not all(type(value) in (int, float) for value in found.values()):
+            return False
+        if second is not None and not (type(second) is int and 0 <= second < 1 << 32):
+            return False
+        if recipe is not None and recipe not in list(ALL_RECIPES):
+            return False
+    return True
+
+
+def _restore(shard: Shard, results: dict[str, Any]) -> None:
+    """Takes over what an earlier run noted."""
+    for work in shard.works:
+        noted = results[work.tensor.name]
+        work.action, work.reason = noted["action"], noted["reason"]
+        work.sums = ErrorSums(**noted["sums"])
+        if work.entry is not None and noted["second"] is not None:
+            second = np.array([noted["second"]], np.uint32).view(np.float32)
+            recipe = get_recipe(noted["recipe"])
+            # Codes that were taken over have the recipe of the layout, and nothing was searched.
+            variant = work.entry.plan.variant if recipe == work.entry.plan.recipe else None
+            plan = with_changes(work.entry.plan, recipe=recipe, variant=variant)
+            work.entry = with_changes(work.entry, plan=plan, second=second)
+
+
+class _Workers:
+    """One thread per device; each takes the next shard until none is left or one has failed.
+
+    What is finished is noted by a thread of its own, as it is read once more for its checksum. The
+    last shard is not: without a note it is converted again if the run ends just after it.
+    """
+
+    def __init__(
+        self, plan: CheckpointPlan, state: State, tally: Tally, notes: ThreadPoolExecutor
+    ) -> None:
+        self._plan = plan
+        self._state = state
+        self._tally = tally
+        self._permissions = permissions_of(*plan.source.checkpoint.weight_files())
+        self._queue: SimpleQueue[Shard] = SimpleQueue()
+        self._failed = threading.Event()
+        self._notes = notes
+        self._noted: list[Future[None]] = []
+
+    def stop(self) -> None:
+        """Has every thread end after the shard that it is at."""
+        self._failed.set()
+
+    def add(self, shard: Shard) -> None:
+        """Queues a shard."""
+        self._queue.put(shard)
+
+    def work(self, engine: Engine | None) -> None:
+        """Converts shards on one device."""
+        try:
+            while not self._failed.is_set():
+                try:
+                    shard = self._queue.get_nowait()
+                except Empty:
+                    return
+                # One that an interrupted run finished but did not note is written again.
+                path, again = self._state.target / shard.name, self._state.resumed
+                output = Output(path, self._permissions, replace=again)
+                write_shard(self._plan, shard, output, engine, self._tally)
+                if not self._queue.empty():
+                    note = partial(self._state.record, shard.name, _results(shard))
+                    self._noted.append(self._notes.submit(note))
+        except BaseException:
+            self.stop()
+            raise
+
+    def check_notes(self) -> None:
+        """Waits for the notes.
+
+        Raises:
+            OutputError: if one could not be written.
+        """
+        for note in self._noted:
+            note.result()
+
+
+def write_shards(
+    plan: CheckpointPlan, state: State, engines: Sequence[Engine | None], tally: Tally
+) -> None:
+    """Writes every file that an earlier run has not finished.
+
+    Args:
+        plan: what to write.
+        state: notes of the conversion, begun.
+        engines: one per device.
+        tally: told about progress.
+    """
+    with ThreadPoolExecutor(1, "fp4kit-notes") as notes:
+        workers = _Workers(plan, state, tally, notes)
+        _run(workers, plan, state, engines, tally)
+        workers.check_notes()
+
+
+def _run(
+    workers: _Workers,
+    plan: CheckpointPlan,
+    state: State,
+    engines: Sequence[Engine | None],
+    tally: Tally,
+) -> None:
+    for shard in plan.shards:
+        results = state.done(shard.name)
+        if results is None or not _is_complete(shard, results):
+            workers.add(shard)
+        else:
+            _restore(shard, results)
+            tally.add(sum(work.tensor.spec.nbytes for work in shard.works))
+    if len(engines) == 1:
+        workers.work(engines[0])
+        return
+    with ThreadPoolExecutor(len(engines), "fp4kit-device") as pool:
+        try:
+            for future in [pool.submit(workers.work, engine) for engine in engines]:
+                future.result()
+        except BaseException:  # an interrupt reaches this thread only
+            workers.stop()
+            raise

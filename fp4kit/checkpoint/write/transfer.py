@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Taking codes over from one stored form to another, without decoding them.
+
+Codes and block scales keep their values; the order of nibbles, the order of scales and the
+direction of the second level change where the two forms differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from math import lcm
+
+import numpy as np
+
+from fp4kit import arrays
+from fp4kit.api.backends import get_backend
+from fp4kit.checkpoint.views.codes import Bytes, Codes, swap_nibbles
+from fp4kit.io.description import QuantizedEntry
+from fp4kit.io.quantize_stream import finish_tensor, write_codes
+from fp4kit.io.slabs import Tally, Write, WriteBehind, row_ranges, row_step, slab_plan
+
+#: From codes and scales of some rows, and the first row, to the block scales of the new form.
+ScaleMap = Callable[[Bytes, Bytes], Bytes]
+#: Bytes of codes that are handled together.
+SLAB_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One weight whose codes are taken over.
+
+    Attributes:
+        codes: the old form.
+        entry: the new one, with its second level.
+        scale_map: what becomes of its block scales, None if they stay.
+    """
+
+    codes: Codes
+    entry: QuantizedEntry
+    scale_map: ScaleMap | None = None
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes of an element of the logical tensor, in which progress is counted."""
+        return np.dtype(arrays.RAW_DTYPES[self.entry.dtype]).itemsize
+
+
+def _in_order(entry: QuantizedEntry, rows: int, packed: Bytes, scales: Bytes) -> list[Bytes]:
+    """Codes and scales of some rows as the new form orders them, flat."""
+    plan = slab_plan(entry.plan, rows)
+    if plan.format.codes_per_byte == 2 and plan.nibble_order == "high_first":
+        packed = swap_nibbles(packed)
+    if plan.scale_layout != "linear":
+        swizzled = np.empty(plan.scale_shape, np.uint8)
+        linear = np.ascontiguousarray(scales)
+        get_backend("cpu").swizzle(linear, plan.scale_layout, swizzled)
+        scales = swizzled
+    return [np.ascontiguousarray(array).reshape(-1) for array in (packed, scales)]
+
+
+def run_transfers(transfers: Iterable[Transfer], write: Write, tally: Tally) -> None:
+    """Takes every weight over: codes, block scales, second level, constants.
+
+    Args:
+        transfers: the weights.
+        write: writes bytes of an output tensor.
+        tally: told about progress, in bytes of the logical tensor.
+    """
+    with WriteBehind() as behind:
+        for transfer in transfers:
+            codes, entry = transfer.codes, transfer.entry
+            step = lcm(codes.step, row_step(entry.plan))
+            for first, last in row_ranges(
+                codes.plan.rows, codes.plan.packed_shape[1], step, SLAB_BYTES
+            ):
+                packed, scales = codes.read(first, last)
+                if transfer.scale_map is not None:
+                    scales = transfer.scale_map(packed, scales)
+                parts = _in_order(entry, last - first, packed, scales)
+                behind.submit(partial(write_codes, write, entry, first, *parts))
+                tally.add((last - first) * codes.plan.cols * transfer.logical_bytes)
+            behind.wait()
+            finish_tensor(write, entry)
