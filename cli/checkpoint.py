@@ -27,7 +27,7 @@ from fp4kit.checkpoint.options import (
 )
 from fp4kit.checkpoint.read.directory import STATE_DIR, listed
 from fp4kit.checkpoint.report import CheckpointReport
-from fp4kit.io.outcome import named
+from fp4kit.io.report import named
 
 from .options import resolve_devices
 from .output import say

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from fp4kit.checkpoint.compare import compare_paths
-from fp4kit.io.foreign import check_source
-from fp4kit.io.outcome import named
-from fp4kit.io.report import FileReport
+from fp4kit.io.read.open import check_source
+from fp4kit.io.report import FileReport, named
 
 from .options import (
     all_option,

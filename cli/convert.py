@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
-from fp4kit.io.foreign import check_source
+from fp4kit.io.read.open import check_source
 
 from . import checkpoint
 from .options import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from fp4kit.checkpoint.compare import is_checkpoint
-from fp4kit.io.convert import dequantize_file
-from fp4kit.io.foreign import check_source
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.read.open import check_source
 
 from . import checkpoint
 from .options import (

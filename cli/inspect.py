@@ -10,8 +10,8 @@ import click
 
 from fp4kit.checkpoint.compare import is_checkpoint
 from fp4kit.checkpoint.inspect import inspect_checkpoint
-from fp4kit.io.convert import inspect_file
-from fp4kit.io.foreign import check_source
+from fp4kit.io.inspect import inspect_file
+from fp4kit.io.read.open import check_source
 
 from .options import json_option, source_argument
 from .output import print_json

@@ -14,11 +14,11 @@ from click.core import ParameterSource
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.checkpoint.views.decoded_file import decoded_file
 from fp4kit.formats import ALL_FORMATS
-from fp4kit.io.cast import CASTS
-from fp4kit.io.convert import plan_quantize_file, quantize_file
-from fp4kit.io.foreign import check_source
-from fp4kit.io.naming import Patterns
+from fp4kit.io.quantize import plan_quantize_file, quantize_file
+from fp4kit.io.read.cast import CASTS
+from fp4kit.io.read.open import check_source
 from fp4kit.io.report import QuantizeOptions
+from fp4kit.io.tensor_names import Patterns
 
 from . import checkpoint
 from .options import (

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fp4kit.errors import OptionError
-from fp4kit.io.files import AtomicFile, Output, OutputError
 from fp4kit.io.report import FileReport
+from fp4kit.io.write.files import AtomicFile, Output, OutputError
 
 from .reports import report_json
 

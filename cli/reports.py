@@ -8,8 +8,7 @@ import math
 from typing import Any
 
 from fp4kit import ErrorStats
-from fp4kit.io.outcome import advice
-from fp4kit.io.report import FileReport, TensorReport
+from fp4kit.io.report import FileReport, TensorReport, advice
 
 from .output import print_json, say
 from .tables import print_report

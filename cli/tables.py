@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace as with_changes
 
 from fp4kit import ErrorStats
-from fp4kit.io.naming import kind_of
-from fp4kit.io.report import FileReport, TensorReport
+from fp4kit.io.report import FileReport, TensorReport, kind_of
 
 from .output import Column, print_lines, print_table
 from .text import UNKNOWN, decibels, number, percent, shape_text, size

@@ -10,7 +10,7 @@ import click
 
 from fp4kit.checkpoint.verify.notes import reader_notes
 from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults
-from fp4kit.io.foreign import check_source
+from fp4kit.io.read.open import check_source
 
 from .options import (
     FILE,

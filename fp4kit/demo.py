@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .io.files import check_output, output_suffix
-from .io.safetensors import SafetensorsWriter, TensorSpec
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.write.files import check_output, output_suffix
+from fp4kit.io.write.safetensors import SafetensorsWriter
 
 SEED = 20260828
 HIDDEN = 512

@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 
 import fp4kit
-from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.write.safetensors import SafetensorsWriter
 
 #: NumPy's types of safetensors' element types; those of the second kind are raw bytes.
 DTYPES = {

@@ -58,7 +58,7 @@ def run(*args, cwd=None, **env):
 
 def run_script(script, *args):
     """The entry point, after `script` has replaced something."""
-    code = f"import sys, fp4kit.io.convert as convert\n{script}\n"
+    code = f"import sys, fp4kit.io.inspect, fp4kit.io.quantize\n{script}\n"
     code += f"sys.argv = {['fp4kit', *map(str, args)]!r}\nfrom fp4kit.cli.entry import main\nmain()"
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False

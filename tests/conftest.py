@@ -15,7 +15,7 @@ import pytest
 
 import fp4kit
 from fp4kit.api.backends import BACKEND_NAMES, get_backend
-from fp4kit.io import slabs
+from fp4kit.io.stream import chunks
 from sample_arrays import NUMPY
 
 # Their assertions, too, say what they compared.
@@ -169,9 +169,9 @@ def _without_waiting_for_the_disk(
 
 @pytest.fixture
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts everything above a few kilobytes into slabs."""
-    monkeypatch.setattr(slabs, "WHOLE_BYTES", 8 << 10)
-    monkeypatch.setattr(slabs, "SLAB_BYTES", 4 << 10)
+    """Cuts everything above a few kilobytes into chunks."""
+    monkeypatch.setattr(chunks, "WHOLE_BYTES", 8 << 10)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 << 10)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from fp4kit.io import gpu_memory, gpu_pipeline, slabs
+from fp4kit.io.stream import chunks, gpu_memory, gpu_pipeline
 
 
 class FakeEvent:
@@ -45,7 +45,7 @@ class FakeStream:
 
 
 class FakeCuda:
-    """As :class:`fp4kit.io.gpu_memory.Cuda`; memory that nobody has written holds a pattern."""
+    """As :class:`fp4kit.io.stream.gpu_memory.Cuda`; memory never written holds a pattern."""
 
     def __init__(self, origin):
         pass
@@ -87,10 +87,10 @@ def install(monkeypatch):
     monkeypatch.setattr(gpu_memory, "slot_size", lambda count: -(-count // 1024) * 1024)
     monkeypatch.setattr(gpu_pipeline, "slot_size", lambda count: -(-count // 1024) * 1024)
     monkeypatch.setattr(gpu_pipeline, "PIECE_BYTES", 512)
-    original = slabs.Engine.__init__
+    original = chunks.DeviceBackend.__init__
 
     def on_gpu(self, device, *args):
         original(self, "cpu", *args)
         self.on_gpu = device.startswith("cuda")
 
-    monkeypatch.setattr(slabs.Engine, "__init__", on_gpu)
+    monkeypatch.setattr(chunks.DeviceBackend, "__init__", on_gpu)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from fp4kit.io.safetensors import DTYPES, TensorSpec
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.containers import DTYPES, TensorSpec
+from fp4kit.io.read.source import Source, SourceTensor
 
 
 class ArraySource(Source):

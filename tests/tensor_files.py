@@ -8,8 +8,8 @@ import numpy as np
 import safetensors.numpy
 from safetensors import safe_open
 
-from fp4kit.io.safetensors import SafetensorsWriter
-from fp4kit.io.source import open_source
+from fp4kit.io.read.open import open_source
+from fp4kit.io.write.safetensors import SafetensorsWriter
 from sample_arrays import NUMPY
 
 

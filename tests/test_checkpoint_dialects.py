@@ -15,7 +15,7 @@ from fp4kit.checkpoint.operations import (
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError
-from fp4kit.io.quantize_file import quantize_file
+from fp4kit.io.quantize import quantize_file
 from fp4kit.io.report import QuantizeOptions
 
 

@@ -19,7 +19,7 @@ from fp4kit.checkpoint.operations import (
 from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.errors import FileFormatError, Fp4kitError, OptionError
-from fp4kit.io.files import OutputError
+from fp4kit.io.write.files import OutputError
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-{:05d}-of-00003.safetensors"

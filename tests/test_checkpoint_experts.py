@@ -18,7 +18,8 @@ from fp4kit.checkpoint.views import experts as expert_views
 from fp4kit.checkpoint.views import search as view_search
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.write.safetensors import SafetensorsWriter
 
 P = "model.layers.0.mlp.experts"
 RAW = {"F32": np.uint32, "BF16": np.uint16, "F16": np.uint16}

@@ -15,7 +15,7 @@ from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.checkpoint.views import joined as expert_join
 from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY
-from fp4kit.io import slabs
+from fp4kit.io.stream import chunks
 from fused_experts import (
     KINDS,
     E,
@@ -140,12 +140,12 @@ def test_dense_models_and_single_experts_have_no_note(tmp_path):
 @pytest.mark.parametrize("kind", ["mistral4", "llama4_text", "gpt_oss"])
 @pytest.mark.parametrize("layout", ["compressed-tensors", "comfy"])
 def test_streamed_in_slabs(tmp_path, monkeypatch, kind, layout):
-    """A tensor larger than a slab, whose slabs end in the midst of an expert and of its rows."""
+    """A tensor larger than a chunk, whose chunks end in the midst of an expert and of its rows."""
     tensors, config = model(kind)
     out = quantize(save(tmp_path / "source", tensors, config), tmp_path / "out", layout=layout)
     single = singles(out, tmp_path / "single")
-    monkeypatch.setattr(slabs, "WHOLE_BYTES", 3000)
-    monkeypatch.setattr(slabs, "SLAB_BYTES", 3000)
+    monkeypatch.setattr(chunks, "WHOLE_BYTES", 3000)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
     monkeypatch.setattr(expert_join, "READ_BYTES", 700)
     asked = []
     reading = expert_join.JoinedView.outputs

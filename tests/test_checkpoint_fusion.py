@@ -15,7 +15,7 @@ from fp4kit.checkpoint.models.fusion import FUSED, absent_siblings, fusion_group
 from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.verify.structure import structure_faults
-from fp4kit.io import slabs
+from fp4kit.io.stream import chunks
 
 #: checkpoints.md, section 3.
 TABLE = [
@@ -172,15 +172,15 @@ def test_members_share_one_scale_from_every_shard(checkpoints, tmp_path, members
 
 
 @settings(max_examples=8, deadline=None)
-@given(whole=st.integers(1, 60_000), slab=st.integers(300, 20_000))
-def test_groups_of_any_size_in_slabs_of_any_size(checkpoints, tmp_path_factory, whole, slab):
+@given(whole=st.integers(1, 60_000), chunk=st.integers(300, 20_000))
+def test_groups_of_any_size_in_slabs_of_any_size(checkpoints, tmp_path_factory, whole, chunk):
     """Larger than what is read at once or not: two passes over the data, or one."""
     tensors, config = checkpoints.llama(1, dtype="F32")
-    folder = tmp_path_factory.mktemp("slabs")
+    folder = tmp_path_factory.mktemp("chunks")
     source = checkpoints.save(folder / "in", tensors, config, shards=2)
     quantize_checkpoint(source, folder / "plain", CheckpointOptions())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(slabs, "WHOLE_BYTES", whole)
-        patched.setattr(slabs, "SLAB_BYTES", slab)
+        patched.setattr(chunks, "WHOLE_BYTES", whole)
+        patched.setattr(chunks, "CHUNK_BYTES", chunk)
         quantize_checkpoint(source, folder / "cut", CheckpointOptions())
     assert checkpoints.digest(folder / "cut") == checkpoints.digest(folder / "plain")

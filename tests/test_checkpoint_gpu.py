@@ -20,8 +20,8 @@ from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.views.base import RowView
 from fp4kit.checkpoint.write import shards
 from fp4kit.errors import NonFiniteError
-from fp4kit.io import gpu_pipeline
-from fp4kit.io.files import AtomicFile, OutputError
+from fp4kit.io.stream import gpu_pipeline
+from fp4kit.io.write.files import AtomicFile, OutputError
 
 #: Bytes that stay on a device: all groups, some of them, none.
 RESIDENT = {"held": 1 << 30, "some": 24 << 10, "twice": 0}
@@ -38,7 +38,7 @@ def gpu(request):
 @pytest.fixture
 def small(monkeypatch):
     """Slabs of a few rows, and results that have to wait for writers."""
-    monkeypatch.setattr(gpu_pipeline, "GPU_SLAB_BYTES", 4 << 10)
+    monkeypatch.setattr(gpu_pipeline, "GPU_CHUNK_BYTES", 4 << 10)
     monkeypatch.setattr(gpu_pipeline, "RESULT_BYTES", 8 << 10)
 
 
@@ -173,7 +173,7 @@ def test_views_are_read_in_whole_slabs_and_stored_tensors_in_pieces(
     recording(RowView, computed, lambda *_: True)
     recording(Checkpoint, stored, lambda _, args: tensors[args[0]][1].ndim == 2)
     quantize_checkpoint(source, tmp_path / "q", CheckpointOptions(), devices=("cuda",))
-    # Down: 64 rows of 64 bytes; gate and up: 32 of 128. Each is one slab of 4 KiB.
+    # Down: 64 rows of 64 bytes; gate and up: 32 of 128. Each is one chunk of 4 KiB.
     assert {size for _, size in computed} == {4 << 10}
     assert max(size for _, size in stored) == gpu_pipeline.PIECE_BYTES
     assert len({thread for thread, _ in computed | stored}) > 1

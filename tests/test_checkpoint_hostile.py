@@ -21,7 +21,7 @@ from fp4kit.checkpoint.read import json_files
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.file_pool import FilePool
+from fp4kit.io.read.files import FilePool
 
 KINDS = ["dangling", "folder", "pipe", "device", "endless"]
 

@@ -73,7 +73,7 @@ def test_any_range_of_a_cast(stored, dtype, data, experts, out, blocks):
 
 
 def test_a_cast_slab_reads_matrices_few_times(stored):
-    """Columns of a matrix cost a pass over all of it: one for the slab, not one a megabyte."""
+    """Columns of a matrix cost a pass over all of it: one for the chunk, not one a megabyte."""
     experts, out, blocks = 3, 1440, 24
     source, (view,) = gpt_oss(stored, experts, out, blocks)
     size = experts * out * blocks * 32 * 4

@@ -153,7 +153,7 @@ def test_one_nonzero_code_counts_wherever_it_is():
 
 
 def test_a_group_shares_the_largest_exponent(stored):
-    """gate and up of one expert, from alternating rows of one tensor, read in slabs."""
+    """gate and up of one expert, from alternating rows of one tensor, read in chunks."""
     rng = np.random.default_rng(0)
     blocks = rng.integers(1, 8, (1, 40, 2, 16), np.uint8)
     scales = rng.integers(110, 120, (1, 40, 2), np.uint8)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory of whole checkpoints: 1 GB at most, however large the model and its tensors are.
 
-The normal tests take a part of everything: of the models (rows or experts) and of the slabs.
+The normal tests take a part of everything: of the models (rows or experts) and of the chunks.
 What is then allowed is a part of what is left of 1 GB beside Python and its libraries, and the
 few buffers that do not shrink. `-m slow` runs the real sizes, with a model of 8 GB, and needs 25 GB
 of disk.
@@ -22,12 +22,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fp4kit.io.safetensors import DTYPES, TensorSpec
-from fp4kit.io.slabs import byte_ranges
-from fp4kit.io.source import SourceTensor
+from fp4kit.io.containers import DTYPES, TensorSpec
+from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.stream.chunks import byte_ranges
 
 LIMIT = 10**9
-#: What the models and slabs of the normal tests are divided by, and the models of warming up.
+#: What the models and chunks of the normal tests are divided by, and the models of warming up.
 SCALED, SMALL = 32, 256
 #: Of the libraries 200 MB are resident; readers' pieces, copies and checks keep their size.
 SCALED_LIMIT = (LIMIT - 200_000_000) // SCALED + 10_000_000
@@ -40,15 +40,15 @@ from fp4kit.checkpoint.views import logical
 from fp4kit.checkpoint.write import transfer
 from fp4kit.checkpoint.views import base as views
 from fp4kit.cli.main import cli
-from fp4kit.io import slabs
+from fp4kit.io import chunks
 
 def resident(key):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
 
 cases, scale = json.loads(sys.argv[1])
-constants = [(slabs, "WHOLE_BYTES"), (slabs, "SLAB_BYTES"), (views, "PIECE_BYTES"),
-             (logical, "WIDE_BYTES"), (transfer, "SLAB_BYTES")]
+constants = [(chunks, "WHOLE_BYTES"), (chunks, "CHUNK_BYTES"), (views, "PIECE_BYTES"),
+             (logical, "WIDE_BYTES"), (transfer, "CHUNK_BYTES")]
 for module, name in constants:
     setattr(module, name, getattr(module, name) // scale)
 if scale > 1:

@@ -17,7 +17,7 @@ from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
-from fp4kit.io.safetensors import SafetensorsWriter
+from fp4kit.io.write.safetensors import SafetensorsWriter
 from fp4kit.reference import codecs
 
 #: (layout, format, recipe or scale rule) of everything that can be written.

@@ -21,7 +21,7 @@ from fp4kit.checkpoint.read.directory import STATE_DIR, Checkpoint
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.checkpoint.write.state import State
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
-from fp4kit.io.files import OutputError
+from fp4kit.io.write.files import OutputError
 
 SMALL = 12_000
 #: Operation, its options; all of them read what `make_source` gives.

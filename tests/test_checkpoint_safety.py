@@ -16,7 +16,7 @@ from fp4kit.checkpoint.read.directory import STATE_DIR
 from fp4kit.checkpoint.write import output
 from fp4kit.checkpoint.write.state import State, checksum
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.files import OutputError
+from fp4kit.io.write.files import OutputError
 
 SMALL = CheckpointOptions(max_shard_size=9000)
 

@@ -108,14 +108,14 @@ def test_unquantizable_files_are_no_success(tmp_path):
 def test_bugs_keep_their_traceback(model_file, monkeypatch):
     monkeypatch.setattr("fp4kit.cli.inspect.inspect_file", lambda path: 1 / 0)
     assert isinstance(invoke("inspect", model_file).exception, ZeroDivisionError)
-    script = "convert.inspect_file = lambda path: 1 / 0"
+    script = "fp4kit.io.inspect.inspect_file = lambda path: 1 / 0"
     result = run_script(script, "inspect", model_file)
     assert result.returncode == 1
     assert "ZeroDivisionError" in result.stderr
 
 
 def test_interrupt_exits_130_without_a_traceback(model_file, tmp_path):
-    script = "def stop(*args): raise KeyboardInterrupt\nconvert.quantize_file = stop"
+    script = "def stop(*args): raise KeyboardInterrupt\nfp4kit.io.quantize.quantize_file = stop"
     result = run_script(script, "quantize", model_file, "--device", "cpu")
     assert (result.returncode, result.stdout) == (130, "")
     assert "Traceback" not in result.stderr
@@ -130,7 +130,7 @@ def stop(*args):
         time.sleep(60)
     finally:
         print("cleaned up")
-convert.quantize_file = stop
+fp4kit.io.quantize.quantize_file = stop
 """
     result = run_script(script, "quantize", model_file, "--device", "cpu")
     assert (result.returncode, result.stdout) == (143, "cleaned up\n")

@@ -13,7 +13,8 @@ import safetensors.numpy
 
 import fp4kit
 from command_line import WEIGHTS, fail, invoke, load, succeed
-from fp4kit.io.naming import Patterns, grouped
+from fp4kit.io.report import grouped
+from fp4kit.io.tensor_names import Patterns
 
 
 def save(path, **arrays):

@@ -26,12 +26,12 @@ def test_signals_while_a_command_starts(model_file, tmp_path, number):
         script = (
             "import sys, time\nfrom fp4kit.cli import interrupts\ninterrupts.prepare()\n"
             "print('ready', flush=True)\n"
-            "import fp4kit.io.quantize_stream as stream\nreal = stream.quantize_stream\n"
+            "import fp4kit.io.quantize_tensors as stream\nreal = stream.quantize_tensors\n"
             "from fp4kit.cli.entry import main\n"
             f"sys.argv = ['fp4kit', 'quantize', {str(model_file)!r}, '-o', {str(target)!r}]\n"
-            "import fp4kit.io.quantize_file as work\n"
+            "import fp4kit.io.quantize as work\n"
             "def slow(*args):\n    time.sleep(3)\n    return real(*args)\n"
-            "work.quantize_stream = slow\nmain()"
+            "work.quantize_tensors = slow\nmain()"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", script],
@@ -55,15 +55,15 @@ def test_signals_while_a_command_starts(model_file, tmp_path, number):
 def test_a_swallowed_signal_still_ends_the_command(model_file, tmp_path):
     """What a handler raises inside a callback of the collector is printed and forgotten."""
     script = """
-import fp4kit.io.quantize_file as work, os, signal, weakref
-real = work.quantize_stream
+import fp4kit.io.quantize as work, os, signal, weakref
+real = work.quantize_tensors
 class Thing: pass
 def swallowed(*args):
     thing = Thing()
     reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
     del thing
     return real(*args)
-work.quantize_stream = swallowed
+work.quantize_tensors = swallowed
 """
     target = tmp_path / "out.safetensors"
     result = run_script(script, "quantize", model_file, "-o", target, "--device", "cpu")

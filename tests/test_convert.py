@@ -13,17 +13,15 @@ import pytest
 import fp4kit
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, NIBBLE_ORDERS, SCALE_LAYOUTS, SCALE_RULES
-from fp4kit.io import slabs
-from fp4kit.io.convert import (
-    QuantizeOptions,
-    compare_files,
-    dequantize_file,
-    inspect_file,
-    plan_quantize_file,
-    quantize_file,
-)
-from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec
-from fp4kit.io.source import open_source
+from fp4kit.io.compare import compare_files
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.inspect import inspect_file
+from fp4kit.io.quantize import plan_quantize_file, quantize_file
+from fp4kit.io.read.open import open_source
+from fp4kit.io.report import QuantizeOptions
+from fp4kit.io.stream import chunks
+from fp4kit.io.write.safetensors import SafetensorsWriter
 from sample_arrays import NUMPY
 from tensor_files import metadata_of, random_array, read_all, save
 
@@ -116,8 +114,8 @@ def test_slabs_give_identical_files(rule, layout, tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
     calls = []
     first = quantize_file(source, whole, options)
-    monkeypatch.setattr(slabs, "WHOLE_BYTES", 8 << 10)
-    monkeypatch.setattr(slabs, "SLAB_BYTES", 4 << 10)
+    monkeypatch.setattr(chunks, "WHOLE_BYTES", 8 << 10)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 << 10)
     second = quantize_file(source, cut, options, lambda *done: calls.append(done))
     assert cut.read_bytes() == whole.read_bytes()
     assert calls[-1] == (sum(x.nbytes for x in arrays.values()),) * 2
@@ -128,7 +126,7 @@ def test_slabs_give_identical_files(rule, layout, tmp_path, monkeypatch):
             assert other.stats.saturated == one.stats.saturated
             assert other.stats.scale_underflow == one.stats.scale_underflow
             assert other.stats.mse == pytest.approx(one.stats.mse, rel=1e-12)
-    # Back again, and compared, in slabs as well.
+    # Back again, and compared, in chunks as well.
     dequantize_file(cut, tmp_path / "cut.npz", "float16")
     monkeypatch.undo()
     dequantize_file(cut, tmp_path / "whole.npz", "float16")
@@ -349,7 +347,7 @@ def test_nothing_is_quantized_twice(tmp_path):
 MEASURED = """
 import resource, sys, time
 from pathlib import Path
-from fp4kit.io.convert import QuantizeOptions, quantize_file
+from fp4kit.io.quantize import QuantizeOptions, quantize_file
 started = time.perf_counter()
 quantize_file(Path(sys.argv[1]), Path(sys.argv[2]), QuantizeOptions())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter() - started)

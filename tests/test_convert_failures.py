@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
-from fp4kit.io.convert import QuantizeOptions, dequantize_file, quantize_file
-from fp4kit.io.files import OutputError
-from fp4kit.io.source import open_source
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.quantize import quantize_file
+from fp4kit.io.read.open import open_source
+from fp4kit.io.report import QuantizeOptions
+from fp4kit.io.write.files import OutputError
 from tensor_files import random_array, save
 
 
@@ -112,7 +114,7 @@ def test_a_read_only_directory_is_refused(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from fp4kit.io.convert import QuantizeOptions, quantize_file
+from fp4kit.io.quantize import QuantizeOptions, quantize_file
 
 def stall(done, total):
     print("working", flush=True)

@@ -11,14 +11,12 @@ import pytest
 import fp4kit
 from fp4kit.errors import FileFormatError, ShapeError
 from fp4kit.formats import SCALE_LAYOUTS
-from fp4kit.io.convert import (
-    QuantizeOptions,
-    compare_files,
-    dequantize_file,
-    inspect_file,
-    quantize_file,
-)
-from fp4kit.io.safetensors import TensorSpec
+from fp4kit.io.compare import compare_files
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.inspect import inspect_file
+from fp4kit.io.quantize import quantize_file
+from fp4kit.io.report import QuantizeOptions
 from tensor_files import metadata_of, random_array, read_all, save, write_file
 
 # ------------------------------------------------------------------------------------------------

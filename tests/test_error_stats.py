@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Error statistics: by hand, at the corners, of slabs."""
+"""Error statistics: by hand, at the corners, of chunks."""
 
 from __future__ import annotations
 

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io import files
-from fp4kit.io.files import AtomicFile, InputFile, OutputError, check_output, sniff
-from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec
-from fp4kit.io.source import open_source
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.read.files import InputFile
+from fp4kit.io.read.kinds import sniff
+from fp4kit.io.read.open import open_source
+from fp4kit.io.write import files
+from fp4kit.io.write.files import AtomicFile, OutputError, check_output
+from fp4kit.io.write.safetensors import SafetensorsWriter
 from tensor_files import entry, file_bytes, read_one, write_file
 
 

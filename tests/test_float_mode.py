@@ -19,7 +19,9 @@ from fp4kit.cpu import cast as cpu_cast
 from fp4kit.cpu import float8 as cpu_float8
 from fp4kit.cpu import threads as cpu_threads
 from fp4kit.errors import BackendUnavailableError
-from fp4kit.io.convert import compare_files, dequantize_file, quantize_file
+from fp4kit.io.compare import compare_files
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.quantize import quantize_file
 from fp4kit.io.report import QuantizeOptions
 from parity_cases import OPTIONS, OUTPUT_OF
 from sample_arrays import NUMPY

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import safetensors
 
-from fp4kit.io import safetensors_header
-from fp4kit.io.dequantize_file import dequantize_file
-from fp4kit.io.description import METADATA_KEY, find_quantized
-from fp4kit.io.numpy_files import RECORD_MEMBER
-from fp4kit.io.quantize_file import QuantizeOptions, quantize_file
-from fp4kit.io.safetensors import DTYPES
-from fp4kit.io.source import open_source
+from fp4kit.io.containers import DTYPES
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.metadata import METADATA_KEY, find_quantized
+from fp4kit.io.quantize import QuantizeOptions, quantize_file
+from fp4kit.io.read import safetensors as reader
+from fp4kit.io.read.npy import RECORD_MEMBER
+from fp4kit.io.read.open import open_source
 from fuzzing import NeverUnpickled, as_text, damage_bytes, damage_values, fuzz
 from tensor_files import file_bytes, random_array, read_one, save
 
@@ -69,7 +69,7 @@ def test_safetensors_headers(times):
             length = rng.choice([0, 1, 2, length - 1, length + 1, 2**32, 2**63, 2**64 - 1])
         data = rng.randbytes(max(size + rng.choice([0, 0, 0, 0, -1, 1]), 0))
         content = length.to_bytes(8, "little") + text + data
-        parsed = safetensors_header.parse_header(content, len(content), "f.safetensors")
+        parsed = reader.parse_header(content, len(content), "f.safetensors")
         read[0] += 1
         for spec, start in parsed.tensors.values():
             assert 8 <= start <= start + spec.nbytes <= len(content)

@@ -10,8 +10,10 @@ import pytest
 import safetensors.numpy
 
 from fp4kit.errors import NonFiniteError
-from fp4kit.io import gpu_pipeline
-from fp4kit.io.convert import QuantizeOptions, dequantize_file, quantize_file
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.quantize import quantize_file
+from fp4kit.io.report import QuantizeOptions
+from fp4kit.io.stream import gpu_pipeline
 
 
 def arrays():
@@ -32,10 +34,10 @@ def arrays():
 @pytest.mark.parametrize("resident", [1 << 30, 20 << 10, 0], ids=["held", "some", "twice"])
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8"])
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
-@pytest.mark.parametrize("slab", [4 << 10, 64 << 20])
-def test_same_bytes(fake_gpu, tmp_path, monkeypatch, resident, format, layout, slab):
+@pytest.mark.parametrize("chunk", [4 << 10, 64 << 20])
+def test_same_bytes(fake_gpu, tmp_path, monkeypatch, resident, format, layout, chunk):
     monkeypatch.setattr(gpu_pipeline, "RESIDENT_BYTES", resident)
-    monkeypatch.setattr(gpu_pipeline, "GPU_SLAB_BYTES", slab)
+    monkeypatch.setattr(gpu_pipeline, "GPU_CHUNK_BYTES", chunk)
     monkeypatch.setattr(gpu_pipeline, "RESULT_BYTES", 8 << 10)
     source = tmp_path / "in.safetensors"
     safetensors.numpy.save_file(arrays(), source)
@@ -66,7 +68,7 @@ def test_same_bytes(fake_gpu, tmp_path, monkeypatch, resident, format, layout, s
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
 def test_same_bytes_of_padded_and_cast_rows(fake_gpu, tmp_path, monkeypatch, format, layout):
-    monkeypatch.setattr(gpu_pipeline, "GPU_SLAB_BYTES", 4 << 10)
+    monkeypatch.setattr(gpu_pipeline, "GPU_CHUNK_BYTES", 4 << 10)
     rng = np.random.default_rng(1)
     source = tmp_path / "in.npz"
     np.savez(source, wide=rng.standard_normal((300, 77)), odd=rng.standard_normal((2, 9, 5)))
@@ -84,7 +86,7 @@ def test_same_bytes_of_padded_and_cast_rows(fake_gpu, tmp_path, monkeypatch, for
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nonfinite(fake_gpu, tmp_path, monkeypatch, value):
-    monkeypatch.setattr(gpu_pipeline, "GPU_SLAB_BYTES", 4 << 10)
+    monkeypatch.setattr(gpu_pipeline, "GPU_CHUNK_BYTES", 4 << 10)
     x = arrays()
     x["b"][1, 3, 5] = value
     source = tmp_path / "in.safetensors"
@@ -99,9 +101,9 @@ def test_nonfinite(fake_gpu, tmp_path, monkeypatch, value):
 
 
 def test_failing_writer(fake_gpu, tmp_path, monkeypatch):
-    from fp4kit.io.files import AtomicFile, OutputError
+    from fp4kit.io.write.files import AtomicFile, OutputError
 
-    monkeypatch.setattr(gpu_pipeline, "GPU_SLAB_BYTES", 4 << 10)
+    monkeypatch.setattr(gpu_pipeline, "GPU_CHUNK_BYTES", 4 << 10)
     monkeypatch.setattr(gpu_pipeline, "RESULT_BYTES", 8 << 10)
     source = tmp_path / "in.safetensors"
     safetensors.numpy.save_file(arrays(), source)

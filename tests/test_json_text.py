@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 
 from fp4kit.errors import Fp4kitError, brief
-from fp4kit.io import json_text
-from fp4kit.io.json_text import strict_json
+from fp4kit.io.read import json_text
+from fp4kit.io.read.json_text import strict_json
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a"\\[]{},:é\n'),

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp4kit.errors import DtypeError, FileFormatError, OptionError
-from fp4kit.io import numpy_files
-from fp4kit.io.files import OutputError
-from fp4kit.io.numpy_files import RECORD_MEMBER, parse_array_header
-from fp4kit.io.numpy_writers import NpyWriter, NpzWriter
-from fp4kit.io.safetensors import TensorSpec
-from fp4kit.io.source import open_source
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.read import npy as npy_files
+from fp4kit.io.read.npy import RECORD_MEMBER, parse_array_header
+from fp4kit.io.read.open import open_source
+from fp4kit.io.write.files import OutputError
+from fp4kit.io.write.npy import NpyWriter
+from fp4kit.io.write.npz import NpzWriter
 
 STORABLE = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64"
@@ -202,7 +203,7 @@ def test_damaged_npy_headers_parse_or_are_refused(position, patch):
             header = parse_array_header(data, "f.npy")
         except FileFormatError:
             continue
-        assert isinstance(numpy_files.element_type(header, None)[1], str)
+        assert isinstance(npy_files.element_type(header, None)[1], str)
 
 
 def test_damaged_archives_are_refused(tmp_path):
@@ -356,7 +357,7 @@ def test_failures_leave_nothing_behind(kind, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(numpy_files.np.lib.format, "write_array", fail)
+    monkeypatch.setattr(npy_files.np.lib.format, "write_array", fail)
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OutputError, match="No space left"):
         write(writer, [(spec, bytes(spec.nbytes))])

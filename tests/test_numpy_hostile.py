@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 from fp4kit.errors import DtypeError, FileFormatError, NonFiniteError
-from fp4kit.io import archives, numpy_files
-from fp4kit.io.archives import name_fault
-from fp4kit.io.numpy_files import RECORD_MEMBER, parse_array_header
-from fp4kit.io.numpy_writers import NpyWriter, NpzWriter
-from fp4kit.io.quantize_file import QuantizeOptions, quantize_file
-from fp4kit.io.safetensors import TensorSpec
-from fp4kit.io.source import open_source
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.quantize import QuantizeOptions, quantize_file
+from fp4kit.io.read import npy as npy_files
+from fp4kit.io.read import npz
+from fp4kit.io.read.npy import RECORD_MEMBER, parse_array_header
+from fp4kit.io.read.open import open_source
+from fp4kit.io.write.npy import NpyWriter
+from fp4kit.io.write.npz import NpzWriter, name_fault
 from tensor_files import read_one
 
 
@@ -119,12 +120,12 @@ def test_escapes_in_headers_warn_nobody():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         header = parse_array_header(npy(descr="'\\d'"), "w")
-    assert numpy_files.element_type(header, None)[0] is None
+    assert npy_files.element_type(header, None)[0] is None
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "text", "dangling", "large", "other"])
 def test_what_lies_beside_an_npy_is_only_read_if_it_is_a_record(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(numpy_files, "MAX_SIDECAR", 1000)
+    monkeypatch.setattr(npy_files, "MAX_SIDECAR", 1000)
     path, side = tmp_path / "w.npy", tmp_path / "w.npy.json"
     {
         "pipe": lambda: os.mkfifo(side),
@@ -152,7 +153,7 @@ def test_what_lies_beside_an_npy_is_only_read_if_it_is_a_record(kind, tmp_path, 
 @pytest.mark.parametrize("dtype", ["<f4", ">i2", "u1", ">c8"])
 @pytest.mark.parametrize("piece", [1, 16, 1 << 20])
 def test_any_range_of_a_fortran_array_is_read(shape, dtype, piece, tmp_path, monkeypatch):
-    monkeypatch.setattr(numpy_files, "_PIECE", piece)
+    monkeypatch.setattr(npy_files, "_PIECE", piece)
     array = np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
     path = tmp_path / "w.npy"
     np.save(path, np.asfortranarray(array))
@@ -176,7 +177,7 @@ def test_any_range_of_a_fortran_array_is_read(shape, dtype, piece, tmp_path, mon
 def test_large_fortran_arrays_are_refused_where_memory_is_not_bounded(
     shape, npy_too, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(numpy_files, "MAX_REORDERED", 63)
+    monkeypatch.setattr(npy_files, "MAX_REORDERED", 63)
     array = np.asfortranarray(np.arange(16, dtype="f4").reshape(shape))
     np.savez_compressed(tmp_path / "w.npz", w=array)
     assert "member 'w.npy': takes 64 bytes in Fortran order" in refused(tmp_path / "w.npz")
@@ -186,7 +187,7 @@ def test_large_fortran_arrays_are_refused_where_memory_is_not_bounded(
     else:
         with open_source(tmp_path / "w.npy") as opened:
             assert read_one(opened, "w") == np.ascontiguousarray(array).tobytes()
-    monkeypatch.setattr(numpy_files, "MAX_REORDERED", 64)
+    monkeypatch.setattr(npy_files, "MAX_REORDERED", 64)
     for suffix in ("npy", "npz"):
         with open_source(tmp_path / f"w.{suffix}") as opened:
             assert read_one(opened, "w") == np.ascontiguousarray(array).tobytes()
@@ -278,9 +279,9 @@ def test_records_of_the_longest_entries_are_read(tmp_path):
 
 def test_directories_are_bounded(tmp_path, monkeypatch):
     path = archive_of(tmp_path / "w.npz", *((f"{n}.npy", npy()) for n in range(50)))
-    monkeypatch.setattr(archives, "MAX_DIRECTORY", 1000)
+    monkeypatch.setattr(npz, "MAX_DIRECTORY", 1000)
     assert "directory of the archive takes" in refused(path)
-    monkeypatch.setattr(archives, "MAX_DIRECTORY", 50 * 60)
+    monkeypatch.setattr(npz, "MAX_DIRECTORY", 50 * 60)
     with open_source(path) as opened:
         assert len(opened.tensors) == 50
 
@@ -291,7 +292,7 @@ def test_zip64_directories_are_bounded(tmp_path, monkeypatch):
     content = path.read_bytes()
     end = content.rfind(b"PK\x05\x06")
     path.write_bytes(content[: end + 12] + b"\xff" * 4 + content[end + 16 :])
-    monkeypatch.setattr(archives, "MAX_DIRECTORY", 1000)
+    monkeypatch.setattr(npz, "MAX_DIRECTORY", 1000)
     assert "directory of the archive takes" in refused(path)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.dequantize_file import dequantize_file
-from fp4kit.io.files import TEMPORARY_SUFFIX, AtomicFile, Output, OutputError
-from fp4kit.io.quantize_file import quantize_file
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.quantize import quantize_file
 from fp4kit.io.report import QuantizeOptions
+from fp4kit.io.write.files import TEMPORARY_SUFFIX, AtomicFile, Output, OutputError
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_result_is_never_more_readable_than_its_source(tmp_path, source, given
 HOLD = """
 import sys, time
 from pathlib import Path
-from fp4kit.io.files import AtomicFile
+from fp4kit.io.write.files import AtomicFile
 with AtomicFile(Path(sys.argv[1])) as file:
     file.write_at(0, b"half")
     print("open", flush=True)
@@ -169,7 +169,8 @@ def test_an_empty_temporary_file_may_be_about_to_be_locked(tmp_path, age, stays)
 def test_a_process_killed_before_it_wrote_leaves_nothing_behind(tmp_path):
     target = tmp_path / "out"
     code = (
-        "import os, signal, sys; from pathlib import Path; from fp4kit.io.files import AtomicFile\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from fp4kit.io.write.files import AtomicFile\n"
         "file = AtomicFile(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(target)], check=False)

@@ -113,7 +113,7 @@ def test_compressed_tensors_decompresses_the_written_file(kind, recipe, tmp_path
     """What `fp4kit quantize` writes, read by safetensors and decoded by compressed-tensors."""
     base = pytest.importorskip("compressed_tensors.compressors.nvfp4.base")
     safetensors = pytest.importorskip("safetensors.torch")
-    from fp4kit.io.convert import quantize_file
+    from fp4kit.io.quantize import quantize_file
     from fp4kit.io.report import QuantizeOptions
 
     x = make_input(kind, "bfloat16")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fp4kit
-from fp4kit.io.convert import quantize_file
+from fp4kit.io.quantize import quantize_file
 from fp4kit.io.report import QuantizeOptions
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.safetensors import DTYPES
-from fp4kit.io.safetensors_header import parse_header
-from fp4kit.io.source import open_source
+from fp4kit.io.containers import DTYPES
+from fp4kit.io.read.open import open_source
+from fp4kit.io.read.safetensors import parse_header
 from tensor_files import entry, file_bytes
 
 

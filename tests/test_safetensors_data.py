@@ -9,11 +9,12 @@ import safetensors.numpy
 from safetensors import safe_open
 
 from fp4kit.errors import DtypeError, FileFormatError
-from fp4kit.io import safetensors as container
-from fp4kit.io.files import InputFile
-from fp4kit.io.safetensors import DTYPES, SafetensorsWriter, TensorSpec, build_header
-from fp4kit.io.safetensors_header import read_header
-from fp4kit.io.source import open_source
+from fp4kit.io.containers import DTYPES, TensorSpec
+from fp4kit.io.read.files import InputFile
+from fp4kit.io.read.open import open_source
+from fp4kit.io.read.safetensors import read_header
+from fp4kit.io.write import safetensors as container
+from fp4kit.io.write.safetensors import SafetensorsWriter, build_header
 from tensor_files import entry, file_bytes, read_one, write_file
 
 

@@ -11,10 +11,12 @@ import tracemalloc
 import pytest
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io import safetensors, safetensors_header
-from fp4kit.io.safetensors import SafetensorsWriter, TensorSpec, build_header
-from fp4kit.io.safetensors_header import parse_header
-from fp4kit.io.source import open_source
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.read import safetensors
+from fp4kit.io.read.open import open_source
+from fp4kit.io.read.safetensors import parse_header
+from fp4kit.io.write import safetensors as write_safetensors
+from fp4kit.io.write.safetensors import SafetensorsWriter, build_header
 from tensor_files import entry, file_bytes
 
 LONG = 1_000_000
@@ -92,8 +94,8 @@ def many(count, nbytes=0):
 
 
 def test_the_number_of_tensors_is_bounded(monkeypatch, tmp_path):
-    monkeypatch.setattr(safetensors_header, "MAX_TENSORS", 100)
     monkeypatch.setattr(safetensors, "MAX_TENSORS", 100)
+    monkeypatch.setattr(write_safetensors, "MAX_TENSORS", 100)
     assert "holds 101 tensors; at most 100 are read from one file: split" in fault(many(101))
     content = file_bytes(many(100))
     assert len(parse_header(content, len(content), "f").tensors) == 100
@@ -108,7 +110,7 @@ def test_the_number_of_tensors_is_bounded(monkeypatch, tmp_path):
 
 
 def test_headers_of_more_values_are_refused_before_they_are_built(monkeypatch):
-    monkeypatch.setattr(safetensors_header, "_MAX_VALUES", 1_000_000)
+    monkeypatch.setattr(safetensors, "_MAX_VALUES", 1_000_000)
     content = file_bytes(b'{"w":[' + b"[]," * 1_000_000 + b"1]}")
     tracemalloc.start()
     try:

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 import fp4kit
 from fp4kit.cli.main import cli
 from fp4kit.errors import FileFormatError
-from fp4kit.io.dequantize_file import dequantize_file
-from fp4kit.io.description import METADATA_KEY, find_quantized
-from fp4kit.io.source import open_source
+from fp4kit.io.dequantize import dequantize_file
+from fp4kit.io.metadata import METADATA_KEY, find_quantized
+from fp4kit.io.read.open import open_source
 from fp4kit.reference import codecs
 
 F32 = np.float32

@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fp4kit.io.cast import with_cast
 from fp4kit.io.compare import Side, cast_like, compare_sides, file_side
-from fp4kit.io.dequantize_file import Logical
-from fp4kit.io.description import METADATA_KEY, QuantizedEntry, find_quantized
+from fp4kit.io.dequantize import Logical
+from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, find_quantized
+from fp4kit.io.read.cast import with_cast
+from fp4kit.io.read.open import open_source
 from fp4kit.io.report import FileReport, joined
-from fp4kit.io.slabs import Progress
-from fp4kit.io.source import open_source
+from fp4kit.io.stream.chunks import Progress
 
 from .options import CheckpointOptions
 from .read.components import is_pipeline

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from fp4kit.float_mode import by_ieee
-from fp4kit.io.cast import check_cast
-from fp4kit.io.slabs import Progress
+from fp4kit.io.read.cast import check_cast
+from fp4kit.io.stream.chunks import Progress
 
 from .options import CheckpointOptions, ConvertOptions, DequantizeOptions, Options
 from .plan.checkpoint_plan import CheckpointPlan
@@ -128,7 +128,7 @@ def quantize_checkpoint(
 ) -> CheckpointReport:
     """Quantizes a checkpoint into one that engines load.
 
-    Peak memory is bounded by slabs of the largest fusion group, whatever the size of the model.
+    Peak memory is bounded by chunks of the largest fusion group, whatever the size of the model.
 
     Args:
         source: model directory or diffusers pipeline, or for layout `comfy` also a .safetensors

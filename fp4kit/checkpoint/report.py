@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit import __version__
-from fp4kit.io.outcome import overflow_warnings
-from fp4kit.io.report import FileReport
+from fp4kit.io.report import FileReport, overflow_warnings
 
 from .plan.checkpoint_plan import CheckpointPlan
 

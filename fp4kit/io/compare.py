@@ -17,67 +17,25 @@ from fp4kit.backend.interface import ErrorSums
 from fp4kit.errors import FileFormatError, ShapeError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
-
-from .cast import with_cast
-from .dequantize_file import Logical, entry_parts
-from .description import QuantizedEntry, find_quantized, logical_tensors
-from .outcome import difference_warnings
-from .report import FileReport, TensorReport
-from .slabs import (
+from fp4kit.io.dequantize import Logical, entry_parts
+from fp4kit.io.metadata import QuantizedEntry, find_quantized, logical_tensors
+from fp4kit.io.read.cast import with_cast
+from fp4kit.io.read.open import open_source
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.report import FileReport, TensorReport, difference_warnings
+from fp4kit.io.stream.chunks import (
+    ByteRange,
     Bytes,
-    Engine,
-    Part,
+    Chunk,
+    DeviceBackend,
     Progress,
-    Slab,
     Tally,
     byte_ranges,
+    chunk_plan,
     read_ahead,
     row_ranges,
     row_step,
-    slab_plan,
 )
-from .source import Source, SourceTensor, open_source
-
-
-def inspect_file(path: Path) -> FileReport:
-    """Lists every logical tensor of a file; the parts of a quantized one are one entry.
-
-    Args:
-        path: .safetensors, .npy or .npz file.
-
-    Returns:
-        The tensors in file order: `action` is `quantized` (with `facts`) or `keep`; `bytes_before`
-        and `bytes_after` both are the bytes in the file. `options["metadata"]` is the file's.
-
-    Raises:
-        FileFormatError: if the file is malformed.
-    """
-    started = time.perf_counter()
-    with open_source(path) as source:
-        tensors = []
-        for tensor in logical_tensors(source, find_quantized(source)).values():
-            quantized = isinstance(tensor, QuantizedEntry)
-            nbytes = tensor.nbytes if quantized else tensor.stored
-            tensors.append(
-                TensorReport(
-                    name=tensor.name,
-                    shape=tensor.shape if quantized else tensor.spec.shape,
-                    dtype=tensor.dtype,
-                    action="quantized" if quantized else "keep",
-                    reason="" if quantized else tensor.note,
-                    format=tensor.plan.format.name if quantized else None,
-                    bytes_before=nbytes,
-                    bytes_after=nbytes,
-                    facts=tensor.facts() if quantized else {},
-                )
-            )
-        return FileReport(
-            source=str(path),
-            target=None,
-            tensors=tensors,
-            options={"metadata": source.metadata},
-            seconds=time.perf_counter() - started,
-        )
 
 
 @dataclass
@@ -221,21 +179,24 @@ class Step:
     last: int
 
 
-def _slabs(a: Side, b: Side, pairs: list[Pair]) -> Iterator[Slab[Step]]:
+def _chunks(a: Side, b: Side, pairs: list[Pair]) -> Iterator[Chunk[Step]]:
     for pair in pairs:
         name, other = pair.original.name, pair.other
         if isinstance(other, QuantizedEntry):
             row = pair.original.row_bytes
             for first, last in row_ranges(other.plan.rows, row, row_step(other.plan)):
                 parts = entry_parts(b.coded, other, first, last)
-                own = Part(a.source, name, first * row, last * row)
-                yield Slab(Step(pair, first, last), (own, *parts))
+                own = ByteRange(a.source, name, first * row, last * row)
+                yield Chunk(Step(pair, first, last), (own, *parts))
             continue
         size, other_size = _itemsize(pair.original), _itemsize(other)
         for start, stop in byte_ranges(pair.original):
             ratio = (start * other_size // size, stop * other_size // size)
-            own, its = Part(a.source, name, start, stop), Part(b.source, other.name, *ratio)
-            yield Slab(Step(pair, start, stop), (own, its))
+            own, its = (
+                ByteRange(a.source, name, start, stop),
+                ByteRange(b.source, other.name, *ratio),
+            )
+            yield Chunk(Step(pair, start, stop), (own, its))
 
 
 def _itemsize(tensor: SourceTensor) -> int:
@@ -244,7 +205,7 @@ def _itemsize(tensor: SourceTensor) -> int:
     return max(tensor.spec.nbytes // elements, 1) if elements else 1
 
 
-def _measure(engine: Engine, step: Step, parts: list[Bytes]) -> None:
+def _measure(engine: DeviceBackend, step: Step, parts: list[Bytes]) -> None:
     pair, other = step.pair, step.pair.other
     if not len(parts[0]):
         return
@@ -255,7 +216,7 @@ def _measure(engine: Engine, step: Step, parts: list[Bytes]) -> None:
     if not pair.measured:
         return
     if isinstance(other, QuantizedEntry):
-        plan = slab_plan(other.plan.decoding, step.last - step.first)
+        plan = chunk_plan(other.plan.decoding, step.last - step.first)
         dtype = pair.original.dtype
         pair.sums += engine.quantized_sums(plan, parts[0], dtype, parts[1], parts[2], other.second)
     else:
@@ -286,9 +247,9 @@ def compare_sides(
     pairs = _pairs(a, b)
     dtypes = {pair.original.dtype for pair in pairs if pair.measured}
     plans = [pair.other.plan.decoding for pair in pairs if isinstance(pair.other, QuantizedEntry)]
-    engine = Engine(device, dtypes, "error_stats", plans)
+    engine = DeviceBackend(device, dtypes, "error_stats", plans)
     tally = Tally(progress, sum(pair.original.spec.nbytes for pair in pairs))
-    for step, parts in read_ahead(_slabs(a, b, pairs)):
+    for step, parts in read_ahead(_chunks(a, b, pairs)):
         _measure(engine, step, parts)
         tally.add(len(parts[0]))
     tensors = [pair.report() for pair in pairs]

@@ -1,10 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a file operation is asked for and what it says it did: plain data, shared with the CLI."""
+"""What a file operation is asked for, and what it says it did: plain data, shared with the CLI."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from pathlib import Path
@@ -12,6 +14,30 @@ from typing import Any
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
+
+
+def kind_of(reason: str) -> str:
+    """A reason without the numbers that differ from tensor to tensor."""
+    return re.sub(r"^last axis \d+", "last axis", reason)
+
+
+def grouped(reasons: Iterable[str]) -> str:
+    """Reasons with the number of tensors that have each, the most frequent first."""
+    counts: dict[str, int] = {}
+    for reason in reasons:
+        counts[kind_of(reason)] = counts.get(kind_of(reason), 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [
+        f"{reason} ({count} tensor{'' if count == 1 else 's'})"
+        for reason, count in ordered[:SHOWN_REASONS]
+    ]
+    if len(ordered) > SHOWN_REASONS:
+        shown.append(f"{sum(count for _, count in ordered[SHOWN_REASONS:])} for other reasons")
+    return ", ".join(shown)
+
+
+#: Reasons that a message lists.
+SHOWN_REASONS = 8
 
 
 @dataclass(frozen=True)
@@ -173,3 +199,70 @@ def joined(path: Path, reports: Mapping[str, FileReport]) -> FileReport:
             f"{part}: {warning}" for part, report in reports.items() for warning in report.warnings
         ],
     )
+
+
+#: Tensors that a message names.
+NAMED = 5
+
+
+def advice(reasons: Iterable[str], *, padding: bool) -> str:
+    """Options by which kept tensors would be quantized, "" without any.
+
+    Args:
+        reasons: why tensors are kept.
+        padding: whether rows may be padded; engines cannot read that.
+    """
+    found = set(reasons)
+    flags = []
+    if "float64 is not quantized" in found:
+        flags.append("--cast float32 takes float64 as well")
+    if padding and any(reason.startswith("last axis ") for reason in found):
+        flags.append("--pad fills rows up to whole blocks")
+    return ", ".join(flags)
+
+
+def named(names: Sequence[str]) -> str:
+    """The first few of a list of names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def overflow_warnings(tensors: Iterable[TensorReport]) -> list[str]:
+    """A line about tensors whose error is not a finite number.
+
+    NaN and infinity are refused before quantizing, so that these are finite values which their
+    codes and scales decode to something that is not.
+    """
+    found = [
+        tensor
+        for tensor in tensors
+        if tensor.action == "quantize"
+        and tensor.stats is not None
+        and not math.isfinite(tensor.stats.max_abs_error)
+    ]
+    if not found:
+        return []
+    recipes = {str(tensor.facts.get("recipe")) for tensor in found} - {"None"}
+    under = f" under recipe {' and '.join(sorted(recipes))}" if recipes else ""
+    return [
+        f"finite values of {len(found)} tensor{'' if len(found) == 1 else 's'} decode to infinity "
+        f"or NaN{under}: {named([tensor.name for tensor in found])}; their magnitudes (about 1e37 "
+        "and more) are beyond what the second-level scale can express: exclude them, or scale them "
+        "down first"
+    ]
+
+
+def difference_warnings(tensors: Sequence[TensorReport]) -> list[str]:
+    """Lines about a comparison's tensors that no number says enough of."""
+    said = []
+    unequal = [tensor.name for tensor in tensors if tensor.reason not in ("", "equal")]
+    if unequal:
+        said.append(f"not measured, but different: {named(unequal)}")
+    lost = [
+        tensor.name
+        for tensor in tensors
+        if tensor.stats is not None and not math.isfinite(tensor.stats.mse)
+    ]
+    if lost:
+        said.append(f"NaN or infinity in one of the two, so that no SQNR exists: {named(lost)}")
+    return said

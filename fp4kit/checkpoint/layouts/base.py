@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.io.description import Constant, QuantizedEntry, entries_by_names, shared_plan
-from fp4kit.io.naming import Storage
-from fp4kit.io.safetensors import TensorSpec
-from fp4kit.io.source import Source
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.metadata import Constant, QuantizedEntry, entries_by_names, shared_plan
+from fp4kit.io.read.source import Source
+from fp4kit.io.storage import Storage
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 

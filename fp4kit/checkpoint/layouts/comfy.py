@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.description import Constant, QuantizedEntry
-from fp4kit.io.json_text import strict_json
-from fp4kit.io.naming import Storage
-from fp4kit.io.safetensors import TensorSpec
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.metadata import Constant, QuantizedEntry
+from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.storage import Storage
 
 from .base import Layout, Summary, module_of
 

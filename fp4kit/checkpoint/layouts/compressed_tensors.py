@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fp4kit.io.naming import Storage
+from fp4kit.io.storage import Storage
 
 from .base import Layout, Summary
 

@@ -24,11 +24,11 @@ from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY, describe, recorde
 from fp4kit.checkpoint.views.opened import Opened, entry_codes, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import get_recipe
-from fp4kit.io.description import Constant, QuantizedEntry
-from fp4kit.io.json_text import strict_json
-from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
-from fp4kit.io.source import SourceTensor
-from fp4kit.io.work import TensorPlan
+from fp4kit.io.containers import DTYPE_CODES, TensorSpec
+from fp4kit.io.metadata import Constant, QuantizedEntry
+from fp4kit.io.quantize_plan import TensorPlan
+from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.source import SourceTensor
 from fp4kit.reference.scaling import convert_second_level, quiet
 
 from .checkpoint_plan import CheckpointPlan, Unit, check_names, check_source, in_stored_order, pack

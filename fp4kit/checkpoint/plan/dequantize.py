@@ -14,10 +14,10 @@ from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES, one_of
-from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
-from fp4kit.io.slabs import Engine
-from fp4kit.io.source import SourceTensor
-from fp4kit.io.work import TensorPlan
+from fp4kit.io.containers import DTYPE_CODES, TensorSpec
+from fp4kit.io.quantize_plan import TensorPlan
+from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.stream.chunks import DeviceBackend
 
 from .checkpoint_plan import CheckpointPlan, Unit, in_stored_order, pack
 from .expert_restore import WAY_OUT, find_fused
@@ -56,7 +56,7 @@ def _join_experts(opened: Opened, fused: list[FusedTensor], dtype: str) -> Logic
     plans = [
         entries[part.name].plan for each in fused for part in each.parts() if part.name in entries
     ]
-    engine = Engine("cpu", DTYPES, "dequantize", plans)
+    engine = DeviceBackend("cpu", DTYPES, "dequantize", plans)
     dtypes = {each.name: _dtype_of(opened, each, dtype) for each in fused}
     decoded: list[View] = [
         EntryView(source.checkpoint, entries[part.name], engine, dtypes[each.name])

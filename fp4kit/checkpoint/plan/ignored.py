@@ -19,7 +19,7 @@ from fp4kit.checkpoint.models import architectures
 from fp4kit.checkpoint.models.architectures import Model, head_names
 from fp4kit.checkpoint.models.fusion import absent_siblings
 from fp4kit.checkpoint.read.directory import Checkpoint
-from fp4kit.io.work import TensorPlan
+from fp4kit.io.quantize_plan import TensorPlan
 
 from .heads import absent_head, may_be_tied
 from .rules import WRAPPERS, is_linear_weight

@@ -17,10 +17,9 @@ from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import open_logical
 from fp4kit.errors import OptionError
 from fp4kit.formats import DTYPES, get_format
-from fp4kit.io.neighbours import unknown_beside
-from fp4kit.io.outcome import refuse_nothing
-from fp4kit.io.source import SourceTensor
-from fp4kit.io.work import SecondLevel, TensorPlan
+from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_nothing
+from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.tensor_names import unknown_beside
 from fp4kit.variant import search_variant
 
 from .activations import activation_amaxes

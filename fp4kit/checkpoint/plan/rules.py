@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fp4kit.formats import DTYPES
-from fp4kit.io.naming import Patterns
+from fp4kit.io.tensor_names import Patterns
 
 WEIGHT = ".weight"
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.adapters import refuse_adapter
-from fp4kit.io.cast import with_cast
-from fp4kit.io.file_pool import FilePool
-from fp4kit.io.files import check_content
-from fp4kit.io.source import SafetensorsSource, Source
+from fp4kit.io.read.cast import with_cast
+from fp4kit.io.read.files import FilePool
+from fp4kit.io.read.kinds import check_content
+from fp4kit.io.read.safetensors import SafetensorsSource
+from fp4kit.io.read.source import Source
+from fp4kit.io.tensor_names import refuse_adapter
 
 from .json_files import listed, read_json, read_settings
 from .other_files import HF_QUANT_CONFIG, STATE_DIR, Links, OtherFiles, find_others

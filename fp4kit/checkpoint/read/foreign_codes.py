@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from fp4kit.checkpoint.read.fp8_names import scale_names
-from fp4kit.io.source import SourceTensor
+from fp4kit.io.read.source import SourceTensor
 
 #: Element types in which codes are stored.
 CODE_DTYPES = frozenset(("I8", "U8", "I16", "U16", "I32", "U32", "F4", "F6_E2M3", "F6_E3M2"))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from fp4kit.formats import DTYPES as FLOAT_NAMES
 from fp4kit.formats import ELEMENT_TYPES
-from fp4kit.io.safetensors import DTYPE_CODES
-from fp4kit.io.source import Source
+from fp4kit.io.containers import DTYPE_CODES
+from fp4kit.io.read.source import Source
 
 ELEMENTS = {"F8_E4M3": ELEMENT_TYPES["e4m3"], "F8_E5M2": ELEMENT_TYPES["e5m2"]}
 #: Element types with other biases, which no table here covers.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.json_text import strict_json
+from fp4kit.io.read.json_text import strict_json
 
 SHOWN = 3
 KINDS = {

@@ -24,8 +24,8 @@ from fp4kit.checkpoint.layouts.comfy import (
 )
 from fp4kit.checkpoint.read.fp8_names import ELEMENTS, FLOAT_SCALES, is_block_scale, scale_names
 from fp4kit.errors import FileFormatError
-from fp4kit.io.description import METADATA_KEY, QuantizedEntry, complete, entries_by_names
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, complete, entries_by_names
+from fp4kit.io.read.source import Source, SourceTensor
 
 from .config_facts import QuantFacts, comfy_facts
 from .detect import detect

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fp4kit.checkpoint.compare import compare_paths, is_checkpoint
 from fp4kit.errors import Fp4kitError
-from fp4kit.io.dequantize_file import open_quantized
+from fp4kit.io.dequantize import open_quantized
+from fp4kit.io.read.open import open_source
 from fp4kit.io.report import TensorReport
-from fp4kit.io.slabs import Progress
-from fp4kit.io.source import open_source
+from fp4kit.io.stream.chunks import Progress
 
 from .structure import scale_faults, second_faults, structure_faults
 from .values import MIN_SQNR, far, value_faults

@@ -22,23 +22,23 @@ from fp4kit.checkpoint.views.opened import open_logical, open_quantized
 from fp4kit.errors import Fp4kitError
 from fp4kit.formats import DTYPES
 from fp4kit.io.compare import cast_like
-from fp4kit.io.dequantize_file import entry_parts
-from fp4kit.io.description import QuantizedEntry
-from fp4kit.io.slabs import (
+from fp4kit.io.dequantize import entry_parts
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.stream.chunks import (
+    ByteRange,
     Bytes,
-    Engine,
-    Part,
+    Chunk,
+    DeviceBackend,
     Progress,
-    Slab,
     Tally,
     byte_ranges,
+    chunk_plan,
     read_ahead,
     row_ranges,
     row_step,
     rows_of,
-    slab_plan,
 )
-from fp4kit.io.source import SourceTensor
 
 #: Signal to noise ratio in dB that 4-bit weights reach by far unless something is wrong with
 #: them: a wrong second level, a wrong order of nibbles or scales.
@@ -126,31 +126,33 @@ def _pairs(
     return pairs, faults
 
 
-def _slabs(source: LogicalSource, result: LogicalSource, pairs: list[Pair]) -> Iterator[Slab[Step]]:
+def _chunks(
+    source: LogicalSource, result: LogicalSource, pairs: list[Pair]
+) -> Iterator[Chunk[Step]]:
     for pair in pairs:
         name, entry, decoded = pair.original.name, pair.entry, pair.decoded
         if decoded is not None:
             rows, widths = rows_of(decoded.spec.shape), (pair.original.row_bytes, decoded.row_bytes)
             for first, last in row_ranges(rows, max(widths)):
                 own, other = (
-                    Part(where, name, first * width, last * width)
+                    ByteRange(where, name, first * width, last * width)
                     for where, width in zip((source, result), widths, strict=True)
                 )
-                yield Slab(Step(pair, first, last), (own, other))
+                yield Chunk(Step(pair, first, last), (own, other))
             continue
         if entry is None:
             for first, last in byte_ranges(pair.original):
-                parts = (Part(source, name, first, last), Part(result, name, first, last))
-                yield Slab(Step(pair, first, last), parts)
+                parts = (ByteRange(source, name, first, last), ByteRange(result, name, first, last))
+                yield Chunk(Step(pair, first, last), parts)
             continue
         row = pair.original.row_bytes
         for first, last in row_ranges(entry.plan.rows, row, row_step(entry.plan)):
-            own = Part(source, name, first * row, last * row)
+            own = ByteRange(source, name, first * row, last * row)
             coded = entry_parts(result.checkpoint, entry, first, last)
-            yield Slab(Step(pair, first, last), (own, *coded))
+            yield Chunk(Step(pair, first, last), (own, *coded))
 
 
-def _measure(engine: Engine | None, step: Step, parts: list[Bytes]) -> None:
+def _measure(engine: DeviceBackend | None, step: Step, parts: list[Bytes]) -> None:
     pair, entry, decoded = step.pair, step.pair.entry, step.pair.decoded
     if decoded is not None:
         assert engine is not None
@@ -160,7 +162,7 @@ def _measure(engine: Engine | None, step: Step, parts: list[Bytes]) -> None:
         pair.differing += int(np.count_nonzero(parts[0] != parts[1]))
         return
     assert engine is not None
-    plan = slab_plan(entry.plan, step.last - step.first)
+    plan = chunk_plan(entry.plan, step.last - step.first)
     dtype = pair.original.dtype
     pair.sums += engine.quantized_sums(plan, parts[0], dtype, parts[1], parts[2], entry.second)
 
@@ -233,9 +235,11 @@ def _compare(
     engine = None
     if coded:
         plans = [pair.entry.plan for pair in coded if pair.entry is not None]
-        engine = Engine(device, {pair.original.dtype for pair in coded}, "error_stats", plans)
+        engine = DeviceBackend(
+            device, {pair.original.dtype for pair in coded}, "error_stats", plans
+        )
     tally = Tally(progress, sum(pair.original.spec.nbytes for pair in pairs))
-    for step, parts in read_ahead(_slabs(source, result, pairs)):
+    for step, parts in read_ahead(_chunks(source, result, pairs)):
         if len(parts[0]):
             _measure(engine, step, parts)
         tally.add(len(parts[0]))

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.errors import FileFormatError
-from fp4kit.io.safetensors import DTYPES, TensorSpec
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.containers import DTYPES, TensorSpec
+from fp4kit.io.read.source import Source, SourceTensor
 
 from .expert_record import FusedTensor
 

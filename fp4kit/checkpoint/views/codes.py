@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.interface import Plan
 from fp4kit.formats import MXFP4
-from fp4kit.io.dequantize_file import entry_parts
-from fp4kit.io.description import QuantizedEntry
-from fp4kit.io.slabs import row_step, slab_plan
-from fp4kit.io.source import Source
+from fp4kit.io.dequantize import entry_parts
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.read.source import Source
+from fp4kit.io.stream.chunks import chunk_plan, row_step
 
 from .mxfp4 import Mxfp4View
 
@@ -36,7 +36,7 @@ class Codes(ABC):
     Attributes:
         name: logical name.
         plan: format and shape.
-        step: rows that a slab begins at a multiple of.
+        step: rows that a chunk begins at a multiple of.
     """
 
     name: str
@@ -72,7 +72,7 @@ class EntryCodes(Codes):
             data = np.empty(part.stop - part.start, np.uint8)
             self._source.read(part.name, part.start, data.data)
             buffers.append(data)
-        plan = slab_plan(self.plan, last - first)
+        plan = chunk_plan(self.plan, last - first)
         packed, scales = buffers[0].reshape(plan.packed_shape), buffers[1].reshape(plan.scale_shape)
         if plan.format.codes_per_byte == 2 and plan.nibble_order == "high_first":
             packed = swap_nibbles(packed)
@@ -97,7 +97,7 @@ class Mxfp4Codes(Codes):
         self.view = view
 
     def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:  # noqa: D102
-        plan = slab_plan(self.plan, last - first)
+        plan = chunk_plan(self.plan, last - first)
         packed = np.empty(plan.packed_shape, np.uint8)
         scales = np.empty((plan.rows, plan.blocks), np.uint8)
         self.view.read_codes(first, last, packed, scales)

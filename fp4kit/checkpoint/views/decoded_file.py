@@ -10,8 +10,8 @@ from fp4kit.checkpoint.read.directory import listed
 from fp4kit.checkpoint.read.foreign_codes import unread_codes
 from fp4kit.checkpoint.views.fp8 import find_views
 from fp4kit.errors import FileFormatError
-from fp4kit.io.description import METADATA_KEY, entries_by_names
-from fp4kit.io.source import Source
+from fp4kit.io.metadata import METADATA_KEY, entries_by_names
+from fp4kit.io.read.source import Source
 
 from .base import Overlay
 from .mxfp4 import byte_views

@@ -23,8 +23,8 @@ from fp4kit.checkpoint.models.experts import (
 )
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
-from fp4kit.io.safetensors import DTYPES
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.containers import DTYPES
+from fp4kit.io.read.source import Source, SourceTensor
 
 from .base import READ_BYTES, Bytes, RowView, View, described, fetch, fetch_rows
 from .base import where as about_tensor

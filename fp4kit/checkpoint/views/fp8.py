@@ -38,9 +38,9 @@ from fp4kit.checkpoint.read.fp8_names import (
 from fp4kit.cpu import float8 as cpu_float8
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import MXFP8
-from fp4kit.io.safetensors import DTYPES
-from fp4kit.io.slabs import rows_of
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.containers import DTYPES
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.stream.chunks import rows_of
 from fp4kit.reference import codecs
 
 from .base import READ_BYTES, Bytes, RowView, View, described, fetch, where

@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.cpu.transpose import transpose
-from fp4kit.io import slabs
-from fp4kit.io.dequantize_file import entry_parts
-from fp4kit.io.description import QuantizedEntry
-from fp4kit.io.safetensors import DTYPE_CODES, DTYPES
-from fp4kit.io.slabs import Engine, row_step, slab_plan
-from fp4kit.io.source import Source
+from fp4kit.io.containers import DTYPE_CODES, DTYPES
+from fp4kit.io.dequantize import entry_parts
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.read.source import Source
+from fp4kit.io.stream import chunks
+from fp4kit.io.stream.chunks import DeviceBackend, chunk_plan, row_step
 
 from .base import READ_BYTES, Bytes, RowView, described
 from .expert_record import FusedTensor, Part
 from .experts import UNSIGNED
 
 
-def _read(part: slabs.Part) -> Bytes:
+def _read(part: chunks.ByteRange) -> Bytes:
     data = np.empty(part.stop - part.start, np.uint8)
     part.source.read(part.name, part.start, data.data)
     return data
@@ -29,7 +29,9 @@ def _read(part: slabs.Part) -> Bytes:
 class EntryView(RowView):
     """Rows of a quantized weight, decoded."""
 
-    def __init__(self, source: Source, entry: QuantizedEntry, engine: Engine, dtype: str) -> None:
+    def __init__(
+        self, source: Source, entry: QuantizedEntry, engine: DeviceBackend, dtype: str
+    ) -> None:
         """Shows a weight of a layout.
 
         Args:
@@ -55,7 +57,7 @@ class EntryView(RowView):
         whole = (begin, end) == (first, last)
         target = out if whole else np.empty((end - begin, out.shape[1]), np.uint8)
         self._engine.dequantize(
-            slab_plan(plan.decoding, end - begin),
+            chunk_plan(plan.decoding, end - begin),
             packed,
             scale,
             self._entry.second,

@@ -12,8 +12,8 @@ import numpy as np
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.cpu.cast import round_float32
 from fp4kit.formats import DTYPES as FLOATS
-from fp4kit.io.safetensors import DTYPE_CODES, TensorSpec
-from fp4kit.io.source import SourceTensor
+from fp4kit.io.containers import DTYPE_CODES, TensorSpec
+from fp4kit.io.read.source import SourceTensor
 
 from .base import Bytes, Overlay, RowView, View
 from .expert_record import FusedTensor

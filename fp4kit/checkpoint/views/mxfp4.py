@@ -35,8 +35,8 @@ from fp4kit.checkpoint.read.fp8_names import scale_names
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import E8M0_NAN, MXFP4
-from fp4kit.io.safetensors import TensorSpec
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.read.source import Source, SourceTensor
 
 from .base import READ_BYTES, Bytes, RowView, View, described, fetch_rows, where
 from .expert_record import FusedTensor

@@ -23,9 +23,9 @@ from fp4kit.checkpoint.read.quantized import (
 )
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES as FLOATS
-from fp4kit.io.description import QuantizedEntry
-from fp4kit.io.neighbours import unknown_beside
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.tensor_names import unknown_beside
 
 from .base import View
 from .codes import Codes, EntryCodes, Mxfp4Codes

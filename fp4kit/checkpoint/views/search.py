@@ -17,7 +17,7 @@ from fp4kit.checkpoint.layouts.comfy import is_marker
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.read.fp8_names import is_marker as is_fp8_marker
 from fp4kit.errors import FileFormatError
-from fp4kit.io.source import Source
+from fp4kit.io.read.source import Source
 
 from . import experts, fp8, mxfp4
 from .base import Overlay, View, where

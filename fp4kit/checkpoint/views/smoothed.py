@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from fp4kit import arrays
 from fp4kit.api.backends import get_backend
 from fp4kit.errors import FileFormatError
-from fp4kit.io.description import QuantizedEntry
-from fp4kit.io.safetensors import DTYPES
-from fp4kit.io.slabs import slab_plan
-from fp4kit.io.source import Source, SourceTensor
+from fp4kit.io.containers import DTYPES
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.stream.chunks import chunk_plan
 from fp4kit.reference import codecs
 from fp4kit.reference.scaling import quiet
 
@@ -83,7 +83,7 @@ class FoldedView(RowView):
         linear = with_changes(plan, scale_layout="linear", nibble_order="low_first")
         wide = np.empty((end - begin, plan.cols), np.float32)
         get_backend("cpu").dequantize(
-            slab_plan(linear, end - begin), packed, scales, self._entry.second, wide, "float32"
+            chunk_plan(linear, end - begin), packed, scales, self._entry.second, wide, "float32"
         )
         with quiet():
             np.multiply(wide[first - begin : last - begin], self._factors, out.view(np.float32))

@@ -51,7 +51,7 @@ class Exponents:
     zero_blocks: int
 
     def __add__(self, other: Exponents) -> Exponents:
-        """Those of both together: of two slabs, or of two members of a fusion group."""
+        """Those of both together: of two chunks, or of two members of a fusion group."""
         return Exponents(self.counts + other.counts, self.zero_blocks + other.zero_blocks)
 
     @property
@@ -130,7 +130,7 @@ def exponents_of(packed: Bytes, scale: Bytes) -> Exponents:
 
 
 def scan(view: Mxfp4View) -> Exponents:
-    """The exponents of a whole tensor, read in slabs.
+    """The exponents of a whole tensor, read in chunks.
 
     Raises:
         FileFormatError: if a scale byte is 255 (NaN).

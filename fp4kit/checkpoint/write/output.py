@@ -21,17 +21,17 @@ from fp4kit.checkpoint.report import CheckpointReport, make_report
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import DTYPES
-from fp4kit.io.files import (
+from fp4kit.io.read.files import InputFile
+from fp4kit.io.read.safetensors import read_header
+from fp4kit.io.stream.chunks import Progress, Tally
+from fp4kit.io.write.files import (
     AtomicFile,
-    InputFile,
     Output,
     OutputError,
     check_output,
     output_suffix,
     permissions_of,
 )
-from fp4kit.io.safetensors_header import read_header
-from fp4kit.io.slabs import Progress, Tally
 
 from .shards import make_engine, write_shard, write_shards
 from .state import State, fingerprint, write_json

@@ -14,8 +14,8 @@ from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, Unit
 from fp4kit.checkpoint.views.codes import Mxfp4Codes
 from fp4kit.checkpoint.views.mxfp4 import Mxfp4View
 from fp4kit.formats import MXFP4, get_recipe
-from fp4kit.io.description import QuantizedEntry
-from fp4kit.io.work import TensorPlan
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.quantize_plan import TensorPlan
 
 from .lossless import Exponents, SecondLevel, block_scales, scan_group
 from .transfer import Transfer

@@ -18,12 +18,12 @@ import numpy as np
 from fp4kit.backend.interface import ErrorSums
 from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, Shard
 from fp4kit.formats import ALL_RECIPES, get_recipe
-from fp4kit.io.dequantize_file import decode_tensors
-from fp4kit.io.files import Output, permissions_of
-from fp4kit.io.quantize_stream import quantize_stream
-from fp4kit.io.safetensors import SafetensorsWriter
-from fp4kit.io.slabs import Engine, Tally, Write
-from fp4kit.io.work import TensorPlan
+from fp4kit.io.dequantize import dequantize_tensors
+from fp4kit.io.quantize_plan import TensorPlan
+from fp4kit.io.quantize_tensors import quantize_tensors
+from fp4kit.io.stream.chunks import DeviceBackend, Tally, Write
+from fp4kit.io.write.files import Output, permissions_of
+from fp4kit.io.write.safetensors import SafetensorsWriter
 
 from .recode import transfers_of
 from .state import State
@@ -33,7 +33,7 @@ from .transfer import Transfer, run_transfers
 NOTED = {"action", "reason", "sums", "second", "recipe"}
 
 
-def make_engine(plan: CheckpointPlan, device: str) -> Engine | None:
+def make_engine(plan: CheckpointPlan, device: str) -> DeviceBackend | None:
     """The backend on a device, asked about everything that will occur; None if nothing will.
 
     Raises:
@@ -45,18 +45,18 @@ def make_engine(plan: CheckpointPlan, device: str) -> Engine | None:
         if work.action == "dequantize" and work.origin is not None
     ]
     if decoded:
-        return Engine(device, [decoded[0][0]], "dequantize", [each for _, each in decoded])
+        return DeviceBackend(device, [decoded[0][0]], "dequantize", [each for _, each in decoded])
     entries = [
         work.entry for work in plan.works if work.entry is not None and work.action == "quantize"
     ]
     if not entries:
         return None
     dtypes = {entry.dtype for entry in entries}
-    return Engine(device, dtypes, "quantize", [entries[0].plan])
+    return DeviceBackend(device, dtypes, "quantize", [entries[0].plan])
 
 
 def write_shard(
-    plan: CheckpointPlan, shard: Shard, output: Output, engine: Engine | None, tally: Tally
+    plan: CheckpointPlan, shard: Shard, output: Output, engine: DeviceBackend | None, tally: Tally
 ) -> None:
     """Converts the tensors of one file and gives it its name once it is on the disk."""
     with SafetensorsWriter(output, shard.specs, plan.metadata(shard)) as writer:
@@ -67,7 +67,7 @@ def write_shard(
 
 
 def _convert(
-    plan: CheckpointPlan, shard: Shard, engine: Engine | None, write: Write, tally: Tally
+    plan: CheckpointPlan, shard: Shard, engine: DeviceBackend | None, write: Write, tally: Tally
 ) -> None:
     works: list[TensorPlan] = []
     transfers: list[Transfer] = []
@@ -79,14 +79,14 @@ def _convert(
     # Fused experts have no origin: their source decodes them, to this they are copies.
     decoded = [work for work in works if work.action == "dequantize" and work.origin is not None]
     others = [work for work in works if work.action != "dequantize" or work.origin is None]
-    quantize_stream(plan.source, others, engine, write, tally)
+    quantize_tensors(plan.source, others, engine, write, tally)
     if decoded:
         assert engine is not None
         entries = [work.origin for work in decoded if work.origin is not None]
         size = sum(work.tensor.spec.nbytes for work in decoded)
         counted = tally.scaled(size / max(sum(entry.nbytes for entry in entries), 1))
         checkpoint, dtype = plan.source.checkpoint, decoded[0].tensor.dtype
-        decode_tensors(engine, checkpoint, entries, dtype, write, counted)
+        dequantize_tensors(engine, checkpoint, entries, dtype, write, counted)
     run_transfers(transfers, write, tally)
 
 
@@ -171,7 +171,7 @@ class _Workers:
         """Queues a shard."""
         self._queue.put(shard)
 
-    def work(self, engine: Engine | None) -> None:
+    def work(self, engine: DeviceBackend | None) -> None:
         """Converts shards on one device."""
         try:
             while not self._failed.is_set():
@@ -201,7 +201,7 @@ class _Workers:
 
 
 def write_shards(
-    plan: CheckpointPlan, state: State, engines: Sequence[Engine | None], tally: Tally
+    plan: CheckpointPlan, state: State, engines: Sequence[DeviceBackend | None], tally: Tally
 ) -> None:
     """Writes every file that an earlier run has not finished.
 
@@ -221,7 +221,7 @@ def _run(
     workers: _Workers,
     plan: CheckpointPlan,
     state: State,
-    engines: Sequence[Engine | None],
+    engines: Sequence[DeviceBackend | None],
     tally: Tally,
 ) -> None:
     for shard in plan.shards:

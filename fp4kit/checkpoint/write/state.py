@@ -29,7 +29,13 @@ from fp4kit.checkpoint.options import Options
 from fp4kit.checkpoint.read.directory import STATE_DIR, Checkpoint, read_json
 from fp4kit.checkpoint.read.weight_files import INDEX_NAME
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.files import TEMPORARY_SUFFIX, AtomicFile, Output, OutputError, remove_abandoned
+from fp4kit.io.write.files import (
+    TEMPORARY_SUFFIX,
+    AtomicFile,
+    Output,
+    OutputError,
+    remove_abandoned,
+)
 
 PLAN_FILE = "plan.json"
 LOCK_FILE = "lock"

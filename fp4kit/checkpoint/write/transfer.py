@@ -18,14 +18,14 @@ import numpy as np
 from fp4kit import arrays
 from fp4kit.api.backends import get_backend
 from fp4kit.checkpoint.views.codes import Bytes, Codes, swap_nibbles
-from fp4kit.io.description import QuantizedEntry
-from fp4kit.io.quantize_stream import finish_tensor, write_codes
-from fp4kit.io.slabs import Tally, Write, WriteBehind, row_ranges, row_step, slab_plan
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.quantize_tensors import finish_tensor, write_codes
+from fp4kit.io.stream.chunks import Tally, Write, WriteBehind, chunk_plan, row_ranges, row_step
 
 #: From codes and scales of some rows, and the first row, to the block scales of the new form.
 ScaleMap = Callable[[Bytes, Bytes], Bytes]
 #: Bytes of codes that are handled together.
-SLAB_BYTES = 32 << 20
+CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Transfer:
 
 def _in_order(entry: QuantizedEntry, rows: int, packed: Bytes, scales: Bytes) -> list[Bytes]:
     """Codes and scales of some rows as the new form orders them, flat."""
-    plan = slab_plan(entry.plan, rows)
+    plan = chunk_plan(entry.plan, rows)
     if plan.format.codes_per_byte == 2 and plan.nibble_order == "high_first":
         packed = swap_nibbles(packed)
     if plan.scale_layout != "linear":
@@ -74,7 +74,7 @@ def run_transfers(transfers: Iterable[Transfer], write: Write, tally: Tally) -> 
             codes, entry = transfer.codes, transfer.entry
             step = lcm(codes.step, row_step(entry.plan))
             for first, last in row_ranges(
-                codes.plan.rows, codes.plan.packed_shape[1], step, SLAB_BYTES
+                codes.plan.rows, codes.plan.packed_shape[1], step, CHUNK_BYTES
             ):
                 packed, scales = codes.read(first, last)
                 if transfer.scale_map is not None:

@@ -1,36 +1,31 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writing .npy and .npz atomically; see :mod:`fp4kit.io.numpy_files` for how types are recorded."""
+"""Writing .npy atomically; see :mod:`fp4kit.io.read.npy` for how element types are recorded."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from fp4kit.errors import FileFormatError, OptionError, brief
-
-from .archives import name_fault
-from .files import AtomicFile, Output, as_output
-from .numpy_files import (
+from fp4kit.io.containers import DTYPES, TensorSpec
+from fp4kit.io.read.npy import (
     MAX_DIMENSIONS,
-    RECORD_MEMBER,
     RECORD_VERSION,
     STORABLE,
     parse_record,
     sidecar,
     sidecar_text,
 )
-from .safetensors import DTYPES, TensorSpec
+from fp4kit.io.write.files import AtomicFile, Output, as_output
 
-_NUMPY = {code: text for text, code in STORABLE.items()}
+NUMPY_TYPES = {code: text for text, code in STORABLE.items()}
 
 
 def build_record(tensors: Sequence[TensorSpec]) -> str:
@@ -38,14 +33,14 @@ def build_record(tensors: Sequence[TensorSpec]) -> str:
     entries = {
         spec.name: {"dtype": DTYPES[spec.dtype].name, "shape": list(spec.shape)}
         for spec in tensors
-        if spec.dtype not in _NUMPY
+        if spec.dtype not in NUMPY_TYPES
     }
     return json.dumps({"version": RECORD_VERSION, "tensors": entries}) if entries else ""
 
 
 def array_header_bytes(spec: TensorSpec) -> bytes:
     """The .npy header for a tensor; types NumPy cannot name are stored as unsigned integers."""
-    text, shape = _NUMPY.get(spec.dtype), spec.shape
+    text, shape = NUMPY_TYPES.get(spec.dtype), spec.shape
     if text is None:
         bits = DTYPES[spec.dtype].bits
         text = f"u{max(bits, 8) // 8}"
@@ -68,7 +63,7 @@ def _is_record(path: Path) -> bool:
     return True
 
 
-def _check_storable(spec: TensorSpec, target: Output | Path) -> None:
+def check_storable(spec: TensorSpec, target: Output | Path) -> None:
     """Refuses a tensor that NumPy could not load again from its file.
 
     Raises:
@@ -93,7 +88,7 @@ class NpyWriter:
                 f"{target}: .npy holds one array, but there are {len(tensors)} tensors; write "
                 ".npz or .safetensors"
             )
-        _check_storable(tensors[0], target)
+        check_storable(tensors[0], target)
         self._record = build_record([tensors[0]])
         self._header = array_header_bytes(tensors[0])
         side = sidecar(target)
@@ -131,79 +126,4 @@ class NpyWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.__exit__(kind, error, trace)
-
-
-class NpzWriter:
-    """Writes tensors as an uncompressed .npz, atomically, one after the other."""
-
-    def __init__(self, output: Output | Path, tensors: Sequence[TensorSpec]) -> None:
-        self._specs = {spec.name: spec for spec in tensors}
-        for spec in tensors:
-            _check_storable(spec, output)
-            fault = name_fault(spec.name)
-            if fault:
-                raise FileFormatError(
-                    f"{output}: the tensor name {brief(spec.name)} {fault}; write .safetensors"
-                )
-        if RECORD_MEMBER in self._specs:
-            raise FileFormatError(f"{output}: a tensor cannot be named {RECORD_MEMBER}")
-        self._record = build_record(tensors)
-        self._file = AtomicFile(output)
-        self._stream = open(self._file.fd, "w+b", closefd=False)  # noqa: SIM115
-        self._archive = zipfile.ZipFile(self._stream, "w")
-        self._member: IO[bytes] | None = None
-        self._name = ""
-
-    def _open(self, name: str) -> IO[bytes]:
-        self._close_member()
-        # A fixed date: the same tensors give the same bytes.
-        info = zipfile.ZipInfo(name + ".npy", (1980, 1, 1, 0, 0, 0))
-        return self._archive.open(info, "w", force_zip64=True)
-
-    def _close_member(self) -> None:
-        if self._member is not None:
-            self._member.close()
-            self._member = None
-
-    def write(self, name: str, offset: int, data: Any) -> None:
-        """Writes the next bytes of a tensor; each tensor in one go, from offset 0 on."""
-        if offset == 0:
-            self._member = self._open(name)
-            self._member.write(array_header_bytes(self._specs[name]))
-            self._name = name
-        assert self._member is not None
-        assert self._name == name, "an .npz is written one tensor after the other"
-        self._member.write(data)
-
-    def finish(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Completes the archive and gives it its name; .npz has no place for metadata."""
-        self._close_member()
-        if self._record:
-            text = np.array(self._record)
-            self._member = self._open(RECORD_MEMBER)
-            np.lib.format.write_array(self._member, text, allow_pickle=False)
-            self._close_member()
-        self._archive.close()
-        self._stream.flush()
-        self._file.commit()
-
-    def __enter__(self) -> NpzWriter:
-        self._file.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            # An archive that is given up is not completed: the file is about to be removed, and a
-            # full disk must not raise a second time.
-            with contextlib.suppress(OSError):
-                self._close_member()
-            self._archive.fp = None
-        with contextlib.suppress(OSError):
-            self._stream.close()
         self._file.__exit__(kind, error, trace)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is no input: paths that do not exist, and files of other tools, with what to do instead."""
+"""Opening an input: what is none, with what to do instead, and the reader for its suffix."""
 
 from __future__ import annotations
 
@@ -9,16 +9,29 @@ import re
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError, OptionError
-
-from .files import SUFFIXES, InputFile, sniff
+from fp4kit.io.containers import SUFFIXES
+from fp4kit.io.read.files import InputFile
+from fp4kit.io.read.kinds import check_content, sniff
+from fp4kit.io.read.npy import (
+    NpySource,
+)
+from fp4kit.io.read.npz import NpzSource
+from fp4kit.io.read.safetensors import SafetensorsSource
+from fp4kit.io.read.source import Source
 
 #: A repository on the Hugging Face hub, `owner/name`.
 HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
 _PICKLE = (
     "a PyTorch file, which is pickled: that can run code when it is loaded and is never read; load "
     "it with torch (weights_only=True) and save its tensors with safetensors"
 )
+
+
 _ARCHIVE = "an archive; unpack it first"
+
+
 #: Suffixes of other tools' files: what they are, and what to do.
 FOREIGN = {
     ".bin": _PICKLE,
@@ -88,3 +101,36 @@ def _absence(path: Path) -> str:
     near = difflib.get_close_matches(path.name, [found.name for found in folder.iterdir()], 1)
     meant = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
     return f"no such file or directory{meant}"
+
+
+def open_source(path: Path, void_dtype: str | None = None) -> Source:
+    """Opens an input file by its suffix, after checking that its content is no other kind.
+
+    Args:
+        path: a .safetensors, .npy or .npz file.
+        void_dtype: what 2-byte void data of NumPy's files is (`bfloat16`), None to refuse it.
+
+    Raises:
+        OptionError: for another suffix or an unknown `void_dtype`.
+        FileFormatError: if the file is malformed, before any tensor is read.
+        DtypeError: if an .npy holds something that is no tensor.
+    """
+    if void_dtype not in (None, "bfloat16"):
+        raise OptionError(f"void_dtype={void_dtype!r} is not known; choose bfloat16")
+    if path.is_dir():
+        raise OptionError(
+            f"{path}: is a directory; give one of its files (quantize, dequantize, convert, verify "
+            "and inspect take whole model directories)"
+        )
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise OptionError(f"{path}: unknown kind of file; inputs end in {', '.join(SUFFIXES)}")
+    file = InputFile(path)
+    try:
+        check_content(file, {".safetensors": "safetensors", ".npy": "npy", ".npz": "zip"}[suffix])
+        if suffix == ".safetensors":
+            return SafetensorsSource(file)
+        return NpySource(file, void_dtype) if suffix == ".npy" else NpzSource(file, void_dtype)
+    except BaseException:
+        file.close()
+        raise

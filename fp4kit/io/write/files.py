@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Plain files: bounded reads, atomic writes, and the checks that come before any work."""
+"""Output files: the checks that come before any work, and atomic writes."""
 
 from __future__ import annotations
 
@@ -19,95 +19,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fp4kit.errors import FileFormatError, Fp4kitError, OptionError
+from fp4kit.errors import Fp4kitError, OptionError
 
-SUFFIXES = (".safetensors", ".npy", ".npz")
 #: Dirty pages are handed to the disk in pieces of this size while computing goes on, so that the
 #: final fsync has little left to wait for.
 WRITEBACK_BYTES = 16 << 20
+
+
 TEMPORARY_SUFFIX = ".fp4kit-tmp"
+
+
 #: An empty temporary file may be one whose process is just about to lock it.
 NEWBORN_SECONDS = 5.0
+
+
 #: What file systems without hard links answer.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class OutputError(Fp4kitError, OSError):
     """An output cannot be written; the message starts with its name and nothing was replaced."""
-
-
-def _identity(facts: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file is written to or replaced."""
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
-
-
-class InputFile:
-    """A regular file read by position: no mapping, so that memory stays what the caller gives."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            mode = path.stat().st_mode
-            if not stat.S_ISREG(mode):
-                kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-                raise FileFormatError(f"{path}: is {kind}; give one .safetensors, .npy or .npz")
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            facts = os.fstat(self._fd)
-        except OSError as error:
-            raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
-        self.size = facts.st_size
-        self._identity = _identity(facts)
-
-    def check_unchanged(self) -> None:
-        """Refuses a result of a file that was written to, or replaced, since it was opened.
-
-        Raises:
-            FileFormatError: naming the file.
-        """
-        try:
-            now = _identity(self.path.stat())
-        except OSError:
-            now = None
-        if now != self._identity:
-            raise FileFormatError(
-                f"{self.path}: has changed while it was read, so that the result was given up; run "
-                "it again once nothing writes to the file"
-            )
-
-    def read_into(self, offset: int, out: memoryview) -> None:
-        """Fills `out` with the bytes at `offset`.
-
-        Raises:
-            FileFormatError: if the file ends before that, or the disk fails.
-        """
-        done = 0
-        while done < len(out):
-            try:
-                count = os.preadv(self._fd, [out[done:]], offset + done)
-            except OSError as error:
-                raise FileFormatError(f"{self.path}: cannot be read: {error.strerror}") from None
-            if count == 0:
-                raise FileFormatError(
-                    f"{self.path}: truncated: ends at byte {offset + done}, {len(out) - done} more "
-                    "were expected"
-                )
-            done += count
-
-    def read(self, offset: int, count: int) -> bytes:
-        """Up to `count` bytes at `offset`, fewer at the end of the file."""
-        data = bytearray(max(min(count, self.size - offset), 0))
-        self.read_into(offset, memoryview(data))
-        return bytes(data)
-
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._fd)
-
-    def __enter__(self) -> InputFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def permissions_of(*sources: Path) -> int:
@@ -333,65 +264,3 @@ def check_output(source: Path | None, target: Path, *, force: bool, nbytes: int)
         )
     permissions = 0o666 if source is None else permissions_of(source)
     return Output(target, permissions, replace=force)
-
-
-def sniff(head: bytes) -> str | None:
-    """What the first bytes of a file say it is, in words, or None if they say nothing.
-
-    Args:
-        head: the first 16 bytes or more.
-    """
-    length = int.from_bytes(head[:8], "little")
-    # First, as a header length can look like any other magic number.
-    if len(head) > 8 and head[8:9] == b"{" and 2 <= length <= 100_000_000:
-        return "safetensors"
-    magics = (
-        (b"\x93NUMPY", "npy"),
-        (b"PK\x03\x04", "zip"),
-        (b"PK\x05\x06", "zip"),
-        (b"GGUF", "GGUF"),
-        (b"\x89HDF\r\n\x1a\n", "HDF5"),
-        (b"\x1f\x8b", "gzip"),
-        (b"version https://git-lfs", "Git LFS pointer"),
-        (b"<!DOCTYPE", "HTML"),
-        (b"<html", "HTML"),
-    )
-    for magic, kind in magics:
-        if head.startswith(magic):
-            return kind
-    if len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5:
-        return "pickle"
-    return None
-
-
-#: What to do about content under the wrong suffix.
-ADVICE = {
-    "safetensors": "rename it to .safetensors",
-    "npy": "rename it to .npy",
-    "zip": "rename it to .npz if numpy.savez wrote it; a torch .pt file must be saved again with "
-    "safetensors",
-    "pickle": "pickled data can run code when loaded and is never read; save it again with "
-    "safetensors",
-    "GGUF": "convert it to safetensors first",
-    "HDF5": "convert it to safetensors first",
-    "gzip": "decompress it first",
-    "Git LFS pointer": "fetch the real file with git lfs pull",
-    "HTML": "this is a web page; download the file itself",
-}
-
-
-def check_content(file: InputFile, expected: str) -> None:
-    """Refuses a file whose first bytes are plainly something other than its suffix says.
-
-    Args:
-        file: the file.
-        expected: what :func:`sniff` should say: `safetensors`, `npy` or `zip`.
-
-    Raises:
-        FileFormatError: naming what it holds and what to do.
-    """
-    kind = sniff(file.read(0, 64))
-    if kind is not None and kind != expected:
-        raise FileFormatError(
-            f"{file.path}: holds {kind} data under the suffix {file.path.suffix}; {ADVICE[kind]}"
-        )

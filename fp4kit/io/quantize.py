@@ -14,20 +14,18 @@ from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, get_format
+from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
+from fp4kit.io.quantize_plan import TensorPlan, refuse_nothing
+from fp4kit.io.quantize_tensors import quantize_tensors
+from fp4kit.io.read.cast import check_cast, with_cast
+from fp4kit.io.read.open import open_source
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.report import FileReport, QuantizeOptions, overflow_warnings
+from fp4kit.io.stream.chunks import DeviceBackend, Progress, Tally
+from fp4kit.io.tensor_names import Patterns, refuse_adapter
+from fp4kit.io.write.files import check_output, output_suffix
+from fp4kit.io.write.safetensors import SafetensorsWriter
 from fp4kit.variant import search_variant
-
-from .adapters import refuse_adapter
-from .cast import check_cast, with_cast
-from .description import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
-from .files import check_output, output_suffix
-from .naming import Patterns
-from .outcome import overflow_warnings, refuse_nothing
-from .quantize_stream import quantize_stream
-from .report import FileReport, QuantizeOptions
-from .safetensors import SafetensorsWriter
-from .slabs import Engine, Progress, Tally
-from .source import Source, SourceTensor, open_source
-from .work import TensorPlan
 
 Decode = Callable[[Source], Source]
 
@@ -203,7 +201,7 @@ def quantize_file(
     """Quantizes the float tensors of a file with two or more dimensions along their last axis.
 
     All other tensors are carried through unchanged, byte for byte, and listed with the reason. The
-    output describes itself: :func:`fp4kit.io.dequantize_file.dequantize_file` needs no options.
+    output describes itself: :func:`fp4kit.io.dequantize.dequantize_file` needs no options.
 
     Args:
         source: .safetensors, .npy or .npz file.
@@ -230,13 +228,13 @@ def quantize_file(
         engine = None
         if plans:
             dtypes = {work.tensor.dtype for work in works if work.entry is not None}
-            engine = Engine(options.device, dtypes, "quantize", plans[:1])
+            engine = DeviceBackend(options.device, dtypes, "quantize", plans[:1])
         outputs = [spec for work in works for spec in work.outputs]
         nbytes = sum(spec.nbytes for spec in outputs)
         output = check_output(source, target, force=options.force, nbytes=nbytes)
         tally = Tally(progress, sum(work.tensor.spec.nbytes for work in works if work.outputs))
         with SafetensorsWriter(output, outputs, _metadata(opened, works)) as writer:
-            quantize_stream(opened, works, engine, writer.write, tally)
+            quantize_tensors(opened, works, engine, writer.write, tally)
             opened.check_unchanged()
             writer.finish(_metadata(opened, works))
         return _report(opened, target, works, options, started)

@@ -26,17 +26,20 @@ from fp4kit.api.planning import plan_quantize
 from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, shortened
 from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.source import Source
+from fp4kit.io.storage import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 
-from .json_text import strict_json
-from .naming import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
-from .safetensors import TensorSpec
-from .source import Source
-
 METADATA_KEY = "fp4kit"
+
+
 #: The second one has tensors with a `scale_search`; it is written only where there are some.
 VERSION, SEARCH_VERSION = 1, 2
+
+
 #: Values and keys of an entry, without the sizes of its shape.
 _MAX_VALUES = 64
 

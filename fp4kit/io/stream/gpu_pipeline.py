@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files through a GPU: reading, both copies, kernels and writing at the same time.
 
-    reader threads    preadv pieces of the next slabs straight into a ring of pinned buffers
-    upload stream     pinned -> device, as soon as a slab is read
+    reader threads    preadv pieces of the next chunks straight into a ring of pinned buffers
+    upload stream     pinned -> device, as soon as a chunk is read
     compute stream    kernels; the calling thread launches them and never waits for one
     writer threads    each its own stream and pinned buffer: device -> pinned, then the file
 
 Order between them is kept by CUDA events on the device. The host waits in three places only: for
-a slab that is not read yet, for a pinned buffer whose upload is not done, and for device memory
+a chunk that is not read yet, for a pinned buffer whose upload is not done, and for device memory
 that the writers have not emptied yet.
 """
 
@@ -25,32 +25,44 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from fp4kit.cpu.threads import thread_count
+from fp4kit.io.read.source import Source
+from fp4kit.io.stream import chunks
+from fp4kit.io.stream.chunks import Bytes, Chunk, DeviceBackend
+from fp4kit.io.stream.gpu_memory import Cuda, Slots, slot_size
 
-from . import slabs
-from .gpu_memory import Cuda, Slots, slot_size
-from .slabs import Bytes, Engine, Slab
-from .source import Source
+#: A chunk: long enough that its launches take less host time than its transfer.
+GPU_CHUNK_BYTES = 32 << 20
 
-#: A slab: long enough that its launches take less host time than its transfer.
-GPU_SLAB_BYTES = 32 << 20
+
 #: Pinned buffers that are read ahead: pinning costs time, so no more than hide the latencies.
 RING = 6
-#: What one reader thread reads at a time; a slab is read by several.
+
+
+#: What one reader thread reads at a time; a chunk is read by several.
 PIECE_BYTES = 4 << 20
+
+
 MAX_READERS = 8
+
+
 #: One writes while the others fetch from the device.
 MAX_WRITERS = 3
+
+
 #: Device memory for tensors that wait for their amax: up to this size they are read only once.
 RESIDENT_BYTES = 1 << 30
+
+
 #: Device memory for results that are not written yet.
 RESULT_BYTES = 512 << 20
+
 
 Key = TypeVar("Key")
 
 
 @dataclass
 class Staged:
-    """A slab in pinned memory.
+    """A chunk in pinned memory.
 
     Attributes:
         host: the bytes of its parts, each at an aligned position.
@@ -76,7 +88,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Resident(Generic[Key]):
-    """A slab on the device, for the compute stream."""
+    """A chunk on the device, for the compute stream."""
 
     key: Key
     parts: list[Any]
@@ -84,9 +96,9 @@ class Resident(Generic[Key]):
 
 
 class GpuPipeline:
-    """Moves slabs through the device. Use it as a context manager inside that of the writer."""
+    """Moves chunks through the device. Use it as a context manager inside that of the writer."""
 
-    def __init__(self, engine: Engine, sources: Sequence[Source], *, writers: int) -> None:
+    def __init__(self, engine: DeviceBackend, sources: Sequence[Source], *, writers: int) -> None:
         """Starts the threads.
 
         Args:
@@ -109,7 +121,7 @@ class GpuPipeline:
             self.compute = self._cuda.stream()
             quarter = self._cuda.free_bytes() // 4
         self.resident_bytes = min(RESIDENT_BYTES, quarter)
-        self._inputs = Slots(self._cuda, self.resident_bytes + 4 * GPU_SLAB_BYTES)
+        self._inputs = Slots(self._cuda, self.resident_bytes + 4 * GPU_CHUNK_BYTES)
         self._results = Slots(self._cuda, min(RESULT_BYTES, quarter))
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
@@ -124,15 +136,15 @@ class GpuPipeline:
     # In
     # ---------------------------------------------------------------------------------------------
 
-    def staged(self, work: Sequence[Slab[Key]]) -> Iterator[tuple[Key, Staged]]:
-        """Reads slabs in order and ahead.
+    def staged(self, work: Sequence[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
+        """Reads chunks in order and ahead.
 
         Yields:
-            The slab's key and its bytes, for :meth:`upload` or :meth:`store_host` before the next.
+            The chunk's key and its bytes, for :meth:`upload` or :meth:`store_host` before the next.
         """
         if not work:
             return
-        largest = max(_size(slab) for slab in work)
+        largest = max(_size(chunk) for chunk in work)
         ring: list[Future[Bytes] | Staged] = [
             self._readers.submit(self._cuda.pinned, max(largest, 1))
             for _ in range(min(RING, len(work)))
@@ -140,16 +152,16 @@ class GpuPipeline:
         # Two are left out: the one being launched, and the one before it, still being uploaded.
         depth = max(len(ring) - 2, 0)
         ahead: deque[tuple[Key, Staged]] = deque()
-        for number, slab in enumerate(work):
+        for number, chunk in enumerate(work):
             last = ring[number % len(ring)]
             if isinstance(last, Staged):
                 if last.release is not None:
                     last.release()
-                staged = self._read(slab, last.host)
+                staged = self._read(chunk, last.host)
             else:
-                staged = self._read(slab, last.result())
+                staged = self._read(chunk, last.result())
             ring[number % len(ring)] = staged
-            ahead.append((slab.key, staged))
+            ahead.append((chunk.key, staged))
             if len(ahead) > depth:
                 yield self._ready(*ahead.popleft())
         while ahead:
@@ -161,10 +173,10 @@ class GpuPipeline:
         self._check()
         return key, staged
 
-    def _read(self, slab: Slab[Any], buffer: Bytes) -> Staged:
+    def _read(self, chunk: Chunk[Any], buffer: Bytes) -> Staged:
         staged = Staged(buffer, [])
         at = 0
-        for part in slab.parts:
+        for part in chunk.parts:
             count = part.stop - part.start
             staged.spans.append((at, count))
             piece = PIECE_BYTES if part.source.divisible(part.name) else max(count, 1)
@@ -173,11 +185,11 @@ class GpuPipeline:
                 view = buffer[at + begin : at + end].data
                 read = self._readers.submit(part.source.read, part.name, part.start + begin, view)
                 staged.reads.append(read)
-            at += slabs.aligned(count)
+            at += chunks.aligned(count)
         return staged
 
     def upload(self, key: Key, staged: Staged) -> Resident[Key]:
-        """Starts the copy of a slab to the device; the compute stream waits for it."""
+        """Starts the copy of a chunk to the device; the compute stream waits for it."""
         at, count = staged.spans[-1]
         size = at + count
         buffer, free = self._inputs.take(max(size, 1), self._check)
@@ -190,10 +202,10 @@ class GpuPipeline:
         staged.release = done.synchronize
         return Resident(key, [buffer[at : at + count] for at, count in staged.spans], buffer)
 
-    def free(self, slab: Resident[Any]) -> None:
-        """Gives a slab's memory back after the kernels launched so far."""
+    def free(self, chunk: Resident[Any]) -> None:
+        """Gives a chunk's memory back after the kernels launched so far."""
         with self._cuda.scope():
-            self._inputs.give(slab.buffer, self._cuda.record(self.compute))
+            self._inputs.give(chunk.buffer, self._cuda.record(self.compute))
 
     # ---------------------------------------------------------------------------------------------
     # Out
@@ -201,7 +213,7 @@ class GpuPipeline:
 
     def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:
         """Device memory for results of some sizes: the buffer, and its parts."""
-        ends = np.cumsum([slabs.aligned(count) for count in counts]).tolist()
+        ends = np.cumsum([chunks.aligned(count) for count in counts]).tolist()
         # The host has seen its last use end.
         buffer, _ = self._results.take(ends[-1], self._check)
         starts = [0, *ends[:-1]]
@@ -229,7 +241,7 @@ class GpuPipeline:
         done: Any,
         write: Callable[[list[Bytes]], None],
     ) -> None:
-        ends = np.cumsum([slabs.aligned(count) for count in counts]).tolist()
+        ends = np.cumsum([chunks.aligned(count) for count in counts]).tolist()
         size = ends[-1]
         try:
             with self._cuda.scope():
@@ -250,7 +262,7 @@ class GpuPipeline:
             write(views)
 
     def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:
-        """Has a writer thread write a slab that needs no device."""
+        """Has a writer thread write a chunk that needs no device."""
 
         def task() -> None:
             with self._one_write:
@@ -284,5 +296,5 @@ class GpuPipeline:
             self.compute.synchronize()
 
 
-def _size(slab: Slab[Any]) -> int:
-    return sum(slabs.aligned(part.stop - part.start) for part in slab.parts)
+def _size(chunk: Chunk[Any]) -> int:
+    return sum(chunks.aligned(part.stop - part.start) for part in chunk.parts)

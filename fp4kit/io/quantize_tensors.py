@@ -17,26 +17,25 @@ from typing import Any
 import numpy as np
 
 from fp4kit.errors import NonFiniteError
-
-from . import slabs
-from .description import QuantizedEntry
-from .gpu_quantize import quantize_tensors
-from .slabs import (
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.quantize_gpu import quantize_on_gpu
+from fp4kit.io.quantize_plan import Piece, TensorPlan, pieces_of, units
+from fp4kit.io.read.source import Source
+from fp4kit.io.stream import chunks
+from fp4kit.io.stream.chunks import (
     Bytes,
-    Engine,
-    Slab,
+    Chunk,
+    DeviceBackend,
     Tally,
     Write,
     WriteBehind,
+    chunk_plan,
     read_ahead,
     row_ranges,
     rows_of,
     rows_view,
     scale_row_bytes,
-    slab_plan,
 )
-from .source import Source
-from .work import Piece, TensorPlan, pieces_of, units
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Step:
 
 
 def _steps(works: list[TensorPlan]) -> Iterator[Step]:
-    """Every slab of work in order.
+    """Every chunk of work in order.
 
     A unit that is too large to be held gets a pass for its amax first, if its format needs one.
     """
@@ -64,7 +63,7 @@ def _steps(works: list[TensorPlan]) -> Iterator[Step]:
         if unit[0].entry is None:
             yield from (Step((piece,)) for piece in pieces)
             continue
-        fits = sum(work.tensor.spec.nbytes for work in unit) <= slabs.WHOLE_BYTES
+        fits = sum(work.tensor.spec.nbytes for work in unit) <= chunks.WHOLE_BYTES
         if fits and len(pieces) == len(unit):
             yield Step(tuple(pieces), scan=True, quantize=True)
             continue
@@ -75,7 +74,7 @@ def _steps(works: list[TensorPlan]) -> Iterator[Step]:
             yield Step((piece,), scan=not apart, quantize=True)
 
 
-def raise_nonfinite(source: Source, work: TensorPlan, engine: Engine) -> None:
+def raise_nonfinite(source: Source, work: TensorPlan, engine: DeviceBackend) -> None:
     """Counts what is not finite in a whole tensor and raises."""
     nans = infinities = 0
     where = -1
@@ -97,9 +96,11 @@ def raise_nonfinite(source: Source, work: TensorPlan, engine: Engine) -> None:
 
 
 class _HostQuantizer:
-    """The steps of a source on the CPU, or on a GPU slab by slab."""
+    """The steps of a source on the CPU, or on a GPU chunk by chunk."""
 
-    def __init__(self, source: Source, engine: Engine, write: Write, behind: WriteBehind) -> None:
+    def __init__(
+        self, source: Source, engine: DeviceBackend, write: Write, behind: WriteBehind
+    ) -> None:
         self._source = source
         self._engine = engine
         self._write = write
@@ -128,7 +129,7 @@ class _HostQuantizer:
 
     def _quantize(self, piece: Piece, x: Any) -> None:
         entry, second = piece.entry, piece.work.second
-        plan = slab_plan(entry.plan, piece.last - piece.first)
+        plan = chunk_plan(entry.plan, piece.last - piece.first)
         if plan.has_second_level and second.value is None:
             second.value = self._engine.second_level(second.amax, entry.plan, entry.dtype)
         packed = self._behind.buffer("packed", plan.packed_shape[0] * plan.packed_shape[1])
@@ -138,11 +139,15 @@ class _HostQuantizer:
 
 
 def _quantize_on_host(
-    source: Source, works: list[TensorPlan], engine: Engine | None, write: Write, tally: Tally
+    source: Source,
+    works: list[TensorPlan],
+    engine: DeviceBackend | None,
+    write: Write,
+    tally: Tally,
 ) -> None:
     """Streams every tensor through the CPU; without an engine all are copied."""
     with WriteBehind() as behind:
-        work = (Slab(step, tuple(p.part(source) for p in step.pieces)) for step in _steps(works))
+        work = (Chunk(step, tuple(p.part(source) for p in step.pieces)) for step in _steps(works))
         for step, data in read_ahead(work):
             piece = step.pieces[0]
             if piece.work.entry is None:
@@ -177,8 +182,12 @@ def finish_tensor(write: Write, entry: QuantizedEntry) -> None:
         write(entry.names.packed, rows * row, np.zeros(added * row, np.uint8))
 
 
-def quantize_stream(
-    source: Source, works: list[TensorPlan], engine: Engine | None, write: Write, tally: Tally
+def quantize_tensors(
+    source: Source,
+    works: list[TensorPlan],
+    engine: DeviceBackend | None,
+    write: Write,
+    tally: Tally,
 ) -> None:
     """Quantizes and writes all tensors; their entries then know their second level.
 
@@ -193,7 +202,7 @@ def quantize_stream(
         NonFiniteError: if a tensor holds NaN or infinity.
     """
     if engine is not None and engine.on_gpu:
-        bad = quantize_tensors(engine, source, works, tally, partial(write_codes, write), write)
+        bad = quantize_on_gpu(engine, source, works, tally, partial(write_codes, write), write)
         if bad is not None:
             raise_nonfinite(source, bad, engine)
     else:

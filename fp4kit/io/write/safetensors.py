@@ -1,81 +1,28 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors container: element types, and an atomic streaming writer.
+"""Writing .safetensors: an atomic streaming writer.
 
 A file is an 8-byte little-endian header length, a JSON header, and the tensors' bytes with neither
-holes nor overlaps; see :mod:`fp4kit.io.safetensors_header` for how one is read.
+holes nor overlaps; see :mod:`fp4kit.io.read.safetensors` for how one is read.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fp4kit.errors import DtypeError, FileFormatError, brief
-
-from .files import AtomicFile, Output
-
-#: The common readers refuse longer headers.
-MAX_HEADER_BYTES = 100_000_000
-METADATA = "__metadata__"
-#: Tensors of one file: each takes about a kilobyte of memory before any work.
-MAX_TENSORS = 1 << 19
-
-
-@dataclass(frozen=True)
-class Dtype:
-    """An element type of the format: the field's name for it, and its width."""
-
-    name: str
-    bits: int
-
-
-#: Every element type of safetensors 0.8.
-DTYPES = {
-    "BOOL": Dtype("bool", 8),
-    "U8": Dtype("uint8", 8),
-    "I8": Dtype("int8", 8),
-    "U16": Dtype("uint16", 16),
-    "I16": Dtype("int16", 16),
-    "U32": Dtype("uint32", 32),
-    "I32": Dtype("int32", 32),
-    "U64": Dtype("uint64", 64),
-    "I64": Dtype("int64", 64),
-    "F16": Dtype("float16", 16),
-    "BF16": Dtype("bfloat16", 16),
-    "F32": Dtype("float32", 32),
-    "F64": Dtype("float64", 64),
-    "C64": Dtype("complex64", 64),
-    "F8_E4M3": Dtype("float8_e4m3fn", 8),
-    "F8_E5M2": Dtype("float8_e5m2", 8),
-    "F8_E8M0": Dtype("float8_e8m0fnu", 8),
-    "F8_E4M3FNUZ": Dtype("float8_e4m3fnuz", 8),
-    "F8_E5M2FNUZ": Dtype("float8_e5m2fnuz", 8),
-    "F6_E2M3": Dtype("float6_e2m3fn", 6),
-    "F6_E3M2": Dtype("float6_e3m2fn", 6),
-    "F4": Dtype("float4_e2m1fn", 4),
-}
-#: From the field's name back to the format's.
-DTYPE_CODES = {dtype.name: code for code, dtype in DTYPES.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Name, element type (safetensors' name for it) and logical shape of a tensor."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor's data."""
-        return prod(self.shape) * DTYPES[self.dtype].bits // 8
+from fp4kit.io.containers import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    METADATA,
+    TensorSpec,
+)
+from fp4kit.io.write.files import AtomicFile, Output
 
 
 def build_header(

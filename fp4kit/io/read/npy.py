@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+import threading
 import warnings
 from dataclasses import dataclass
 from math import prod
@@ -20,25 +21,44 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fp4kit.errors import FileFormatError, brief
-
-from .json_text import strict_json
-from .safetensors import DTYPE_CODES, TensorSpec
+from fp4kit.errors import DtypeError, FileFormatError, brief, shortened
+from fp4kit.io.containers import DTYPE_CODES, TensorSpec
+from fp4kit.io.read.files import InputFile
+from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.source import Source, SourceTensor, plain_tensor
 
 RECORD_MEMBER = "__fp4kit_dtypes__"
+
+
 RECORD_VERSION = 1
+
+
 #: Bytes of an .npy stream that hold its header.
 MAX_HEADER = 1 << 16
+
+
 #: Of an array, in NumPy 2.
 MAX_DIMENSIONS = 64
+
+
 #: Bytes of a record beside an .npy: its tensor's name may be long.
 MAX_SIDECAR = 1 << 26
+
+
 #: Largest array whose elements are brought into C order in memory.
 MAX_REORDERED = 1 << 28
+
+
 #: Bytes that are read at once for a part of a row that is scattered over the file.
 _PIECE = 1 << 20
+
+
 _SIZE_LIMIT = 2**63
+
+
 _DESCR = re.compile(r"[<>|=]?([biufcV])([1-9]\d{0,17})")
+
+
 #: NumPy's type strings that have an equal in safetensors.
 STORABLE = {
     "b1": "BOOL",
@@ -308,3 +328,58 @@ def sidecar_text(path: Path) -> str:
 def sidecar(path: Path) -> Path:
     """Where the element type of an .npy file is recorded."""
     return path.with_name(path.name + ".json")
+
+
+def array_tensor(
+    name: str, header: ArrayHeader, recorded: TensorSpec | None, void_dtype: str | None
+) -> SourceTensor:
+    """What an array is as a tensor."""
+    dtype, note = element_type(header, void_dtype)
+    spec = apply_record(header, dtype, recorded)
+    if spec is not None:
+        return plain_tensor(TensorSpec(name, spec.dtype, spec.shape))
+    if dtype is None:
+        shown = shortened(header.descr, 40)
+        shown = shown if shown.isprintable() else repr(shown)
+        return SourceTensor(TensorSpec(name, "", header.shape), shown, 0, note)
+    return plain_tensor(TensorSpec(name, dtype, header.shape), note)
+
+
+class NpySource(Source):
+    """An .npy file; its one tensor is called as the file is."""
+
+    def __init__(self, file: InputFile, void_dtype: str | None) -> None:
+        self._file = file
+        self.path = file.path
+        self.metadata = {}
+        header = parse_array_header(file.read(0, 1 << 16), str(file.path))
+        recorded = None
+        side = sidecar(file.path)
+        text = sidecar_text(side)
+        # Another program's JSON may have this name; only a record of ours counts.
+        if '"tensors"' in text:
+            recorded = next(iter(parse_record(text, str(side)).values()), None)
+        tensor = array_tensor(file.path.stem, header, recorded, void_dtype)
+        if not tensor.readable:
+            raise DtypeError(f"{file.path}: {tensor.dtype}: {tensor.note}")
+        expected = header.offset + prod(header.shape) * header.itemsize
+        if file.size != expected:
+            fault = "truncated" if file.size < expected else "trailing bytes"
+            raise FileFormatError(
+                f"{file.path}: {fault}: the header describes {expected} bytes, the file has "
+                f"{file.size}"
+            )
+        check_order(header, str(file.path), streamed=False)
+        self.tensors = {tensor.name: tensor}
+        self._reader = ArrayReader(header, file)
+        self._lock = threading.Lock()
+
+    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
+        with self._lock:
+            self._reader.read(offset, out)
+
+    def check_unchanged(self) -> None:  # noqa: D102
+        self._file.check_unchanged()
+
+    def close(self) -> None:  # noqa: D102
+        self._file.close()

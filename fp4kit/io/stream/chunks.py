@@ -22,19 +22,27 @@ from fp4kit import arrays
 from fp4kit.api.backends import select
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.backend.interface import Backend, ErrorSums, Plan, Request
+from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.layout import TILE
 from fp4kit.variant import Variant
 
-from .source import Source, SourceTensor
-
 #: A tensor up to this size is read once and processed whole.
 WHOLE_BYTES = 128 << 20
-#: A larger one is cut into slabs of rows of about this size.
-SLAB_BYTES = 64 << 20
+
+
+#: A larger one is cut into chunks of rows of about this size.
+CHUNK_BYTES = 64 << 20
+
 
 Bytes = NDArray[np.uint8]
+
+
 Key = TypeVar("Key")
+
+
 Progress = Callable[[int, int], None]
+
+
 #: Writes bytes of an output tensor: its name, the offset in it, the bytes.
 Write = Callable[[str, int, Bytes], None]
 
@@ -48,12 +56,12 @@ def row_ranges(
         rows: number of rows.
         row_bytes: bytes per row of whatever decides memory.
         step: 128 or 8 where swizzled scales must come out as one piece.
-        limit: bytes of a range; None keeps tensors whole up to WHOLE_BYTES and cuts at SLAB_BYTES.
+        limit: bytes of a range; None keeps tensors whole up to WHOLE_BYTES and cuts at CHUNK_BYTES.
     """
     if rows * row_bytes <= (WHOLE_BYTES if limit is None else limit):
         yield 0, rows
         return
-    count = max((limit or SLAB_BYTES) // (row_bytes * step), 1) * step
+    count = max((limit or CHUNK_BYTES) // (row_bytes * step), 1) * step
     for first in range(0, rows, count):
         yield first, min(first + count, rows)
 
@@ -63,12 +71,12 @@ def byte_ranges(tensor: SourceTensor, limit: int | None = None) -> Iterator[tupl
     nbytes = tensor.spec.nbytes
     # Without whole-byte rows of a bounded size any cut will do that keeps elements whole.
     row = tensor.row_bytes if len(tensor.spec.shape) > 1 else 0
-    unit = row if 0 < row <= (limit or SLAB_BYTES) else 64
+    unit = row if 0 < row <= (limit or CHUNK_BYTES) else 64
     for first, last in row_ranges(-(-nbytes // unit), unit, limit=limit):
         yield first * unit, min(last * unit, nbytes)
 
 
-def slab_plan(plan: Plan, rows: int) -> Plan:
+def chunk_plan(plan: Plan, rows: int) -> Plan:
     """The plan for some rows of a tensor; the second level stays that of the whole."""
     return with_changes(plan, rows=rows, rows_per_scale=rows)
 
@@ -84,7 +92,7 @@ def row_step(plan: Plan) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteRange:
     """A range of bytes of one tensor of a file."""
 
     source: Source
@@ -94,11 +102,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Slab(Generic[Key]):
+class Chunk(Generic[Key]):
     """Parts that are read together, and what they are for."""
 
     key: Key
-    parts: tuple[Part, ...]
+    parts: tuple[ByteRange, ...]
 
 
 def aligned(count: int) -> int:
@@ -106,10 +114,10 @@ def aligned(count: int) -> int:
     return -(-count // 64) * 64
 
 
-def _fill(slab: Slab[Any], buffer: Bytes) -> list[Bytes]:
-    """Reads every part of a slab into a buffer, each at an aligned position."""
+def _fill(chunk: Chunk[Any], buffer: Bytes) -> list[Bytes]:
+    """Reads every part of a chunk into a buffer, each at an aligned position."""
     views, at = [], 0
-    for part in slab.parts:
+    for part in chunk.parts:
         view = buffer[at : at + part.stop - part.start]
         if len(view):
             part.source.read(part.name, part.start, view.data)
@@ -118,31 +126,31 @@ def _fill(slab: Slab[Any], buffer: Bytes) -> list[Bytes]:
     return views
 
 
-def read_ahead(slabs: Iterable[Slab[Key]]) -> Iterator[tuple[Key, list[Bytes]]]:
-    """Reads slabs in order, the next one in the background while the last one is in use.
+def read_ahead(chunks: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, list[Bytes]]]:
+    """Reads chunks in order, the next one in the background while the last one is in use.
 
     Yields:
-        The slab's key, and the bytes of each of its parts; they are valid until the next step.
+        The chunk's key, and the bytes of each of its parts; they are valid until the next step.
     """
     buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
     waiting: tuple[Key, Future[list[Bytes]]] | None = None
     with ThreadPoolExecutor(1, "fp4kit-read") as pool:
-        for number, slab in enumerate(slabs):
-            size = sum(aligned(part.stop - part.start) for part in slab.parts)
+        for number, chunk in enumerate(chunks):
+            size = sum(aligned(part.stop - part.start) for part in chunk.parts)
             if len(buffers[number % 2]) < size:
                 # The old one goes first, or both would count.
                 buffers[number % 2] = np.empty(0, np.uint8)
                 buffers[number % 2] = np.empty(size, np.uint8)
-            future = pool.submit(_fill, slab, buffers[number % 2])
+            future = pool.submit(_fill, chunk, buffers[number % 2])
             if waiting is not None:
                 yield waiting[0], waiting[1].result()
-            waiting = slab.key, future
+            waiting = chunk.key, future
         if waiting is not None:
             yield waiting[0], waiting[1].result()
 
 
 class WriteBehind:
-    """Writes the results of one slab in the background while the next one is computed.
+    """Writes the results of one chunk in the background while the next one is computed.
 
     At most one write is under way, so that two sets of output buffers are enough: :meth:`buffer`
     hands them out in turn. Use it as a context manager inside that of the writer.
@@ -187,8 +195,8 @@ def rows_view(data: Bytes, dtype: str, rows: int, cols: int) -> Any:
     return data.view(arrays.RAW_DTYPES[dtype]).reshape(rows, cols)
 
 
-class Engine:
-    """A backend on a device, fed with host slabs: the one place that copies to a GPU and back."""
+class DeviceBackend:
+    """A backend on a device, fed with host chunks: the one place that copies to a GPU and back."""
 
     def __init__(
         self, device: str, dtypes: Iterable[str], operation: str, plans: Iterable[Plan]
@@ -231,13 +239,13 @@ class Engine:
         return self.xp.empty(shape, dtype)
 
     def scan(self, x: Any, dtype: str) -> tuple[np.float32, bool]:
-        """Amax of a slab on the device, and whether all of it is finite."""
+        """Amax of a chunk on the device, and whether all of it is finite."""
         with arrays.device_scope(self.origin):
             amax, finite = self.backend.scan(x, dtype)
             return np.float32(float(amax[0])), finite
 
     def count_nonfinite(self, x: Any, dtype: str) -> tuple[int, int, int]:
-        """NaN count, infinity count and flat index of the first of either in a slab, or -1."""
+        """NaN count, infinity count and flat index of the first of either in a chunk, or -1."""
         with arrays.device_scope(self.origin):
             return self.backend.count_nonfinite(x, dtype)
 
@@ -341,7 +349,7 @@ class Tally:
 
 
 class _Scaled(Tally):
-    """Part of the work of another tally, counted in other units."""
+    """ByteRange of the work of another tally, counted in other units."""
 
     def __init__(self, whole: Tally, factor: float) -> None:
         super().__init__(None, 0)

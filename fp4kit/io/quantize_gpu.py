@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizing a file on a GPU: what is launched for each slab, and when its sums are looked at.
+"""Quantizing a file on a GPU: what is launched for each chunk, and when its sums are looked at.
 
 A tensor waits on the device for its amax, so that it is read once; one too large for that is read
 twice, as on the CPU. Amax, second level and error sums stay on the device: the host sees them
@@ -20,25 +20,27 @@ from typing import Any
 import numpy as np
 
 from fp4kit.backend.interface import PendingSums, Plan
-
-from . import gpu_pipeline, slabs
-from .description import QuantizedEntry
-from .gpu_memory import slot_size
-from .gpu_pipeline import GpuPipeline, Resident
-from .slabs import Bytes, Engine, Slab, Tally
-from .source import Source
-from .work import Piece, SecondLevel, TensorPlan, pieces_of, units
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.quantize_plan import Piece, SecondLevel, TensorPlan, pieces_of, units
+from fp4kit.io.read.source import Source
+from fp4kit.io.stream import chunks, gpu_pipeline
+from fp4kit.io.stream.chunks import Bytes, Chunk, DeviceBackend, Tally
+from fp4kit.io.stream.gpu_memory import slot_size
+from fp4kit.io.stream.gpu_pipeline import GpuPipeline, Resident
 
 #: Slabs whose error sums may be under way; each holds 72 KiB.
 PENDING = 16
 
+
 WriteCodes = Callable[[QuantizedEntry, int, Bytes, Bytes], None]
+
+
 WriteBytes = Callable[[str, int, Bytes], None]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One slab of work.
+    """One chunk of work.
 
     Attributes:
         piece: rows (or bytes, for copies) of one tensor.
@@ -54,8 +56,8 @@ class Step:
 
 
 def _steps(works: Iterable[TensorPlan], resident_bytes: int) -> Iterator[Step]:
-    """Every slab of work in order; a unit that cannot stay on the device has two passes."""
-    limit = min(gpu_pipeline.GPU_SLAB_BYTES, slabs.SLAB_BYTES)
+    """Every chunk of work in order; a unit that cannot stay on the device has two passes."""
+    limit = min(gpu_pipeline.GPU_CHUNK_BYTES, chunks.CHUNK_BYTES)
     for unit in units(work for work in works if work.action != "skip"):
         pieces = [piece for work in unit for piece in pieces_of(work, limit)]
         entry = unit[0].entry
@@ -78,8 +80,8 @@ class _Progress:
     """What is on the device of the unit at hand.
 
     Attributes:
-        maxima: amax of each slab so far.
-        held: slabs that wait for the second level.
+        maxima: amax of each chunk so far.
+        held: chunks that wait for the second level.
         entry: the unit's first tensor, whose element type its second level is computed in.
         second: the second level, once its kernel is launched.
     """
@@ -91,10 +93,14 @@ class _Progress:
 
 
 class _Quantizer:
-    """Launches the kernels of every slab of a file."""
+    """Launches the kernels of every chunk of a file."""
 
     def __init__(
-        self, engine: Engine, pipeline: GpuPipeline, write_codes: WriteCodes, writes: WriteBytes
+        self,
+        engine: DeviceBackend,
+        pipeline: GpuPipeline,
+        write_codes: WriteCodes,
+        writes: WriteBytes,
     ) -> None:
         self._engine = engine
         self._pipeline = pipeline
@@ -107,7 +113,7 @@ class _Quantizer:
     def run(self, source: Source, works: list[TensorPlan], tally: Tally) -> TensorPlan | None:
         """Quantizes and writes everything; returns the first tensor that is not all finite."""
         steps = _steps(works, self._pipeline.resident_bytes)
-        work = [Slab(step, (step.piece.part(source),)) for step in steps]
+        work = [Chunk(step, (step.piece.part(source),)) for step in steps]
         for step, staged in self._pipeline.staged(work):
             piece = step.piece
             if piece.work.entry is None:
@@ -129,18 +135,18 @@ class _Quantizer:
                     second.value = np.array([float(value[0])], np.float32)
         return bad
 
-    def _launch(self, slab: Resident[Step]) -> None:
-        step, now = slab.key, self._now
+    def _launch(self, chunk: Resident[Step]) -> None:
+        step, now = chunk.key, self._now
         entry = step.piece.entry
         now.entry = first = now.entry or entry
         with self._pipeline.computing():
             if step.scan:
-                plan = slabs.slab_plan(entry.plan, step.piece.last - step.piece.first)
-                now.maxima.append(self._engine.backend.amax(_rows(slab, plan), entry.dtype, 1))
+                plan = chunks.chunk_plan(entry.plan, step.piece.last - step.piece.first)
+                now.maxima.append(self._engine.backend.amax(_rows(chunk, plan), entry.dtype, 1))
             if step.encode:
-                now.held.append(slab)
+                now.held.append(chunk)
             else:
-                self._pipeline.free(slab)
+                self._pipeline.free(chunk)
             if step.end and now.maxima:
                 amax = now.maxima[0]
                 if len(now.maxima) > 1:
@@ -156,12 +162,12 @@ class _Quantizer:
         if step.end and step.encode:
             self._now = _Progress()
 
-    def _encode(self, slab: Resident[Step], second: Any) -> None:
-        """Launches quantizing and measuring of a slab, and has the result written."""
-        piece, backend = slab.key.piece, self._engine.backend
+    def _encode(self, chunk: Resident[Step], second: Any) -> None:
+        """Launches quantizing and measuring of a chunk, and has the result written."""
+        piece, backend = chunk.key.piece, self._engine.backend
         entry = piece.entry
-        plan = slabs.slab_plan(entry.plan, piece.last - piece.first)
-        x = _rows(slab, plan)
+        plan = chunks.chunk_plan(entry.plan, piece.last - piece.first)
+        x = _rows(chunk, plan)
         counts = [math.prod(plan.packed_shape), math.prod(plan.scale_shape)]
         buffer, (packed, scale) = self._pipeline.result(counts)
         codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
@@ -171,10 +177,10 @@ class _Quantizer:
         self._pipeline.store(
             buffer, counts, lambda host: self._write_codes(entry, piece.first, host[0], host[1])
         )
-        self._pipeline.free(slab)
+        self._pipeline.free(chunk)
 
     def _collect(self, left: int) -> TensorPlan | None:
-        """Adds up the sums of all slabs but the last few; returns a tensor that is not finite."""
+        """Adds up the sums of all chunks but the last few; returns a tensor that is not finite."""
         while len(self._pending) > left:
             work, pending = self._pending.popleft()
             sums = pending.result()
@@ -188,12 +194,12 @@ def _needs_amax(step: Step) -> bool:
     return step.piece.work.entry is not None and step.piece.entry.plan.has_second_level
 
 
-def _rows(slab: Resident[Step], plan: Plan) -> Any:
-    return slabs.rows_view(slab.parts[0], slab.key.piece.entry.dtype, plan.rows, plan.cols)
+def _rows(chunk: Resident[Step], plan: Plan) -> Any:
+    return chunks.rows_view(chunk.parts[0], chunk.key.piece.entry.dtype, plan.rows, plan.cols)
 
 
-def quantize_tensors(
-    engine: Engine,
+def quantize_on_gpu(
+    engine: DeviceBackend,
     source: Source,
     works: list[TensorPlan],
     tally: Tally,

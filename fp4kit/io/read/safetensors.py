@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a safetensors file: a strict parser.
+"""Reading .safetensors: a strict parser of its header, and its tensors.
 
-A pure function that refuses everything that is not a header of tensors without holes or overlaps,
-before any data is touched and before much memory is spent; each error is one line that names the
-file and the fault.
+The parser is a pure function that refuses everything that is not a header of tensors without holes
+or overlaps, before any data is touched and before much memory is spent; each error is one line that
+names the file and the fault.
 """
 
 from __future__ import annotations
@@ -14,15 +14,49 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fp4kit.errors import FileFormatError, brief
+from fp4kit.io.containers import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    METADATA,
+    TensorSpec,
+)
+from fp4kit.io.read.files import InputFile
+from fp4kit.io.read.json_text import strict_json, unique
+from fp4kit.io.read.source import Source, plain_tensor
 
-from .files import InputFile
-from .json_text import strict_json, unique
-from .safetensors import DTYPES, MAX_HEADER_BYTES, MAX_TENSORS, METADATA, TensorSpec
+
+class SafetensorsSource(Source):
+    """A safetensors file."""
+
+    concurrent = True
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self.path = file.path
+        header = read_header(file)
+        self.metadata = header.metadata
+        self.tensors = {name: plain_tensor(spec) for name, (spec, _) in header.tensors.items()}
+        self._starts = {name: start for name, (_, start) in header.tensors.items()}
+
+    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
+        self._file.read_into(self._starts[name] + offset, out)
+
+    def check_unchanged(self) -> None:  # noqa: D102
+        self._file.check_unchanged()
+
+    def close(self) -> None:  # noqa: D102
+        self._file.close()
+
 
 #: Values and keys of a header of so many tensors, and of its metadata.
 _MAX_VALUES = 16 * MAX_TENSORS
+
+
 #: Of a tensor: shapes stand in messages and tables.
 MAX_DIMENSIONS = 1000
+
+
 #: Largest size of a dimension, and position in a file.
 _LIMIT = 2**63 - 1
 
@@ -49,6 +83,8 @@ class _Info(NamedTuple):
 
 
 _INFO = frozenset(_Info._fields)
+
+
 #: The same text once, however many tensors have it.
 _SHARED = {code: code for code in DTYPES}
 

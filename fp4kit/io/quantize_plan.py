@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Units of work: what happens to each tensor of a source, and which share a second level."""
+"""What happens to each tensor of a source, and which tensors share a second level."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -13,12 +13,42 @@ from numpy.typing import NDArray
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
+from fp4kit.errors import OptionError
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.metadata import QuantizedEntry
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.report import (
+    TensorReport,
+    advice,
+    grouped,
+)
+from fp4kit.io.stream.chunks import ByteRange, byte_ranges, row_ranges, row_step
 
-from .description import QuantizedEntry
-from .report import TensorReport
-from .safetensors import TensorSpec
-from .slabs import Part, byte_ranges, row_ranges, row_step
-from .source import Source, SourceTensor
+
+def refuse_nothing(
+    path: object, works: Iterable[TensorPlan], idle: Sequence[str], *, padding: bool
+) -> None:
+    """Refuses a plan that quantizes nothing: an output that looks quantized must be so.
+
+    Args:
+        path: the source.
+        works: what would happen to each tensor.
+        idle: lines about patterns that do nothing.
+        padding: as for :func:`advice`.
+
+    Raises:
+        OptionError: with the reasons, and how many tensors have each.
+    """
+    planned = list(works)
+    if any(work.entry is not None for work in planned):
+        return
+    reasons = [work.reason for work in planned]
+    why = grouped(reasons) or "it holds no tensor"
+    help = "".join(f"; {part}" for part in (*idle, advice(reasons, padding=padding)) if part)
+    raise OptionError(
+        f"{path}: no tensor is quantized, so that nothing is written: {why}"
+        f"{help}; --allow-nothing writes the output all the same"
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -98,10 +128,10 @@ class Piece:
     first: int
     last: int
 
-    def part(self, source: Source) -> Part:
+    def part(self, source: Source) -> ByteRange:
         """The bytes of the source that it covers."""
         unit = self.work.tensor.row_bytes if self.work.entry is not None else 1
-        return Part(source, self.work.tensor.name, self.first * unit, self.last * unit)
+        return ByteRange(source, self.work.tensor.name, self.first * unit, self.last * unit)
 
     @property
     def entry(self) -> QuantizedEntry:
@@ -111,7 +141,7 @@ class Piece:
 
 
 def pieces_of(work: TensorPlan, limit: int | None = None) -> list[Piece]:
-    """One tensor in slabs."""
+    """One tensor in chunks."""
     if work.entry is None:
         return [Piece(work, *span) for span in byte_ranges(work.tensor, limit)]
     plan = work.entry.plan

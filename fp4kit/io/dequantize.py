@@ -14,40 +14,50 @@ from pathlib import Path
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, one_of
-
-from . import gpu_pipeline, slabs
-from .description import METADATA_KEY, QuantizedEntry, find_quantized, logical_tensors, orphan_codes
-from .files import SUFFIXES, Output, check_output, output_suffix
-from .neighbours import unknown_beside
-from .numpy_writers import NpyWriter, NpzWriter
-from .report import FileReport, TensorReport
-from .safetensors import DTYPE_CODES, SafetensorsWriter, TensorSpec
-from .slabs import (
+from fp4kit.io.containers import DTYPE_CODES, SUFFIXES, TensorSpec
+from fp4kit.io.metadata import (
+    METADATA_KEY,
+    QuantizedEntry,
+    find_quantized,
+    logical_tensors,
+    orphan_codes,
+)
+from fp4kit.io.read.open import open_source
+from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.report import FileReport, TensorReport
+from fp4kit.io.stream import chunks, gpu_pipeline
+from fp4kit.io.stream.chunks import (
+    ByteRange,
     Bytes,
-    Engine,
-    Part,
+    Chunk,
+    DeviceBackend,
     Progress,
-    Slab,
     Tally,
     Write,
     WriteBehind,
     byte_ranges,
+    chunk_plan,
     read_ahead,
     row_ranges,
     row_step,
     rows_view,
     scale_row_bytes,
-    slab_plan,
 )
-from .source import Source, SourceTensor, open_source
+from fp4kit.io.tensor_names import unknown_beside
+from fp4kit.io.write.files import Output, check_output, output_suffix
+from fp4kit.io.write.npy import NpyWriter
+from fp4kit.io.write.npz import NpzWriter
+from fp4kit.io.write.safetensors import SafetensorsWriter
 
 Logical = QuantizedEntry | SourceTensor
+
+
 Writer = SafetensorsWriter | NpyWriter | NpzWriter
 
 
 @dataclass(frozen=True)
 class Step:
-    """A slab of work: rows of a quantized tensor or bytes of another one."""
+    """A chunk of work: rows of a quantized tensor or bytes of another one."""
 
     tensor: Logical
     first: int
@@ -88,31 +98,33 @@ def _refuse_neighbours(source: Source, entries: Sequence[QuantizedEntry]) -> Non
         )
 
 
-def entry_parts(source: Source, entry: QuantizedEntry, first: int, last: int) -> tuple[Part, Part]:
+def entry_parts(
+    source: Source, entry: QuantizedEntry, first: int, last: int
+) -> tuple[ByteRange, ByteRange]:
     """The bytes of codes and block scales of some rows."""
     plan, names = entry.plan, entry.names
     row = plan.packed_shape[1]
     scale_row = scale_row_bytes(plan)
-    # The last slab takes the layout's padding rows with it.
+    # The last chunk takes the layout's padding rows with it.
     scale_last = plan.scale_shape[0] if last == plan.rows else last
     return (
-        Part(source, names.packed, first * row, last * row),
-        Part(source, names.scale, first * scale_row, scale_last * scale_row),
+        ByteRange(source, names.packed, first * row, last * row),
+        ByteRange(source, names.scale, first * scale_row, scale_last * scale_row),
     )
 
 
-def _slabs(
+def _chunks(
     source: Source, tensors: Sequence[Logical], itemsize: int, limit: int | None = None
-) -> Iterator[Slab[Step]]:
+) -> Iterator[Chunk[Step]]:
     for tensor in tensors:
         if isinstance(tensor, QuantizedEntry):
             plan = tensor.plan
             for first, last in row_ranges(plan.rows, plan.cols * itemsize, row_step(plan), limit):
-                yield Slab(Step(tensor, first, last), entry_parts(source, tensor, first, last))
+                yield Chunk(Step(tensor, first, last), entry_parts(source, tensor, first, last))
         else:
             for first, last in byte_ranges(tensor, limit):
-                part = Part(source, tensor.name, first, last)
-                yield Slab(Step(tensor, first, last), (part,))
+                part = ByteRange(source, tensor.name, first, last)
+                yield Chunk(Step(tensor, first, last), (part,))
 
 
 def _writer(output: Output, specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Writer:
@@ -163,7 +175,7 @@ def dequantize_file(
     quantized are carried through unchanged, whatever `dtype` says.
 
     Args:
-        source: .safetensors file from :func:`fp4kit.io.quantize_file.quantize_file`, or with
+        source: .safetensors file from :func:`fp4kit.io.quantize.quantize_file`, or with
             compressed-tensors' names.
         target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor.
         dtype: `float32`, `float16` or `bfloat16`.
@@ -193,7 +205,9 @@ def dequantize_file(
             for tensor in tensors
         ]
         metadata = {key: value for key, value in opened.metadata.items() if key != METADATA_KEY}
-        engine = Engine(device, [dtype], "dequantize", [entry.plan.decoding for entry in entries])
+        engine = DeviceBackend(
+            device, [dtype], "dequantize", [entry.plan.decoding for entry in entries]
+        )
         nbytes = sum(spec.nbytes for spec in specs)
         output = check_output(source, target, force=force, nbytes=nbytes)
         reports = [_report(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
@@ -201,7 +215,7 @@ def dequantize_file(
         with _writer(output, specs, metadata) as writer:
             # The members of an archive are streams: what is written to them must come in order.
             ordered = isinstance(writer, NpzWriter)
-            decode_tensors(engine, opened, tensors, dtype, writer.write, tally, ordered=ordered)
+            dequantize_tensors(engine, opened, tensors, dtype, writer.write, tally, ordered=ordered)
             opened.check_unchanged()
             writer.finish()
         return FileReport(
@@ -213,8 +227,8 @@ def dequantize_file(
         )
 
 
-def decode_tensors(
-    engine: Engine,
+def dequantize_tensors(
+    engine: DeviceBackend,
     source: Source,
     tensors: Sequence[Logical],
     dtype: str,
@@ -241,14 +255,14 @@ def decode_tensors(
 
 
 def _decode(
-    engine: Engine,
+    engine: DeviceBackend,
     step: Step,
     entry: QuantizedEntry,
     parts: list[Bytes],
     dtype: str,
     behind: WriteBehind,
 ) -> Bytes:
-    plan = slab_plan(entry.plan.decoding, step.last - step.first)
+    plan = chunk_plan(entry.plan.decoding, step.last - step.first)
     size = prod((plan.rows, plan.cols, 4 if dtype == "float32" else 2))
     out = behind.buffer("decoded", size)
     engine.dequantize(plan, parts[0], parts[1], entry.second, out, dtype)
@@ -256,7 +270,7 @@ def _decode(
 
 
 def _decode_on_host(
-    engine: Engine,
+    engine: DeviceBackend,
     source: Source,
     tensors: Sequence[Logical],
     dtype: str,
@@ -266,7 +280,7 @@ def _decode_on_host(
     """Streams every tensor through the CPU."""
     itemsize = 4 if dtype == "float32" else 2
     with WriteBehind() as behind:
-        for step, parts in read_ahead(_slabs(source, tensors, itemsize)):
+        for step, parts in read_ahead(_chunks(source, tensors, itemsize)):
             tensor = step.tensor
             if isinstance(tensor, QuantizedEntry):
                 out = _decode(engine, step, tensor, parts, dtype, behind)
@@ -280,7 +294,7 @@ def _decode_on_host(
 
 
 def _decode_on_gpu(
-    engine: Engine,
+    engine: DeviceBackend,
     source: Source,
     tensors: Sequence[Logical],
     dtype: str,
@@ -291,10 +305,10 @@ def _decode_on_gpu(
 ) -> None:
     """Streams every tensor through a GPU."""
     itemsize = 4 if dtype == "float32" else 2
-    limit = min(gpu_pipeline.GPU_SLAB_BYTES, slabs.SLAB_BYTES)
+    limit = min(gpu_pipeline.GPU_CHUNK_BYTES, chunks.CHUNK_BYTES)
     writers = 1 if ordered else gpu_pipeline.MAX_WRITERS
     with gpu_pipeline.GpuPipeline(engine, [source], writers=writers) as pipeline:
-        work = list(_slabs(source, tensors, itemsize, limit))
+        work = list(_chunks(source, tensors, itemsize, limit))
         for step, staged in pipeline.staged(work):
             tensor = step.tensor
             if isinstance(tensor, QuantizedEntry):
@@ -306,19 +320,19 @@ def _decode_on_gpu(
 
 
 def _launch(
-    engine: Engine,
+    engine: DeviceBackend,
     pipeline: gpu_pipeline.GpuPipeline,
-    slab: gpu_pipeline.Resident[Step],
+    chunk: gpu_pipeline.Resident[Step],
     entry: QuantizedEntry,
     dtype: str,
     write: Write,
 ) -> None:
-    """Launches the decoding of a slab on the device, and has the result written."""
-    first = slab.key.first
-    plan = slab_plan(entry.plan.decoding, slab.key.last - first)
+    """Launches the decoding of a chunk on the device, and has the result written."""
+    first = chunk.key.first
+    plan = chunk_plan(entry.plan.decoding, chunk.key.last - first)
     row = plan.cols * (4 if dtype == "float32" else 2)
     counts = [plan.rows * row]
-    packed, scale = slab.parts
+    packed, scale = chunk.parts
     with pipeline.computing():
         level = None if entry.second is None else engine.put(entry.second)
         buffer, (out,) = pipeline.result(counts)
@@ -331,4 +345,4 @@ def _launch(
             dtype,
         )
         pipeline.store(buffer, counts, lambda host: write(entry.name, first * row, host[0]))
-    pipeline.free(slab)
+    pipeline.free(chunk)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pinned and device memory for :mod:`fp4kit.io.gpu_pipeline`, and the calls that move it."""
+"""Pinned and device memory for :mod:`fp4kit.io.stream.gpu_pipeline`, and the calls that move it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 
 from fp4kit import arrays
 from fp4kit.arrays.frameworks import Origin
-
-from .slabs import Bytes
+from fp4kit.io.stream.chunks import Bytes
 
 
 class Cuda:

@@ -10,12 +10,13 @@ import numpy as np
 
 from fp4kit.errors import NonFiniteError
 from fp4kit.formats import one_of
+from fp4kit.io.containers import TensorSpec
+from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.reference.scaling import quiet
 
-from .safetensors import TensorSpec
-from .source import Source, SourceTensor
-
 CASTS = ("float32",)
+
+
 #: Elements that are cast at a time.
 PIECE = 1 << 20
 
