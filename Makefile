@@ -30,12 +30,12 @@ check lint: $(VENV)/.dev
 	$(BIN)/mypy
 	rm -rf $(LAYERS) && mkdir -p $(LAYERS) && cp -r fp4kit $(LAYERS)/fp4kit && cp -r cli $(LAYERS)/fp4kit/cli
 	cd $(LAYERS) && $(abspath $(BIN))/lint-imports --no-logo --no-cache $(abspath pyproject.toml)
-	$(BIN)/clang-format --dry-run -Werror kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp tests/*.hpp
+	$(BIN)/clang-format --dry-run -Werror kernels_cu/*/*.cu kernels_cu/*/*.cuh tests/*.cpp tests/*.hpp
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
-	$(BIN)/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh tests/*.cpp tests/*.hpp
+	$(BIN)/clang-format -i kernels_cu/*/*.cu kernels_cu/*/*.cuh tests/*.cpp tests/*.hpp
 
 # The documentation as pages, in build/site; a broken link or name is an error.
 docs: $(VENV)/.dev

@@ -3,7 +3,7 @@
 //
 // The arithmetic of activations (kernels_cu/activations.cuh) as a host library, for
 // tests/test_device_activations.py: plain loops over pieces of 16 bytes.
-#include "activations.cuh"
+#include "activation/activations.cuh"
 
 using namespace fp4kit;
 

@@ -3,9 +3,9 @@
 //
 // The kernels' headers as a host library, for tests/test_device_numerics.py: plain loops around the
 // functions that the kernels call for each value or block.
-#include "lane.cuh"
-#include "residual.cuh"
-#include "swizzle.cuh"
+#include "common/group16.cuh"
+#include "common/scale_layout.cuh"
+#include "residual/block.cuh"
 
 using namespace fp4kit;
 
@@ -42,7 +42,7 @@ void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8
   }
 }
 
-// Given codes and scale bytes, a second-level value for each block: as in dequantize.cu.
+// Given codes and scale bytes, a second-level value for each block: as in dequantize/rowwise.cu.
 template <class Format, class T, int kRecipe, bool kSecond>
 void decode_blocks(i64 blocks, const float* second, const u8* byte, const u32* codes,
                    typename T::Bits* out) {

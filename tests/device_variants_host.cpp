@@ -3,9 +3,9 @@
 //
 // The arithmetic of variants as a host library, for tests/test_device_variants.py: plain loops over
 // groups of 16 elements.
-#include "rotation.cuh"
-#include "scale_search.cuh"
-#include "stochastic.cuh"
+#include "common/stochastic.cuh"
+#include "rht/rht.cuh"
+#include "search/scale_search.cuh"
 
 using namespace fp4kit;
 

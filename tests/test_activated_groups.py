@@ -121,7 +121,7 @@ def check(
 def test_one_kernel(on_host, kernels, tables, assert_bits, name, dtype):
     for gap in (0, 8):
         done = check(on_host, kernels, assert_bits, name, dtype, gap=gap)
-        assert done == "quantize_grouped_flat.cu"
+        assert done == "grouped/quantize_rowwise.cu"
 
 
 @pytest.mark.parametrize("axes", [("column",), ("row", "column")])
@@ -130,13 +130,13 @@ def test_one_kernel(on_host, kernels, tables, assert_bits, name, dtype):
 def test_tiles(on_host, kernels, assert_bits, name, format, axes):
     options = {"scale_layout": "swizzled_128x4", "gap": 8}
     done = check(on_host, kernels, assert_bits, name, "bfloat16", format, axes, **options)
-    assert done == "quantize_grouped.cu"
+    assert done == "grouped/quantize_tiles.cu"
 
 
 def test_rows_with_swizzled_scales_take_tiles(on_host, kernels, assert_bits):
     options = {"scale_layout": "swizzled_128x4"}
     done = check(on_host, kernels, assert_bits, "silu", "bfloat16", **options)
-    assert done == "quantize_grouped.cu"
+    assert done == "grouped/quantize_tiles.cu"
 
 
 @pytest.mark.parametrize("format", ALL_FORMATS)

@@ -77,7 +77,7 @@ def check(cupy, name, dtype, x, z=None, shift=0):
 def test_reciprocal_of_every_significand(cupy):
     """Shows for this device what the header relies on."""
     code = """
-    #include "activations.cuh"
+    #include "activation/activations.cuh"
     extern "C" __global__ void reciprocals(float* out, unsigned exponent) {
       const unsigned i = blockIdx.x * 256 + threadIdx.x;
       const float x = fp4kit::as_float(exponent << 23 | i);

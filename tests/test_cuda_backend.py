@@ -210,7 +210,7 @@ def test_details_name_the_device(cupy):
 
 
 def test_compile_errors_are_ours(cupy):
-    broken = cuda_module.Instance("amax.cu", "fp4kit::amax_kernel<fp4kit::NoSuchType>")
+    broken = cuda_module.Instance("reduce/amax.cu", "fp4kit::amax_kernel<fp4kit::NoSuchType>")
     with pytest.raises(KernelCompileError, match="NoSuchType"):
         cuda_module.function(cupy.cuda.runtime.getDevice(), broken)
 

@@ -97,7 +97,7 @@ def check(on_host, kernels, assert_bits, name, dtype, dims=EVEN, gap=0, shift=0,
     return launched, scan is not None
 
 
-SUMS = "column_sums_grouped.cu"
+SUMS = "grouped/column_sums.cu"
 
 
 @pytest.mark.parametrize("name", [None, *ACTIVATIONS])
@@ -150,7 +150,7 @@ def test_what_is_asked_for(on_host, kernels, assert_bits):
     only = {"with_sums": False}
     assert check(*arguments, "dsilu", "bfloat16", **only) == ([SUMS], True)
     done, measured = check(*arguments, "dsilu", "bfloat16", wants=False, **only)
-    assert (set(done), measured) == ({"activate.cu"}, False)
+    assert (set(done), measured) == ({"activation/activate.cu"}, False)
     assert check(*arguments, "dsilu", "bfloat16", wants=False) == ([SUMS, SUMS], False)
     assert check(*arguments, None, "bfloat16", wants=False, **only) == ([], False)
 
@@ -161,10 +161,10 @@ def test_odd_places_are_activated_first(on_host, kernels, assert_bits, why, name
     options = {"misaligned": {"shift": 1}, "gap": {"gap": 3}, "width": {"dims": ODD}}[why]
     arguments = on_host, kernels, assert_bits, name, "bfloat16"
     done, measured = check(*arguments, **options)
-    assert set(done[:-2]) == {"activate.cu"}
+    assert set(done[:-2]) == {"activation/activate.cu"}
     assert (done[-2:], measured) == ([SUMS, SUMS], True)
     done, measured = check(*arguments, with_sums=False, **options)
-    assert (set(done), measured) == ({"activate.cu"}, False)
+    assert (set(done), measured) == ({"activation/activate.cu"}, False)
 
 
 def test_nothing_to_do(on_host, kernels):
@@ -296,7 +296,7 @@ def test_public_function_takes_one_pass(cupy, monkeypatch):
     for more in ({}, {"activation": "dsilu", "activation_input": z, "nonfinite": "propagate"}):
         launched.clear()
         fp4kit.quantize_grouped(x, **options, **more)
-        assert launched == [SUMS, SUMS, "quantize_grouped_flat.cu"]
+        assert launched == [SUMS, SUMS, "grouped/quantize_rowwise.cu"]
 
 
 @pytest.mark.gpu

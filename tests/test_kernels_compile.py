@@ -9,6 +9,7 @@ NVRTC 12 for another architecture than NVRTC 13.
 """
 
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,6 +17,8 @@ from functools import cache
 
 import pytest
 
+import member_samples
+import variant_samples
 from fp4kit.cuda import (
     activations as cuda_activations,
 )
@@ -26,13 +29,7 @@ from fp4kit.cuda import (
     measured as cuda_measured,
 )
 from fp4kit.cuda import (
-    member_samples as cuda_member_samples,
-)
-from fp4kit.cuda import (
     residual_launch as cuda_residual_launch,
-)
-from fp4kit.cuda import (
-    variant_samples as cuda_variant_samples,
 )
 from fp4kit.cuda.compile import CUPY_OPTIONS, Instance, all_instances, options, source_text
 from fp4kit.errors import KernelCompileError
@@ -41,22 +38,22 @@ from fp4kit.errors import KernelCompileError
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
 INSTANCES = [
     *all_instances(),
-    *cuda_variant_samples.sample_instances(),
-    *cuda_member_samples.sample_instances(),
+    *variant_samples.sample_instances(),
+    *member_samples.sample_instances(),
     *cuda_activations.all_instances(),
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
 ]
 #: Files whose kernels activate elements.
 ACTIVATING = (
-    "activate.cu",
-    "column_sums.cu",
-    "column_sums_grouped.cu",
-    "quantize_activated.cu",
-    "quantize_grouped.cu",
-    "quantize_grouped_flat.cu",
-    "quantize_sums.cu",
-    "quantize_tiles.cu",
+    "activation/activate.cu",
+    "reduce/column_sums.cu",
+    "grouped/column_sums.cu",
+    "quantize/rowwise_activated.cu",
+    "grouped/quantize_tiles.cu",
+    "grouped/quantize_rowwise.cu",
+    "quantize/rowwise_column_sums.cu",
+    "tiles/quantize_tiles.cu",
 )
 FILES = sorted({instance.file for instance in INSTANCES})
 
@@ -137,7 +134,7 @@ def check_ptx(ptx, file, capability):
     # CuPy asks for flushed subnormals; no float operation of ours may follow.
     assert not re.findall(r"\S+\.ftz\S*", ptx)
     assert not re.findall(r"\.approx\S*", ptx)
-    encodes = file.startswith("quantize")
+    encodes = "quantize" in file and "dequantize/" not in file
     assert ("e2m1x2" in ptx) == (encodes and capability[0] >= 10)
 
 
@@ -171,14 +168,16 @@ def test_every_instance_compiles_for_every_architecture(file, capability):
 
 def test_no_header_is_needed():
     """Nothing but our own files is included: NVRTC alone is enough (no toolkit headers)."""
-    for path in cuda_module.kernel_directory().glob("*.cu*"):
+    directory = cuda_module.kernel_directory()
+    for path in directory.rglob("*.cu*"):
         for name in re.findall(r"^#include\s+(\S+)", path.read_text(encoding="utf-8"), re.M):
             assert name.startswith('"'), f"{path.name} includes {name}"
-            assert (path.parent / name.strip('"')).exists()
+            assert (directory / name.strip('"')).exists()
 
 
 def test_every_source_is_instantiated():
-    sources = {path.name for path in cuda_module.kernel_directory().glob("*.cu")}
+    directory = cuda_module.kernel_directory()
+    sources = {path.relative_to(directory).as_posix() for path in directory.rglob("*.cu")}
     assert sources == set(FILES)
     declared = defaultdict(set)
     for instance in INSTANCES:
@@ -191,18 +190,17 @@ def test_every_source_is_instantiated():
 def test_errors_name_the_kernel_file_and_options():
     text = '#line 1 "kernels_cu/amax.cu"\nnamespace fp4kit { __global__ void f() { oops; } }\n'
     with pytest.raises(KernelCompileError) as caught:
-        compile_ptx(text, "amax.cu", ["fp4kit::f"], (9, 0))
+        compile_ptx(text, "reduce/amax.cu", ["fp4kit::f"], (9, 0))
     message = str(caught.value)
     for part in ("kernels_cu/amax.cu(1)", "oops", "fp4kit::f", "-fmad=false", "`fp4kit env`"):
         assert part in message
 
 
 def test_options_depend_on_every_source(tmp_path):
-    for path in cuda_module.kernel_directory().glob("*.cu*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(cuda_module.kernel_directory(), tmp_path, dirs_exist_ok=True)
     before = cuda_module.source_hash(tmp_path)
     assert f"-DFP4KIT_SOURCE_HASH=0x{before}" in options(9, 0)
-    header = tmp_path / "numerics.cuh"
+    header = tmp_path / "common/numerics.cuh"
     header.write_text(header.read_text(encoding="utf-8") + "// edited\n", encoding="utf-8")
     assert cuda_module.source_hash(tmp_path) != before
 

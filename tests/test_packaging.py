@@ -66,7 +66,7 @@ def test_every_folder_with_python_files_is_a_package():
 def test_package_data_names_everything_that_is_not_python():
     data = pyproject()["tool"]["setuptools"]["package-data"]
     assert "py.typed" in data["fp4kit"]
-    assert {"*.cu", "*.cuh"} <= set(data["fp4kit.kernels_cu"])
+    assert {"**/*.cu", "**/*.cuh"} <= set(data["fp4kit.kernels_cu"])
     for folder, package in (
         ("fp4kit", "fp4kit"),
         ("cli", "fp4kit.cli"),

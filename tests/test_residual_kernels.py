@@ -22,7 +22,7 @@ STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 SCALES = (448.0, 37.3, 1e-3, np.inf)
 PLAN = ResidualPlan(40, 192, 64, "activation", "interleaved", "linear", "low_first", False)
 #: Kernels: channels in order, in another order, single accesses.
-KINDS = ("", "_ordered", "_any")
+KINDS = ("", "_reordered", "_any")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,7 +114,7 @@ def stages_few_rows(monkeypatch):
 @pytest.mark.usefixtures("stages_few_rows")
 def test_every_choice(on_host, dtype, kind):
     for number, plan in plans(20, 192, 64):
-        has_order = kind == "_ordered" or (kind == "_any" and number % 2)
+        has_order = kind == "_reordered" or (kind == "_any" and number % 2)
         order = permutation(192) if has_order else None
         out = DTYPES[number % 3]
         for kernel in check_plan(on_host, plan, dtype, out, order, int(kind == "_any"), number):
@@ -132,7 +132,7 @@ def test_every_choice(on_host, dtype, kind):
 ])  # fmt: skip
 @pytest.mark.usefixtures("stages_few_rows")
 def test_odd_shapes(on_host, kind, rows, cols, channels):
-    order = permutation(cols) if kind == "_ordered" else None
+    order = permutation(cols) if kind == "_reordered" else None
     for number, plan in plans(rows, cols, channels):
         if (number + number // 4) % 3 == 0:
             dtype, out = DTYPES[number % 2 + 1], DTYPES[number // 2 % 3]
@@ -146,7 +146,7 @@ def test_odd_shapes(on_host, kind, rows, cols, channels):
 @pytest.mark.usefixtures("stages_few_rows")
 def test_long_rows(on_host, kind, dtype, scale_layout, cols):
     """More blocks in a row than threads, rows of a group in several steps, and a single buffer."""
-    order = permutation(cols) if kind == "_ordered" else None
+    order = permutation(cols) if kind == "_reordered" else None
     plan = replace(PLAN, rows=9, cols=cols, residual=2048, scale_layout=scale_layout)
     check_plan(on_host, plan, dtype, dtype, order, int(kind == "_any"))
 
@@ -169,7 +169,7 @@ def test_every_16_bit_pattern(on_host, dtype, rounds):
 def test_any_bytes_decode(on_host, dtype, kind):
     """Also scales that are negative or NaN, and encode scales without a finite inverse."""
     rng = np.random.default_rng(0)
-    order = permutation(64) if kind == "_ordered" else None
+    order = permutation(64) if kind == "_reordered" else None
     plan = replace(PLAN, rows=256, cols=64, residual=32)
     packed, byte = (
         rng.integers(0, 256, shape, np.uint8) for shape in (plan.packed_shape, plan.scale_shape)

@@ -32,9 +32,9 @@ from .launch import (
 )
 from .variants import cxx_recipe
 
-#: Functions that multiply with a second value (activations.cuh's has_factor).
+#: Functions that multiply with a second value (activation/activations.cuh's has_factor).
 WITH_FACTOR = ("swiglu", *DERIVATIVES)
-#: Rows that a thread block of column_sums.cu takes: two levels of the sums.
+#: Rows that a thread block of reduce/column_sums.cu takes: two levels of the sums.
 TILE_ROWS = SUM_ROWS * SUM_ROWS
 #: And bytes of each.
 TILE_BYTES = THREADS // SUM_ROWS * VECTOR
@@ -43,14 +43,14 @@ TILE_BYTES = THREADS // SUM_ROWS * VECTOR
 def activate_kernel(name: str, dtype: str, vector: bool) -> Instance:
     """An activation of an element type, with 16-byte accesses or single ones."""
     return instance(
-        "activate_kernel", "activate.cu", CXX_DTYPES[dtype], function_name(name), vector
+        "activate_kernel", "activation/activate.cu", CXX_DTYPES[dtype], function_name(name), vector
     )
 
 
 def column_sums_kernel(name: str | None, dtype: str, vector: bool) -> Instance:
     """Column sums of an element type, of its activation's results if one is named."""
     names = CXX_DTYPES[dtype], function_name(name)
-    return instance("column_sums_kernel", "column_sums.cu", *names, vector)
+    return instance("column_sums_kernel", "reduce/column_sums.cu", *names, vector)
 
 
 def sources(name: str | None, x: int, other: int, width: int, dtype: str) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def can_vector(name: str, width: int, dtype: str) -> bool:
 
 
 def _unroll(name: str, vector: bool) -> int:
-    """activate.cu's activate_unroll."""
+    """activation/activate.cu's activate_unroll."""
     if not vector:
         return 4
     return 1 if name in WITH_FACTOR else 2
@@ -95,12 +95,16 @@ def activate_launch(name: str, dtype: str, rows: int, width: int, vector: bool) 
 def quantize_activated_kernel(plan: Plan, dtype: str, name: str) -> Instance:
     """Quantized rows of an activation of an element type."""
     names = _quantized(plan, dtype, name)
-    return instance("quantize_activated_kernel", "quantize_activated.cu", *names)
+    return instance("quantize_rowwise_activated_kernel", "quantize/rowwise_activated.cu", *names)
 
 
 def quantize_sums_kernel(plan: Plan, dtype: str, name: str | None) -> Instance:
     """Quantized rows and column sums of an element type, or of its activation."""
-    return instance("quantize_sums_kernel", "quantize_sums.cu", *_quantized(plan, dtype, name))
+    return instance(
+        "quantize_rowwise_column_sums_kernel",
+        "quantize/rowwise_column_sums.cu",
+        *_quantized(plan, dtype, name),
+    )
 
 
 def _quantized(plan: Plan, dtype: str, name: str | None) -> tuple[str | bool, ...]:

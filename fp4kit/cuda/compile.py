@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""From `kernels_cu/*.cu` to loaded kernels: source text, NVRTC options, instances, cache, errors.
+"""From `kernels_cu/*/*.cu` to loaded kernels: source text, NVRTC options, instances, cache, errors.
 
 Importing this module imports no CuPy and compiles nothing. A kernel is compiled when it is first
 launched on a device, one template instance at a time; CuPy keeps the result on disk.
@@ -80,7 +80,7 @@ CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 @dataclass(frozen=True)
 class Instance:
-    """One kernel: a file and the C++ expression that names a template instance in it."""
+    """One kernel: a file below `kernels_cu/`, and the C++ name of a template instance in it."""
 
     file: str
     expression: str
@@ -114,25 +114,25 @@ def _recipe_name(recipe: Recipe | None) -> str:
 @cache
 def amax_kernel(dtype: str) -> Instance:
     """Group maxima of an element type."""
-    return instance("amax_kernel", "amax.cu", CXX_DTYPES[dtype])
+    return instance("amax_kernel", "reduce/amax.cu", CXX_DTYPES[dtype])
 
 
 @cache
 def count_nonfinite_kernel(dtype: str) -> Instance:
     """Census of NaN and infinity of an element type."""
-    return instance("count_nonfinite_kernel", "amax.cu", CXX_DTYPES[dtype])
+    return instance("count_nonfinite_kernel", "reduce/amax.cu", CXX_DTYPES[dtype])
 
 
 @cache
 def second_level_kernel(dtype: str) -> Instance:
     """Amax of a tensor of an element type to a recipe's second level."""
-    return instance("second_level_kernel", "second_level.cu", CXX_DTYPES[dtype])
+    return instance("second_level_kernel", "scales/second_level.cu", CXX_DTYPES[dtype])
 
 
 @cache
 def convert_second_level_kernel() -> Instance:
     """One direction of the second level to another."""
-    return instance("convert_second_level_kernel", "second_level.cu")
+    return instance("convert_second_level_kernel", "scales/second_level.cu")
 
 
 @cache
@@ -141,7 +141,14 @@ def quantize_kernel(
 ) -> Instance:
     """Quantization of an element type under a recipe, with 16-byte accesses or single ones."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return instance("quantize_kernel", "quantize.cu", *names, _recipe_name(recipe), second, vector)
+    return instance(
+        "quantize_rowwise_any_kernel",
+        "quantize/rowwise_any.cu",
+        *names,
+        _recipe_name(recipe),
+        second,
+        vector,
+    )
 
 
 @cache
@@ -156,7 +163,7 @@ def quantize_flat_kernel(
     """Quantization of whole, aligned blocks with one second-level value: the fast path."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], _recipe_name(recipe)
     rest = CXX_LAYOUTS[layout], *seed_types(stochastic)
-    return instance("quantize_flat_kernel", "quantize_flat.cu", *names, second, *rest)
+    return instance("quantize_rowwise_kernel", "quantize/rowwise.cu", *names, second, *rest)
 
 
 @cache
@@ -166,7 +173,9 @@ def quantize_tiled_kernel(
     """The fast path into swizzled_128x4 scales, whole tiles across."""
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], _recipe_name(recipe)
     seed = seed_types(stochastic)
-    return instance("quantize_tiled_kernel", "quantize_tiled.cu", *names, second, *seed)
+    return instance(
+        "quantize_rowwise_swizzled_kernel", "quantize/rowwise_swizzled.cu", *names, second, *seed
+    )
 
 
 @cache
@@ -175,8 +184,8 @@ def dequantize_kernel(
 ) -> Instance:
     """Dequantization to an element type, with one of `DEQUANTIZE_ACCESSES`."""
     return instance(
-        "dequantize_kernel",
-        "dequantize.cu",
+        "dequantize_rowwise_kernel",
+        "dequantize/rowwise.cu",
         CXX_FORMATS[spec.name],
         CXX_DTYPES[dtype],
         _recipe_name(recipe),
@@ -196,7 +205,7 @@ def quantize_dequantize_kernel(
     names = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
     return instance(
         "quantize_dequantize_kernel",
-        "quantize_dequantize.cu",
+        "quantize/quantize_dequantize.cu",
         *names,
         _recipe_name(recipe),
         second,
@@ -207,26 +216,31 @@ def quantize_dequantize_kernel(
 @cache
 def swizzle_kernel(layout: str, words: bool) -> Instance:
     """Linear to tiled scales, four bytes at a time or one."""
-    return instance("swizzle_kernel", "swizzle.cu", CXX_LAYOUTS[layout], words)
+    return instance("swizzle_kernel", "scales/swizzle.cu", CXX_LAYOUTS[layout], words)
 
 
 @cache
 def unswizzle_kernel(layout: str, words: bool) -> Instance:
     """Tiled to linear scales."""
-    return instance("unswizzle_kernel", "swizzle.cu", CXX_LAYOUTS[layout], words)
+    return instance("unswizzle_kernel", "scales/swizzle.cu", CXX_LAYOUTS[layout], words)
 
 
 @cache
 def error_sums_kernel(x_dtype: str, y_dtype: str) -> Instance:
     """Error sums over two arrays."""
-    return instance("error_sums_kernel", "error_stats.cu", CXX_DTYPES[x_dtype], CXX_DTYPES[y_dtype])
+    return instance(
+        "error_sums_kernel", "reduce/error_sums.cu", CXX_DTYPES[x_dtype], CXX_DTYPES[y_dtype]
+    )
 
 
 @cache
 def quantized_error_sums_kernel(spec: FormatSpec, dtype: str) -> Instance:
     """Error sums over an array and its codes."""
     return instance(
-        "quantized_error_sums_kernel", "error_stats.cu", CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
+        "quantized_error_sums_kernel",
+        "reduce/error_sums.cu",
+        CXX_FORMATS[spec.name],
+        CXX_DTYPES[dtype],
     )
 
 
@@ -291,8 +305,10 @@ def source_hash(directory: Path) -> str:
     this number, as an option, makes an edited header count.
     """
     digest = hashlib.sha256()
-    for path in sorted(directory.glob("*.cu*")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(directory.rglob("*.cu*")):
+        digest.update(
+            path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()[:16]
 
 

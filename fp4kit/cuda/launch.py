@@ -48,7 +48,7 @@ MAX_GRID = 2**31 - 1
 AMAX_CHUNK = 32768
 #: Blocks of the error kernels: fixed, so that sums do not depend on the device.
 ERROR_BLOCKS = 1024
-#: Columns of a row of partial sums, as error_stats.cu numbers them; the last is a maximum.
+#: Columns of a row of partial sums, as reduce/error_sums.cu numbers them; the last is a maximum.
 ERROR_FIELDS = (
     "sum_x2",
     "sum_y2",
@@ -87,7 +87,7 @@ def grid_for(threads: int) -> tuple[int, ...]:
 
 
 def fast_division(divisor: int, largest: int) -> tuple[int, int]:
-    """(magic, shift) of swizzle.cuh's FastDivide for dividends 0..largest.
+    """(magic, shift) of common/scale_layout.cuh's FastDivide for dividends 0..largest.
 
     magic = floor(2^shift / d) + 1 exceeds 2^shift / d by at most 1, so the quotient's error is at
     most n / 2^shift, less than 1/d for n < 2^31. Magic 0 stands for a plain 64-bit division.
@@ -266,7 +266,7 @@ def dequantize_access(plan: Plan, dtype: str, scales: int, vector: bool) -> str:
 
 
 def dequantize_unroll(plan: Plan, dtype: str, access: str) -> int:
-    """dequantize_pieces.cuh's function of the same name."""
+    """dequantize/rowwise.cuh's function of the same name."""
     if access == "single":
         return 1
     heavy = ITEM_SIZES[dtype] == 4 or plan.format.codes_per_byte == 1

@@ -95,8 +95,8 @@ def measured_kernel(plan: Plan, dtype: str, team: Team) -> Instance:
     assert plan.recipe is not None
     variant = plan.variant or PLAIN
     return instance(
-        "quantize_measured_kernel",
-        "quantize_measured.cu",
+        "quantize_per_token_kernel",
+        "quantize/per_token.cu",
         CXX_DTYPES[dtype],
         CXX_RECIPES[plan.recipe.name],
         variant.per_token,

@@ -126,19 +126,19 @@ def quantize_flat_launch(
         _has_levels(plan),
     )
     if plan.scale_layout == "linear":
-        kernel, table = "quantize_grouped_flat_kernel", lane_table(sides)
+        kernel, table = "grouped_quantize_rowwise_kernel", lane_table(sides)
         names = *names, function_name(name)
     elif name is not None:
         return None
     elif plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE:
         if any(member.blocks % 4 or strips(member) >= 2**31 for member in members):
             return None
-        kernel, table = "quantize_grouped_tiled_kernel", strip_table(sides)
+        kernel, table = "grouped_quantize_rowwise_swizzled_kernel", strip_table(sides)
     else:
         return None
     stretch, grid = table.stretches(multiprocessors * FLAT_BLOCKS[ITEM_SIZES[dtype]])
     return MemberLaunch(
-        instance(kernel, "quantize_grouped_flat.cu", *names, table.kind),
+        instance(kernel, "grouped/quantize_rowwise.cu", *names, table.kind),
         table,
         grid,
         (stretch, _high_first(plan), _rule(plan)),
@@ -159,7 +159,9 @@ def quantize_grouped_kernel(
     if can_fold(directions, wide, one_level, name):
         config = f"Folded<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
-    return instance("quantize_grouped_kernel", "quantize_grouped.cu", config, kind, *seed)
+    return instance(
+        "grouped_quantize_tiles_kernel", "grouped/quantize_tiles.cu", config, kind, *seed
+    )
 
 
 def quantize_arguments(
@@ -260,8 +262,8 @@ def _dequantize_access(group: GroupedPlan, dtype: str, vector: bool) -> str:
 def dequantize_rows_kernel(plan: Plan, dtype: str, access: str, kind: str) -> Instance:
     """Every member decoded, rowwise."""
     return instance(
-        "dequantize_grouped_kernel",
-        "dequantize_grouped.cu",
+        "grouped_dequantize_rowwise_kernel",
+        "grouped/dequantize.cu",
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
         cxx_recipe(plan),
@@ -274,7 +276,9 @@ def dequantize_rows_kernel(plan: Plan, dtype: str, access: str, kind: str) -> In
 def dequantize_columns_kernel(plan: Plan, dtype: str, many_levels: bool, kind: str) -> Instance:
     """Every member decoded, columnwise."""
     arguments = decoded_tile(plan, dtype, many_levels)
-    return instance("dequantize_grouped_columns_kernel", "dequantize_grouped.cu", *arguments, kind)
+    return instance(
+        "grouped_dequantize_columnwise_kernel", "grouped/dequantize.cu", *arguments, kind
+    )
 
 
 @lru_cache(maxsize=256)
@@ -295,15 +299,15 @@ def amax_launch(group: GroupedPlan, dtype: str, vector: bool) -> MemberLaunch:
 
 def amax_kernel(dtype: str, kind: str) -> Instance:
     """One amax a member."""
-    return instance("grouped_amax_kernel", "amax_grouped.cu", CXX_DTYPES[dtype], kind)
+    return instance("grouped_amax_kernel", "grouped/amax.cu", CXX_DTYPES[dtype], kind)
 
 
 def vector_amax_kernel(plan: Plan, dtype: str, vector: bool, kind: str) -> Instance:
     """One amax a vector, perhaps after the rotation."""
     turned, elements = rotated(plan, dtype)
     return instance(
-        "grouped_vector_amax_kernel",
-        "amax_grouped.cu",
+        "grouped_row_column_amax_kernel",
+        "grouped/amax.cu",
         CXX_DTYPES[dtype],
         elements,
         plan.is_columnwise,
@@ -316,4 +320,4 @@ def vector_amax_kernel(plan: Plan, dtype: str, vector: bool, kind: str) -> Insta
 def column_sums_kernel(name: str | None, dtype: str, vector: bool, kind: str) -> Instance:
     """Two levels of the sums of an element type, of its activation's results if one is named."""
     names = CXX_DTYPES[dtype], function_name(name), vector, kind
-    return instance("grouped_column_sums_kernel", "column_sums_grouped.cu", *names)
+    return instance("grouped_column_sums_kernel", "grouped/column_sums.cu", *names)

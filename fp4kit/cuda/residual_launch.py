@@ -23,7 +23,7 @@ from .compile import (
 )
 from .launch import ITEM_SIZES, VECTOR, WARP, Launch, fast_division, grid_for
 
-#: Rows of a group (residual_places.cuh): four of their scales fill a sector.
+#: Rows of a group (residual/places.cuh): four of their scales fill a sector.
 GROUP_ROWS = 8
 #: Blocks of a row that a warp takes where scales are tiled.
 TILE_BLOCKS = 4
@@ -69,28 +69,28 @@ class Limits:
 def quantize_kernel(kind: str, dtype: str, rounds: bool) -> Instance:
     """Quantization from an element type; `kind` is '' or '_any'."""
     name = f"quantize_residual{kind}_kernel"
-    return instance(name, "quantize_residual.cu", CXX_DTYPES[dtype], rounds)
+    return instance(name, "residual/quantize.cu", CXX_DTYPES[dtype], rounds)
 
 
 @cache
 def quantize_ordered_kernel(dtype: str, rounds: bool, together: int, ahead: bool) -> Instance:
     """Quantization of staged rows; `together` as in `Staging`, `ahead` with several buffers."""
-    name, file = "quantize_residual_ordered_kernel", "quantize_residual_ordered.cu"
+    name, file = "quantize_residual_reordered_kernel", "residual/quantize_reordered.cu"
     return instance(name, file, CXX_DTYPES[dtype], rounds, f"u32({together})", ahead)
 
 
 @cache
 def dequantize_kernel(kind: str, dtype: str) -> Instance:
-    """Dequantization to an element type; `kind` is '', '_ordered' or '_any'."""
+    """Dequantization to an element type; `kind` is '', '_reordered' or '_any'."""
     name = f"dequantize_residual{kind}_kernel"
-    return instance(name, "dequantize_residual.cu", CXX_DTYPES[dtype])
+    return instance(name, "residual/dequantize.cu", CXX_DTYPES[dtype])
 
 
 def all_instances() -> list[Instance]:
     """Every kernel of residual channels."""
     result = []
     for dtype in DTYPES:
-        result += [dequantize_kernel(kind, dtype) for kind in ("", "_ordered", "_any")]
+        result += [dequantize_kernel(kind, dtype) for kind in ("", "_reordered", "_any")]
         for rounds in (True, False):
             result += [quantize_kernel(kind, dtype, rounds) for kind in ("", "_any")]
             result += [
@@ -321,7 +321,7 @@ def dequantize_launch(
         if stage is not None:
             divide = fast_division(plan.main_blocks, 2**31 - 1)
             return Launch(
-                dequantize_kernel("_ordered", dtype),
+                dequantize_kernel("_reordered", dtype),
                 stage.grid(plan, limits),
                 (_stored_groups(plan), plan.rows, *places, stage.together, *divide, *options),
                 stage.shared,

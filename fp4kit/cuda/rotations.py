@@ -16,7 +16,7 @@ from .compile import CXX_DTYPES, ROTATE_UNROLL, THREADS, instance
 from .launch import ITEM_SIZES, WARP, Launch, fast_division, grid_for
 from .variants import rotated, sign_mask_of
 
-#: Thread blocks that fill any device, and the most groups that a thread of `vector_amax.cu` takes.
+#: Thread blocks that fill any device, and the most groups a thread of row_column_amax.cu takes.
 AMAX_BLOCKS, AMAX_ROUNDS = 1024, 8
 
 
@@ -41,7 +41,7 @@ def _row_amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
     chunks = -(-span // (team * rounds))
     units = plan.scales * chunks
     return Launch(
-        instance("row_amax_kernel", "vector_amax.cu", CXX_DTYPES[dtype], aligned),
+        instance("row_amax_kernel", "reduce/row_column_amax.cu", CXX_DTYPES[dtype], aligned),
         grid_for(units * team),
         (
             span,
@@ -69,7 +69,9 @@ def _column_amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
     elif width % WARP == 0 and plan.rows_per_scale % (WARP * across) == 0:
         team = WARP
     return Launch(
-        instance("column_amax_kernel", "vector_amax.cu", CXX_DTYPES[dtype], turned, pairs),
+        instance(
+            "column_amax_kernel", "reduce/row_column_amax.cu", CXX_DTYPES[dtype], turned, pairs
+        ),
         grid_for(total),
         (
             plan.rows,
@@ -102,7 +104,7 @@ def rotate_launch(
     groups = rows * cols // GROUP
     if axis == "row":
         return Launch(
-            instance("rotate_rows_kernel", "rotate.cu", *types, aligned),
+            instance("rotate_rows_kernel", "rht/rotate.cu", *types, aligned),
             grid_for(-(-groups // ROTATE_UNROLL[ITEM_SIZES[dtype]])),
             (groups, *scalars),
         )
@@ -110,7 +112,7 @@ def rotate_launch(
     width = cols // 2 if pairs else cols
     total = width * (rows // GROUP)
     return Launch(
-        instance("rotate_columns_kernel", "rotate.cu", *types, pairs),
+        instance("rotate_columns_kernel", "rht/rotate.cu", *types, pairs),
         grid_for(total),
         (cols, *fast_division(width, total), total, *scalars),
     )

@@ -34,8 +34,8 @@ def quantize_searched_kernel(plan: Plan, dtype: str) -> Instance:
     """The instance for a plan that `searches_flat`."""
     variant = variant_of(plan)
     return instance(
-        "quantize_searched_kernel",
-        "quantize_searched.cu",
+        "quantize_rowwise_search_kernel",
+        "search/rowwise_search.cu",
         CXX_DTYPES[dtype],
         CXX_SEARCHES[variant.scale_search],
         CXX_ERRORS[variant.error],

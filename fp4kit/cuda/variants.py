@@ -31,17 +31,17 @@ from .compile import (
 )
 from .launch import ITEM_SIZES, Launch, fast_division, range_bits, rounds_stochastically
 
-#: Extent of a tile (tiles.cuh).
+#: Extent of a tile (tiles/tile.cuh).
 TILE_ROWS, TILE_COLUMNS = 128, 64
 #: Columns of a wide one.
 WIDE_COLUMNS = 128
-#: Extent of a tall one (folded_tile.cuh).
+#: Extent of a tall one (tiles/remainder_rows.cuh).
 TALL_ROWS, TALL_COLUMNS = 256, 64
-#: Wide tiles below one another that a thread block takes together (held_scales.cuh).
+#: Wide tiles below one another that a thread block takes together (tiles/sector_scales.cuh).
 STACK = 4
 #: Elements from which linear scales of squares, in both directions, pay for a launch more.
 REPEATED_ELEMENTS = 1 << 25
-#: Bytes that a thread of repeat_scales.cu copies.
+#: Bytes that a thread of scales/repeat_scales.cu copies.
 PIECE = 8
 CXX_SEARCHES = {
     None: "kSearchNone",
@@ -137,7 +137,7 @@ def is_whole(directions: Directions) -> bool:
         repeats = len(plans) == 2 and plan.rows * plan.cols >= REPEATED_ELEMENTS
         multiple, pays = TILE_ROWS, repeats or not linear
     else:
-        # Scales of columns are kept over a stack (held_scales.cuh).
+        # Scales of columns are kept over a stack (tiles/sector_scales.cuh).
         multiple, pays = TILE_ROWS * (STACK if linear else 1), directions.column is not None
     return (
         pays
@@ -158,7 +158,7 @@ def repeats_scales(directions: Directions) -> bool:
 
 def repeat_scales_kernel() -> Instance:
     """Copies of scales of squares."""
-    return instance("repeat_scales_kernel", "repeat_scales.cu")
+    return instance("repeat_scales_kernel", "scales/repeat_scales.cu")
 
 
 def repeat_scales_launch(directions: Directions) -> Launch:
@@ -172,7 +172,7 @@ def repeat_scales_launch(directions: Directions) -> Launch:
 
 
 def can_fold(directions: Directions, wide: bool, one_level: bool, name: str | None) -> bool:
-    """Whether tiles can be tall, and folded where there are few rows (folded_tile.cuh)."""
+    """Whether tiles can be tall, and folded where there are few rows (tiles/remainder_rows.cuh)."""
     plan = directions.column
     return (
         plan is not None
@@ -229,7 +229,7 @@ def quantize_tiles_kernel(
     if whole:
         config = f"Whole<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
-    return instance("quantize_tiles_kernel", "quantize_tiles.cu", config, *seed)
+    return instance("quantize_tiles_kernel", "tiles/quantize_tiles.cu", config, *seed)
 
 
 def tile_config(
@@ -319,7 +319,7 @@ def quantize_tiles_launch(
 
 
 def decoded_tile(plan: Plan, dtype: str, many_levels: bool) -> tuple[str | bool, ...]:
-    """Template arguments of dequantize_tile.cuh; `many_levels`: a second level for each vector."""
+    """Template arguments of columnwise.cuh; `many_levels`: a second level for each vector."""
     has_levels = plan.has_second_level and plan.recipe is not None
     return (
         CXX_FORMATS[plan.format.name],
@@ -336,7 +336,7 @@ def dequantize_launch(plan: Plan, dtype: str) -> Launch:
     grid, across = _tiles(plan)
     arguments = decoded_tile(plan, dtype, plan.scales > 1)
     return Launch(
-        instance("dequantize_tiles_kernel", "dequantize_tiles.cu", *arguments),
+        instance("dequantize_columnwise_kernel", "dequantize/columnwise.cu", *arguments),
         grid,
         (
             plan.rows,

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// activate: gelu, silu, relu, swiglu and their derivatives of a whole array, rounded to its type.
+// Must equal ReferenceBackend.activate.
+//
+// Algorithm: elements are one flat sequence, moved in pieces of 16 bytes; what does not fill a
+// piece is done one by one. Only swiglu has rows, whose two halves lie side by side: a piece of the
+// result at `place` comes from `place + row * width` of either half.
+//
+// The results can be measured on the way, for the second level of what is quantized then; the
+// launcher clears `measured` (Scan in reduce/amax.cuh).
+//
+// Launch: 256 threads, a block for each tile of 256 * kUnroll pieces (or elements, not kVector).
+#include "activation/activations.cuh"
+#include "common/scale_layout.cuh"
+#include "reduce/amax.cuh"
+
+namespace fp4kit {
+
+// Loads in flight of a thread; cuda_activations.UNROLL.
+template <int kFunction, bool kVector>
+constexpr int activate_unroll() {
+  if (!kVector) return 4;
+  return has_factor(kFunction) ? 1 : 2;
+}
+
+// Where the inputs of a result lie, in units of elements or pieces; `width` of them in a row.
+template <int kFunction>
+__device__ __forceinline__ i64 source_of(i64 place, const FastDivide& width) {
+  if constexpr (kFunction != kSwiglu) return place;
+  return place + width(place) * width.divisor;
+}
+
+template <class T, int kFunction>
+__device__ __forceinline__ void activate_one(const typename T::Bits* __restrict__ gate,
+                                             const typename T::Bits* __restrict__ factor,
+                                             typename T::Bits* __restrict__ out, i64 place,
+                                             i64 source, Scan<T>& scan) {
+  const float value = from_input_bits<T>(__ldg(gate + source));
+  float other = 0.0f;
+  if constexpr (has_factor(kFunction)) other = from_input_bits<T>(__ldg(factor + source));
+  const u32 bits = to_output_bits<T>(activation<kFunction, true>(value, other));
+  out[place] = static_cast<typename T::Bits>(bits);
+  scan.add(Words<T, 8 / T::kSize>{{bits, 0}});
+}
+
+// kVector: all addresses on 16 bytes and, for swiglu, rows of whole pieces. `width`, `magic` and
+// `shift` divide by the pieces (or elements) of a row of the result, for swiglu. A null pointer
+// `measured` asks for no amax.
+template <class T, int kFunction, bool kVector>
+__global__ void __launch_bounds__(kThreads, 4)
+    activate_kernel(const typename T::Bits* __restrict__ gate,
+                    const typename T::Bits* __restrict__ factor, typename T::Bits* __restrict__ out,
+                    u32* __restrict__ measured, i64 size, i64 width, i64 magic, i64 shift) {
+  constexpr int kUnroll = activate_unroll<kFunction, kVector>();
+  const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
+  Scan<T> scan;
+  if constexpr (kVector) {
+    constexpr int kPiece = PieceOf<T>::kElements;
+    const i64 pieces = size / kPiece;
+    Piece<T> gates[kUnroll];
+    Piece<T> factors[kUnroll];
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      const i64 place = first + k * kThreads;
+      const i64 source = source_of<kFunction>(place, divide) * kPiece;
+      const i64 valid = place < pieces ? kPiece : 0;
+      load_elements<true, T>(gate + source, valid, gates[k]);
+      if constexpr (has_factor(kFunction)) {
+        load_elements<true, T>(factor + source, valid, factors[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      const i64 place = first + k * kThreads;
+      if (place >= pieces) continue;
+      const Piece<T> results = activate_all<T, kFunction>(gates[k], factors[k]);
+      store_piece<T>(out + place * kPiece, results);
+      if (measured != nullptr) scan.add(results);
+    }
+    const i64 tail = pieces * kPiece + threadIdx.x;
+    if (blockIdx.x == gridDim.x - 1 && tail < size) {
+      activate_one<T, kFunction>(gate, factor, out, tail, tail, scan);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      const i64 place = first + k * kThreads;
+      if (place >= size) continue;
+      activate_one<T, kFunction>(gate, factor, out, place, source_of<kFunction>(place, divide),
+                                 scan);
+    }
+  }
+  if (measured != nullptr) scan.store(measured, measured + 1);
+}
+
+}  // namespace fp4kit

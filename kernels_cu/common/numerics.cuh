@@ -1,0 +1,242 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arithmetic on binary32 that is exact to the last bit everywhere.
+//
+// CuPy compiles with -ftz=true and nothing can undo it: `a * b`, `a / b`, `a < b` and fminf() would
+// then flush subnormals. So every float operation here is an instruction written in PTX without
+// .ftz, and every comparison works on bit patterns. On the host the plain operators do the same.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace fp4kit {
+
+// ---------------------------------------------------------------------------------------------
+// Bits
+// ---------------------------------------------------------------------------------------------
+
+// The move is free, and hides from the optimizer that the bits are a float's: it would turn
+// `(bits & mask) == 0` back into a comparison of floats, which flushes subnormals (seen in PTX).
+FP4KIT_HD u32 as_bits(float value) {
+#ifdef __CUDA_ARCH__
+  u32 bits;
+  asm("mov.b32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#else
+  u32 bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+#endif
+}
+
+FP4KIT_HD float as_float(u32 bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+#endif
+}
+
+FP4KIT_HD u32 magnitude_bits(float value) { return as_bits(value) & kMagnitudeMask; }
+FP4KIT_HD bool is_nan(float value) { return magnitude_bits(value) > kInfBits; }
+FP4KIT_HD bool is_zero(float value) { return magnitude_bits(value) == 0; }
+FP4KIT_HD u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
+FP4KIT_HD u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }
+
+// Four bytes chosen from the eight of (low, high); a nibble of `selector` names one.
+FP4KIT_HD u32 byte_perm(u32 low, u32 high, u32 selector) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(low, high, selector);
+#else
+  const u64 bytes = (static_cast<u64>(high) << 32) | low;
+  u32 result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<u32>((bytes >> (8 * ((selector >> (4 * i)) & 7))) & 0xFF) << (8 * i);
+  }
+  return result;
+#endif
+}
+
+// byte_perm in which bit 3 of a selector's nibble asks for the byte's top bit, eight times.
+FP4KIT_HD u32 sign_perm(u32 low, u32 high, u32 selector) {
+#ifdef __CUDA_ARCH__
+  u32 result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
+#else
+  u32 result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 nibble = (selector >> (4 * i)) & 15;
+    const u32 byte = byte_perm(low, high, nibble) & 0xFF;
+    result |= (nibble < 8 ? byte : byte < 0x80 ? 0u : 0xFFu) << (8 * i);
+  }
+  return result;
+#endif
+}
+
+// A value the compiler must take as it is: it can neither recompute nor merge it.
+FP4KIT_HD u32 opaque(u32 value) {
+#ifdef __CUDA_ARCH__
+  asm("" : "+r"(value));
+#endif
+  return value;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Binary32 operations: round to nearest even, subnormals kept
+// ---------------------------------------------------------------------------------------------
+
+FP4KIT_HD float mul_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a * b;
+#endif
+}
+
+FP4KIT_HD float div_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("div.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a / b;
+#endif
+}
+
+FP4KIT_HD float add_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a + b;
+#endif
+}
+
+FP4KIT_HD float sub_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a - b;
+#endif
+}
+
+// |a| * b: the magnitude costs nothing there.
+FP4KIT_HD float mul_magnitude_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 magnitude;\n"
+      "abs.f32 magnitude, %1;\n"
+      "mul.rn.f32 %0, magnitude, %2;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return as_float(magnitude_bits(a)) * b;
+#endif
+}
+
+// a - |b| and a + |b|, likewise.
+FP4KIT_HD float sub_magnitude_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 magnitude;\n"
+      "abs.f32 magnitude, %2;\n"
+      "sub.rn.f32 %0, %1, magnitude;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return a - as_float(magnitude_bits(b));
+#endif
+}
+
+FP4KIT_HD float add_magnitude_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 magnitude;\n"
+      "abs.f32 magnitude, %2;\n"
+      "add.rn.f32 %0, %1, magnitude;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return a + as_float(magnitude_bits(b));
+#endif
+}
+
+FP4KIT_HD float add_magnitudes_rn(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("{\n"
+      ".reg .f32 first, second;\n"
+      "abs.f32 first, %1;\n"
+      "abs.f32 second, %2;\n"
+      "add.rn.f32 %0, first, second;\n"
+      "}"
+      : "=f"(result)
+      : "f"(a), "f"(b));
+  return result;
+#else
+  return as_float(magnitude_bits(a)) + as_float(magnitude_bits(b));
+#endif
+}
+
+// The larger of two numbers that are no less than +0.0; a NaN is ignored if the other is a number.
+FP4KIT_HD float max_number(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  if (is_nan(a)) return b;
+  return is_nan(b) || as_bits(a) > as_bits(b) ? a : b;
+#endif
+}
+
+FP4KIT_HD float fma_rn(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+// Exact; the plain conversion would flush subnormals first.
+FP4KIT_HD double widen(float value) {
+#ifdef __CUDA_ARCH__
+  double result;
+  asm("cvt.f64.f32 %0, %1;" : "=d"(result) : "f"(value));
+  return result;
+#else
+  return value;
+#endif
+}
+
+// np.minimum(value, FLT_MAX): only +inf changes, NaN stays.
+FP4KIT_HD float cap_finite(float value) {
+  return as_bits(value) == kInfBits ? as_float(kMaxFiniteBits) : value;
+}
+
+// np.maximum(value, floor) for value >= 0 or NaN, floor > 0: such floats order as their bits do.
+FP4KIT_HD float at_least(float value, float floor) {
+  return as_bits(value) < as_bits(floor) ? floor : value;
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,136 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The members of a group, as the kernels that take all of them at once find them: in a table
+// (fp4kit/cuda/member_tables.py) of those that have elements.
+#pragma once
+
+#include "tiles/tile.cuh"
+
+namespace fp4kit {
+
+// Where the parts of a member lie in one direction: the first byte of its codes and of its scales,
+// and its first second-level value.
+struct Places {
+  i64 packed;
+  i64 block_scale;
+  i64 second;
+};
+
+struct alignas(16) Member {
+  i64 start;  // element of the buffer where it begins
+  i64 rows;
+  i64 cols;
+  i64 number;  // among all members of the group
+  Places row;
+  Places col;
+};
+
+constexpr u32 kMemberWords = sizeof(Member) / 8;
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ Member member_of(const i64 (&word)[kMemberWords]) {
+  return {
+      word[0], word[1], word[2], word[3], {word[4], word[5], word[6]}, {word[7], word[8], word[9]}};
+}
+
+__device__ __forceinline__ i64 join_words(u32 low, u32 high) {
+  return static_cast<i64>(static_cast<u64>(high) << 32 | low);
+}
+
+// A table in the memory of the device. As all kinds of tables: `first` says at which piece of work
+// each of `count` members begins, and where the last one ends.
+struct ManyMembers {
+  const i64* begins;
+  const Member* members;
+  i64 number;
+
+  __device__ __forceinline__ u32 count() const { return static_cast<u32>(number); }
+
+  __device__ __forceinline__ i64 first(u32 at) const { return __ldg(begins + at); }
+
+  // By as few loads as possible; parts that nobody looks at are not loaded.
+  __device__ __forceinline__ Member member(u32 at) const {
+    const uint4* pieces = reinterpret_cast<const uint4*>(members + at);
+    i64 word[kMemberWords];
+#pragma unroll
+    for (u32 i = 0; i < kMemberWords / 2; ++i) {
+      const uint4 piece = __ldg(pieces + i);
+      word[2 * i] = join_words(piece.x, piece.y);
+      word[2 * i + 1] = join_words(piece.z, piece.w);
+    }
+    return member_of(word);
+  }
+};
+
+// A table that is a parameter of the kernel: nothing has to be copied ahead of it. For as many
+// members as parameters have room for, and numbers of 32 bits. Kernels must declare it
+// __grid_constant__, or the compiler may copy all of it for each thread.
+template <u32 kWords>
+struct FewMembers {
+  u32 number;
+  u32 words[kWords];  // of the members, then the beginnings
+
+  __device__ __forceinline__ u32 count() const { return number; }
+
+  __device__ __forceinline__ i64 first(u32 at) const { return words[number * kMemberWords + at]; }
+
+  __device__ __forceinline__ Member member(u32 at) const {
+    i64 word[kMemberWords];
+#pragma unroll
+    for (u32 i = 0; i < kMemberWords; ++i) word[i] = words[at * kMemberWords + i];
+    return member_of(word);
+  }
+};
+
+// The member that holds a piece of work. Only one thread of the block gets it, the others get -1;
+// all must call this. Up to 256 members take one load, which every thread makes for a member of its
+// own; more are narrowed down to so many by rounds of 256.
+template <class Table>
+__device__ __forceinline__ i64 find_member(const Table& table, i64 piece) {
+  u32 begin = 0;
+  u32 end = table.count();
+  while (end - begin > kThreads) {
+    const u32 step = (end - begin + kThreads - 1) / kThreads;
+    const u32 at = begin + threadIdx.x * step;
+    const int starts = at < end && table.first(at) <= piece;
+    begin += (__syncthreads_count(starts) - 1) * step;
+    end = begin + step < end ? begin + step : end;
+  }
+  const u32 at = begin + threadIdx.x;
+  const bool found = at < end && table.first(at) <= piece && piece < table.first(at + 1);
+  return found ? static_cast<i64>(at) : -1;
+}
+
+// A tile of a member, as the threads of a block share it.
+struct MemberTile {
+  Member member;
+  i64 row0;
+  i64 col0;
+};
+
+// The tile that a thread block is for, where pieces are tiles of `rows` rows and of as many columns
+// as columns_of(member). A barrier must follow.
+template <class Table, class Columns>
+__device__ __forceinline__ void find_tile(const Table& table, MemberTile& found, u32 rows,
+                                          const Columns& columns_of) {
+  const i64 at = find_member(table, blockIdx.x);
+  if (at < 0) return;
+  const Member member = table.member(static_cast<u32>(at));
+  const i64 columns = columns_of(member);
+  // A grid has fewer than 2^31 blocks: within a member 32 bits do.
+  const u32 tile = static_cast<u32>(blockIdx.x - table.first(static_cast<u32>(at)));
+  const u32 across = static_cast<u32>((member.cols + columns - 1) / columns);
+  const u32 down = tile / across;
+  found = {member, static_cast<i64>(down) * rows, (tile - down * across) * columns};
+}
+
+template <class Table>
+__device__ __forceinline__ void find_tile(const Table& table, MemberTile& found) {
+  find_tile(table, found, kTileRows, [](const Member&) -> i64 { return kTileColumns; });
+}
+
+#endif  // __CUDACC__
+
+}  // namespace fp4kit

@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The loop of the fast quantizing kernels into swizzled_128x4 scales, for 16-element blocks and
+// whole tiles across (a multiple of four blocks in a row).
+//
+// Taking lanes in memory order would make each warp write its scales as eight pieces of four bytes
+// in different sectors. Here a warp takes what fills one piece of the tile instead: the tile is 32
+// lines of 16 bytes, line r holding rows r, r + 32, r + 64, r + 96 with four scales each. A warp
+// takes two lines, a sector of 32 bytes: a strip. Its loads stay whole: four blocks of a row are
+// 128 contiguous bytes of 16-bit elements. Strips are ordered (tile row, line, tile column).
+//
+// Rows past the last one exist only as scales: they are written 0 here, so no padding is left over.
+// Where few rows of a tile exist, most lanes of such strips would have nothing to do: ShortTiles.
+#pragma once
+
+#include "common/scale_layout.cuh"
+#include "quantize/factor_table.cuh"
+
+namespace fp4kit {
+
+constexpr int kLineBytes = 16;
+constexpr int kLineRows = 4;  // rows that share a line, 32 apart
+constexpr int kRowStep = kTileRows128 / kLineRows;
+constexpr int kLines = 2;  // lines that a warp takes
+constexpr int kSectorBytes = kLines * kLineBytes;
+constexpr u32 kStripsDown = kRowStep / kLines;  // strips of a tile
+constexpr int kWarps = kThreads / 32;
+
+// How a tile is cut into strips: `down` of them below one another, over all tile rows.
+struct WholeTiles {
+  // The first row of a strip, and the one of a lane's byte of the strip's scales from there.
+  __device__ static __forceinline__ u32 row(u32 down) {
+    return down / kStripsDown * kTileRows128 + down % kStripsDown * kLines;
+  }
+
+  __device__ static __forceinline__ u32 lane_row(u32 place) {
+    return place / kLineBytes + place % kLineBytes / kTileCols * kRowStep;
+  }
+
+  // Where the strip's scales are, in pieces of kPieceBytes, and a lane's byte from there.
+  static constexpr u32 kPieceBytes = kSectorBytes;
+
+  __device__ static __forceinline__ u32 piece(u32 down, u32 col, u32 across) {
+    return (down / kStripsDown * across + col) * kStripsDown + down % kStripsDown;
+  }
+
+  __device__ static __forceinline__ u32 lane_byte(u32 place) { return place; }
+
+  // Writes what else there is of the scales, from the lane's byte on.
+  __device__ static __forceinline__ void clear(u8*, u32, u32, u32) {}
+};
+
+// The strips of one row of tiles of which not all rows exist: eight rows below one another. All
+// lanes have something to do if the rows are a multiple of eight, but scales are pieces of four
+// bytes. The first four strips down also write the padding below their rows.
+struct ShortTiles {
+  static constexpr u32 kRows = 8;
+
+  __device__ static __forceinline__ u32 row(u32 down) { return down * kRows; }
+
+  __device__ static __forceinline__ u32 lane_row(u32 place) { return place / kTileCols; }
+
+  static constexpr u32 kPieceBytes = kTileCols;
+
+  __device__ static __forceinline__ u64 piece(u32 down, u32 col, u32) {
+    constexpr u32 kDown = kRowStep / kRows;
+    return static_cast<u64>(col) * (kTileBytes128 / kTileCols) + down % kDown * kRows * kLineRows +
+           down / kDown;
+  }
+
+  __device__ static __forceinline__ u32 lane_byte(u32 place) {
+    return place / kTileCols * kLineBytes + place % kTileCols;
+  }
+
+  __device__ static __forceinline__ void clear(u8* scale, u32 down, u32 row, u32 rows) {
+    if (down >= kRowStep / kRows) return;
+#pragma unroll
+    for (u32 k = 1; k < kLineRows; ++k) {
+      if (row + k * kRowStep >= rows) scale[k * kTileCols] = 0;
+    }
+  }
+};
+
+// Strips of ShortTiles down a tile of so many rows, one at least.
+__device__ __forceinline__ u32 short_tile_strips(u32 rows) {
+  constexpr u32 kLeast = kRowStep / ShortTiles::kRows;
+  const u32 strips = (rows + ShortTiles::kRows - 1) / ShortTiles::kRows;
+  return strips < kLeast ? kLeast : strips;
+}
+
+// Quantizes every `stride`-th set of kWarps strips of a matrix of `rows` rows of `row_blocks`
+// blocks, from `strip` to before `count`. The next block is on its way while one is worked on.
+// Fewer than 2^31 of each, so that no sum with a stride exceeds 32 bits.
+template <class Format, class T, int kRecipe, bool kSecond, class Strips, class RoundingType>
+__device__ __forceinline__ void quantize_strips(
+    const typename T::Bits* __restrict__ x, u8* __restrict__ packed, u8* __restrict__ block_scale,
+    const float* __restrict__ second, ScaleTable& table, const RoundingType& rounding, u32 strip,
+    u32 count, u32 stride, u32 rows, u32 row_blocks, int rule, bool high_first) {
+  constexpr int kCodeBytes = 4 * Format::kLaneWords;
+  static_assert(Format::kLanes == 1, "a lane takes a block");
+  const u32 across = row_blocks / kTileCols;
+  const u32 place = threadIdx.x % 32;  // byte of the strip's scales that this block fills
+  const u32 row_offset = Strips::lane_row(place);
+  const u32 lane_byte = Strips::lane_byte(place);
+  const u32 block_offset = row_offset * row_blocks + place % kTileCols;
+
+  strip += threadIdx.x / 32;
+  u32 down = strip / across;
+  u32 col = strip % across;  // its tile column
+  Words<T> ahead;
+  u32 block, lane_row, strip_down;
+  decltype(Strips::piece(0, 0, 0)) piece;
+  bool inside;
+  const auto load = [&] {
+    const u32 row = Strips::row(down);
+    block = row * row_blocks + block_offset + col * kTileCols;
+    piece = Strips::piece(down, col, across);
+    strip_down = down;
+    lane_row = row + row_offset;
+    inside = strip < count && lane_row < rows;
+    load_elements<true, T>(x + static_cast<u64>(block) * kLaneElements, inside ? kLaneElements : 0,
+                           ahead);
+  };
+  load();
+  // Divisions that the first load need not wait for.
+  const u32 stride_down = stride / across;
+  const u32 stride_across = stride % across;
+  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
+#pragma unroll 1
+  while (strip < count) {
+    const Words<T> elements = ahead;
+    const u32 my_block = block;
+    const auto my_piece = piece;
+    const u32 my_down = strip_down;
+    const u32 my_row = lane_row;
+    const bool in_tensor = inside;
+    strip += stride;
+    down += stride_down;
+    col += stride_across;
+    if (col >= across) {
+      col -= across;
+      ++down;
+    }
+    load();
+    u32 codes[Format::kLaneWords];
+    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rounding,
+                                                                my_block, rule, high_first, codes);
+    if (in_tensor) store_codes<true>(packed + static_cast<u64>(my_block) * kCodeBytes, codes);
+    u8* scale = block_scale + (static_cast<u64>(my_piece) * Strips::kPieceBytes + lane_byte);
+    *scale = in_tensor ? static_cast<u8>(byte) : 0;
+    Strips::clear(scale, my_down, my_row, rows);
+  }
+}
+
+}  // namespace fp4kit

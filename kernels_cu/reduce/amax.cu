@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// amax: largest magnitude of each group, NaN ignored; and the census of non-finite values. Must
+// equal ReferenceBackend.amax, .scan and .count_nonfinite.
+//
+// Algorithm:
+//   1. each block of threads takes a chunk of one group: elements up to the first 16-byte boundary
+//      one by one, then 16 bytes a load with eight loads in flight, then the rest
+//   2. integer maximum of the magnitude bits. NaN patterns are the largest, so a chunk that holds
+//      one shows it, and only such a chunk is read again with NaN counted as 0
+//   3. the chunk's maximum, as float32 bits, goes to out[group] by an atomic maximum: the order of
+//      chunks does not matter, so the result is the same every time
+//
+// Memory layout: x is groups * group_size contiguous elements; out is float32 (groups,), as bits.
+// Launch: 256 threads, one block per chunk. The launcher clears `out` (and `nonfinite`) on the same
+// stream just before: the pair can be captured in a graph and replayed.
+#include "reduce/amax.cuh"
+
+namespace fp4kit {
+
+// nonfinite[0] becomes 1 if any value is NaN or infinite; a null pointer skips that.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ out,
+                u32* __restrict__ nonfinite, i64 group_size, i64 chunk_size, i64 group_chunks,
+                i64 chunks) {
+  for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    const i64 group = chunk / group_chunks;
+    const i64 start = (chunk - group * group_chunks) * chunk_size;
+    const i64 rest = group_size - start;
+    const i64 count = rest < chunk_size ? rest : chunk_size;
+    const typename T::Bits* begin = x + group * group_size + start;
+    bool finite;
+    const u32 maximum = stretch_max<T>(begin, count, finite);
+    if (threadIdx.x == 0) {
+      if (maximum != 0) atomicMax(out + group, as_bits(from_input_bits<T>(maximum)));
+      if (nonfinite != nullptr && !finite) atomicOr(nonfinite, 1u);
+    }
+  }
+}
+
+// counts = {NaN, infinities, size - index of the first of either}, cleared by the launcher: the
+// last is a maximum, so that 0 means none.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    count_nonfinite_kernel(const typename T::Bits* __restrict__ x, i64 size,
+                           u64* __restrict__ counts) {
+  u64 nans = 0;
+  u64 infinities = 0;
+  u64 from_end = 0;
+  const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
+  for (i64 i = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; i < size; i += stride) {
+    constexpr u32 kMask = T::kSize == 4 ? kMagnitudeMask : 0x7FFFu;
+    const u32 magnitude = __ldg(x + i) & kMask;
+    if (magnitude < T::kInf) continue;
+    nans += magnitude > T::kInf;
+    infinities += magnitude == T::kInf;
+    if (from_end == 0) from_end = static_cast<u64>(size - i);
+  }
+  if (nans != 0) atomicAdd(counts, nans);
+  if (infinities != 0) atomicAdd(counts + 1, infinities);
+  if (from_end != 0) atomicMax(counts + 2, from_end);
+}
+
+}  // namespace fp4kit

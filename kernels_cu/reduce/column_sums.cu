@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// column_sums: float32 sums over the rows, in the order of activations.column_sums. And activate
+// with the sums of its rounded results, in one pass. Must equal ReferenceBackend.column_sums and
+// .activate.
+//
+// Algorithm: a launch does two levels (reduce/column_sums.cuh).
+//
+// Memory layout: sums is float32 (ceil(rows / 1024), cols). The launcher repeats until one row is
+// left. Rows of the input begin `pitch` elements apart.
+// Launch: 256 threads, one block per tile.
+#include "reduce/column_sums.cuh"
+
+namespace fp4kit {
+
+template <class T, int kFunction, bool kVector>
+__global__ void __launch_bounds__(kThreads, 3)
+    column_sums_kernel(const typename T::Bits* __restrict__ gate,
+                       const typename T::Bits* __restrict__ factor,
+                       typename T::Bits* __restrict__ out, float* __restrict__ sums,
+                       u32* __restrict__ measured, i64 rows, i64 cols, i64 pitch,
+                       i64 tiles_across) {
+  __shared__ PartialSums<PieceOf<T>::kElements> partial;
+  const i64 down = blockIdx.x / tiles_across;
+  const i64 first_col = (blockIdx.x - down * tiles_across) * sum_columns<T>();
+  sum_tile<T, kFunction, kVector>(partial, gate, factor, out, sums, measured, measured + 1, rows,
+                                  cols, pitch, down, first_col);
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// vector_amax: largest magnitudes of rows or columns (or of groups of them), NaN ignored: of
+// columns as they are, or of either after the rotation. Must equal ReferenceBackend.plan_amax.
+//
+// Rows are rotated, and whole groups of 16 elements then: those of one scale follow each other in
+// memory. A team (thread block or warp) takes a chunk of one scale's groups.
+//
+// Columns: a thread takes two columns of 16-bit elements or one of 32-bit ones, and goes down
+// `each` groups of 16 rows. Only columns as they are may end within a group.
+//
+// Maxima stay in registers, and reach the results, zeroed before, as integer maxima of the bits of
+// positive floats: their order does not matter. Threads that share a scale join theirs first: many
+// atomic operations on one address take longer than reading the array.
+//
+// Launch: 256 threads. Without kVector single elements are read; columns with kVector need an even
+// number of columns.
+#include "common/column_pair.cuh"
+#include "common/scale_layout.cuh"
+#include "reduce/amax.cuh"
+
+namespace fp4kit {
+
+// Raises a result by the maximum of a team: the threads of the block, of a warp, or one thread. All
+// threads of the block must come here with teams of one size.
+__device__ __forceinline__ void raise_result(u32* result, u32 bits, i64 team) {
+  if (team == kThreads) {
+    bits = block_max(bits);
+  } else if (team == 32) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
+    }
+  }
+  if ((threadIdx.x & static_cast<u32>(team - 1)) == 0 && bits != 0) atomicMax(result, bits);
+}
+
+// Scales have `span` groups each, in `chunks` chunks of `rounds` groups a thread; `units` chunks in
+// all.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads)
+    row_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result, i64 span,
+                    i64 chunks, i64 magic, i64 shift, i64 units, i64 rounds, i64 team, i64 mask,
+                    i64 to_bf16) {
+  constexpr int kEach = 4 / T::kSize;
+  const u32 size = static_cast<u32>(team);
+  const u32 number = threadIdx.x / size;
+  const i64 unit = static_cast<i64>(blockIdx.x) * (kThreads / size) + number;
+  const FastDivide divide{chunks, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const i64 scale = divide(unit);
+  const i64 begin = (unit - scale * chunks) * (size * rounds);
+  const i64 rest = unit < units ? span - begin : 0;
+  // Of the chunk; the groups of this thread are its `size`-th ones.
+  const i64 groups = rest < size * rounds ? rest : size * rounds;
+  const typename T::Bits* from = x + (scale * span + begin) * kLaneElements;
+  float most = 0.0f;
+#pragma unroll 1
+  for (i64 at = threadIdx.x - number * size; at < groups; at += kEach * size) {
+    Words<T> elements[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      // The last group again, not nothing: it raises nothing, and loads without a condition stay
+      // together.
+      const i64 group = at + k * size;
+      const i64 there = group < groups ? group : groups - 1;
+      load_elements<kVector>(from + there * kLaneElements, kLaneElements, elements[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      most = lane_butterfly_amax(most, elements[k], static_cast<u32>(mask));
+    }
+  }
+  raise_result(result + scale, rotated_amax_bits(most, to_bf16 != 0), team);
+}
+
+// `total` threads have something to do; `vectors_per_scale` columns share a scale. A team of more
+// than one thread has columns of one scale. `plain`, if there, is for the amax of everything before
+// the rotation.
+template <class T, bool kRotate, bool kVector>
+__global__ void __launch_bounds__(kThreads)
+    column_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result,
+                       u32* __restrict__ plain, i64 rows, i64 cols, i64 magic, i64 shift, i64 total,
+                       i64 each, i64 vectors_per_scale, i64 team, i64 mask, i64 to_bf16) {
+  constexpr int kAcross = kVector && T::kSize == 2 ? 2 : 1;
+  const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  const i64 width = cols / kAcross;
+  const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const i64 slice = index < total ? divide(index) : 0;
+  const i64 col = index < total ? (index - slice * width) * kAcross : 0;
+  const i64 row = slice * each * kLaneElements;
+  const i64 rest = index < total ? rows - row : 0;
+  i64 left = rest < each * kLaneElements ? rest : each * kLaneElements;
+  const typename T::Bits* from = x + row * cols + col;
+  float most[kAcross] = {};
+  MaxBits<T> maximum;
+#pragma unroll 1
+  for (; left >= kLaneElements; left -= kLaneElements, from += kLaneElements * cols) {
+    ColumnGroup<T, kAcross> group;
+    group.load(from, cols);
+    if constexpr (kRotate) {
+      if (plain != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kLaneElements; ++i) maximum.add_careful(group.word[i][0]);
+      }
+      group.flip_signs(static_cast<u32>(mask));
+#pragma unroll
+      for (int c = 0; c < kAcross; ++c) {
+        float v[kLaneElements];
+        group.column(c, v);
+        most[c] = butterfly_amax(most[c], v);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLaneElements; ++i) maximum.add_careful(group.word[i][0]);
+    }
+  }
+  if constexpr (!kRotate) {
+#pragma unroll 1
+    for (; left > 0; --left, from += cols) {
+      ColumnGroup<T, kAcross> group;
+      group.load_row(from, 0);
+      maximum.add_careful(group.word[0][0]);
+    }
+  }
+  if (kRotate && plain != nullptr) {
+    raise_result(plain, as_bits(from_input_bits<T>(maximum.result())), kThreads);
+  }
+  u32 bits[kAcross];
+#pragma unroll
+  for (int c = 0; c < kAcross; ++c) {
+    if constexpr (kRotate) {
+      bits[c] = rotated_amax_bits(most[c], to_bf16 != 0);
+    } else {
+      bits[c] = as_bits(from_input_bits<T>(T::kSize == 4 ? maximum.result() : maximum.half(c)));
+    }
+  }
+  if (team > 1) {
+    const u32 both = kAcross == 2 ? max_u32(bits[0], bits[kAcross - 1]) : bits[0];
+    raise_result(result + col / vectors_per_scale, both, team);
+    return;
+  }
+#pragma unroll
+  for (int c = 0; c < kAcross; ++c) {
+    raise_result(result + (col + c) / vectors_per_scale, bits[c], team);
+  }
+}
+
+}  // namespace fp4kit

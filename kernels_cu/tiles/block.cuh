@@ -1,0 +1,300 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the passes over a tile share: what lies in shared memory, the second levels and scales, and
+// one block of 16 or 32 elements.
+#pragma once
+
+#include "quantize/factor_table.cuh"
+#include "rht/rht.cuh"
+#include "search/tables.cuh"
+#include "tiles/config.cuh"
+#include "tiles/sector_scales.cuh"
+#include "tiles/square_scales.cuh"
+
+namespace fp4kit {
+
+// What one direction's scales come to: element factors by scale byte if all vectors share one
+// second level, else one level per vector. Those that share a square share theirs.
+template <class C, u32 kVectors>
+struct TileLevels {
+  float factor[C::kOneLevel && !C::Format::kIsMx ? kScaleBytes : 1];
+  static constexpr u32 kEach = C::V::kSquare ? C::kBlock : 1;
+  Level level[C::kOneLevel ? 1 : kVectors / kEach];
+};
+
+template <class C>
+struct Decoded {
+  Candidate candidate[C::kTabled ? kScaleBytes : 1];
+  float value[table_entries<C::V::kSearch, !C::V::kSquare>() * kThreads];
+};
+
+struct Nothing {};
+template <bool kCondition, class A>
+struct Maybe {
+  using Type = A;
+};
+template <class A>
+struct Maybe<false, A> {
+  using Type = Nothing;
+};
+
+template <class C>
+struct TileShared {
+  typename C::TileType tile[C::kTiles];
+  TileLevels<C, kTileRows> rows;
+  TileLevels<C, C::kColumns> cols;
+  u32 next_tile[2];
+  u8 square_byte[C::kDown][C::kAcross];
+  u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
+  typename Maybe<C::kSearches, Decoded<C>>::Type decoded;
+  typename Maybe<C::kHolds, HeldWords>::Type held;
+  typename Maybe<C::kWhole && C::V::kSquare, SquareScales>::Type squares;
+};
+
+template <class C>
+__device__ __forceinline__ Level level_of(float second, float range) {
+  if constexpr (C::kSearches) {
+    return make_te_level(second, range);
+  } else {
+    return make_level<C::kRecipe, C::kSecond>(second);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
+  if constexpr (C::V::kPerToken) {
+    const float q = decode_e4m3(byte);
+    return is_zero(q) ? 0.0f : div_rn(level.scale, q);
+  } else {
+    return element_factor<typename C::Format, C::kRecipe, C::kSecond>(byte, level);
+  }
+}
+
+// Thread number `thread` of those that fill in the levels of a direction.
+template <class C, u32 kVectors>
+__device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, const Side& side,
+                                            i64 vector0, i64 vectors, float range, u32 thread) {
+  if constexpr (C::kOneLevel) {
+    if (thread < kScaleBytes) {
+      const Level level = level_of<C>(C::kHasLevels ? __ldg(side.second) : 1.0f, range);
+      if constexpr (!C::kSearches) levels.factor[thread] = factor_of<C>(thread, level);
+      if (thread == 0) levels.level[0] = level;
+    }
+  } else if (thread < kVectors / levels.kEach) {
+    const i64 vector = vector0 + thread * levels.kEach;
+    if (vector < vectors) {
+      const i64 each = side.vectors_per_scale;
+      const i64 index = each == 1 ? vector : vector / each;
+      levels.level[thread] = level_of<C>(__ldg(side.second + index), range);
+    }
+  }
+}
+
+template <class C, u32 kVectors>
+__device__ __forceinline__ const Level& level_at(const TileLevels<C, kVectors>& levels,
+                                                 u32 vector) {
+  return levels.level[C::kOneLevel ? 0 : vector / levels.kEach];
+}
+
+template <class C, u32 kVectors>
+__device__ __forceinline__ float factor_at(const TileLevels<C, kVectors>& levels, u32 byte,
+                                           const Level& level) {
+  if constexpr (C::Format::kIsMx) {
+    return inverse_e8m0(byte);
+  } else if constexpr (C::kOneLevel) {
+    return levels.factor[byte % kScaleBytes];
+  } else {
+    return factor_of<C>(byte, level);
+  }
+}
+
+// Where a direction's block scales go, from the tile's first vector and block on.
+template <int kLayout>
+struct ScalePlace {
+  u8* base;
+  u64 stride;  // linear: bytes per vector; 8x4: per eight vectors
+  u32 vector;  // of the first one in its layout tile
+  u32 block;
+
+  __device__ __forceinline__ ScalePlace(const Side& side, i64 vector0, i64 block0) {
+    const u64 tiles = static_cast<u64>(side.stored_cols) / kTileCols;
+    const u64 v = static_cast<u64>(vector0);
+    const u64 b = static_cast<u64>(block0);
+    vector = 0;
+    block = static_cast<u32>(b) % kTileCols;
+    if constexpr (kLayout == kLayoutLinear) {
+      stride = static_cast<u64>(side.stored_cols);
+      base = side.block_scale + v * stride + b;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      stride = 0;
+      vector = static_cast<u32>(v) % kTileRows128;
+      base = side.block_scale + (v / kTileRows128 * tiles + b / kTileCols) * kTileBytes128;
+    } else {
+      stride = tiles * kTileBytes8;
+      base = side.block_scale + (v / kTileRows8 * tiles + b / kTileCols) * kTileBytes8;
+    }
+  }
+
+  __device__ __forceinline__ u8* at(u32 v, u32 b) const {
+    const u32 r = v + vector;
+    const u32 c = b + block;
+    if constexpr (kLayout == kLayoutLinear) {
+      return base + v * stride + b;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      return base +
+             (c / kTileCols * kTileBytes128 + r % 32 * 16 + r / 32 * kTileCols + c % kTileCols);
+    } else {
+      return base + r / kTileRows8 * stride +
+             (c / kTileCols * kTileBytes8 + r % kTileRows8 * kTileCols + c % kTileCols);
+    }
+  }
+
+  // From a vector's scale to that of one `vectors` below, a multiple of 32, within a tile.
+  __device__ __forceinline__ u64 step(u32 vectors) const {
+    if constexpr (kLayout == kLayoutLinear) {
+      return vectors * stride;
+    } else if constexpr (kLayout == kLayoutSwizzled128x4) {
+      return vectors / 32 * kTileCols;
+    } else {
+      return vectors / kTileRows8 * stride;
+    }
+  }
+
+  // From the scale of a vector of an even number to that of the next one.
+  __device__ __forceinline__ u64 to_odd() const {
+    if constexpr (kLayout == kLayoutLinear) {
+      return stride;
+    } else {
+      return kLayout == kLayoutSwizzled128x4 ? 16 : kTileCols;
+    }
+  }
+};
+
+// Sums over the rows of a square, pairs 8, 4, 2 and 1 apart. The halves of a warp hold two squares,
+// which may try different numbers of scales.
+struct SquareSum {
+  static constexpr bool kAlone = false;
+  __device__ __forceinline__ float operator()(float error) const {
+    const u32 half = 0xFFFFu << (threadIdx.x & 16u);
+#pragma unroll
+    for (int distance = kLaneElements / 2; distance > 0; distance /= 2) {
+      error = add_rn(error, __shfl_xor_sync(half, error, distance));
+    }
+    return error;
+  }
+};
+
+// A block's codes, low nibble first, and its scale.
+template <class Format>
+struct Coded {
+  u32 code[Format::kLanes][Format::kLaneWords];
+  u32 byte;
+};
+
+template <class Format, class R>
+__device__ __forceinline__ float lanes_amax(const Words<R> (&x)[Format::kLanes],
+                                            u32 (&raw)[Format::kLanes]) {
+  u32 bits = 0;
+#pragma unroll
+  for (int l = 0; l < Format::kLanes; ++l) bits = max_u32(bits, lane_amax_bits<R>(x[l], raw[l]));
+  return from_input_bits<R>(bits);
+}
+
+// The lanes of a block as they are quantized; only those of the first `left` elements are rotated:
+// what fills a block up stays +0.0.
+template <bool kRotate, class R, class T, int kLanes>
+__device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 mask, u32 left,
+                                             Words<R> (&result)[kLanes]) {
+#pragma unroll
+  for (int l = 0; l < kLanes; ++l) {
+    if constexpr (kRotate) {
+      if (kLanes == 1 || l * kLaneElements < left) {
+        result[l] = rotate_lane<R>(x[l], mask);
+      } else {
+        result[l] = Words<R>{};
+      }
+    } else {
+      result[l] = x[l];
+    }
+  }
+}
+
+template <bool kSquare>
+struct SumOf {
+  using Type = AloneSum;
+};
+template <>
+struct SumOf<true> {
+  using Type = SquareSum;
+};
+
+template <class C, class R>
+__device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words<R>& x, float amax,
+                                              u32 raw, const Level& level, float range) {
+  using V = typename C::V;
+  const SharedTable table(shared.decoded.value);
+  const auto amax_of = [&] { return amax; };
+  const typename SumOf<V::kSquare>::Type sum;
+  // Scales are not negative, nor are their bytes.
+  if constexpr (C::kTabled) {
+    const SharedCandidates candidate_of(shared.decoded.candidate);
+    return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
+                                               sum);
+  } else {
+    const auto candidate_of = [&](u32 byte) {
+      return make_candidate<V::kSearch>(byte, level, range, V::kError);
+    };
+    return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
+                                               sum);
+  }
+}
+
+// Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
+template <class C, class R, u32 kVectors>
+__device__ __forceinline__ void encode_block(TileShared<C>& shared,
+                                             const Words<R> (&x)[C::Format::kLanes], float amax,
+                                             const u32 (&raw)[C::Format::kLanes],
+                                             const TileLevels<C, kVectors>& levels, u32 vector,
+                                             const Options& options, u64 group, u32 direction,
+                                             u32 stream, Coded<typename C::Format>& coded) {
+  using Format = typename C::Format;
+  const Level& level = level_at(levels, vector);
+  if constexpr (C::kSearches) {
+    const Found found = search_block<C>(shared, x[0], amax, raw[0], level, options.range);
+    coded.byte = found.byte;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) coded.code[0][i] = found.codes[i];
+  } else {
+    coded.byte = block_scale_byte<Format, R, C::kRecipe, C::kSecond>(amax, level, options.rule);
+    const float factor = factor_at(levels, coded.byte, level);
+    const bool ordinary =
+        is_ordinary_scale<Format>(coded.byte, options.rule) && is_ordinary_level<C::kRecipe>(level);
+#pragma unroll
+    for (int l = 0; l < Format::kLanes; ++l) {
+      if constexpr (C::V::kStochastic) {
+        const Random random = philox(group + l, direction, stream, options.seed);
+        encode_lane_stochastic(x[l], raw[l], ordinary, factor, random, coded.code[l]);
+      } else {
+        encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor, coded.code[l]);
+      }
+    }
+  }
+}
+
+// Codes of a lane to memory, in the order of nibbles that is asked for.
+template <class C>
+__device__ __forceinline__ void store_lane(u8* __restrict__ out,
+                                           const u32 (&code)[C::Format::kLaneWords],
+                                           const Options& options) {
+  if (C::Format::kIsFp4 && options.high_first) {
+    u32 swapped[C::Format::kLaneWords];
+#pragma unroll
+    for (int i = 0; i < C::Format::kLaneWords; ++i) swapped[i] = swap_nibbles(code[i]);
+    store_codes<C::kVector, C::kStreams>(out, swapped);
+  } else {
+    store_codes<C::kVector, C::kStreams>(out, code);
+  }
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,178 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The rows of a tile: a whole block per thread. Squares find their scale here.
+#pragma once
+
+#include "tiles/block.cuh"
+
+namespace fp4kit {
+
+// The blocks that a thread takes, one below the other: at step k kStep * k rows below the first.
+// The blocks of a row lie together in the result, so that a warp takes whole rows. Each eight lanes
+// take as many blocks of a row as meet other banks, and the same of rows below. A search wants the
+// rows of a square in the lanes of half a warp instead.
+template <class C>
+struct RowBlocks {
+  static constexpr u32 kBlockWords = C::kBlock * C::T::kSize / 4;
+  static constexpr u32 kFit = kBlockWords < 32 ? 32 / kBlockWords : 1;
+  static constexpr u32 kLow = kFit < C::kAcross ? kFit : C::kAcross;  // blocks of eight lanes
+  static constexpr u32 kRowsLow = 8 / kLow;
+  static constexpr u32 kHigh = C::kAcross / kLow;  // such groups of blocks in a row
+  static constexpr u32 kStep = kThreads / C::kAcross;
+  static_assert(kStep % 32 == 0, "so that offsets of rows add up, in tiles and in scales");
+  u32 row;
+  u32 block;
+
+  __device__ __forceinline__ RowBlocks() {
+    const u32 index = threadIdx.x;
+    if constexpr (C::V::kSquare && C::kSearches) {
+      block = index / C::kBlock % C::kAcross;
+      row = index / (C::kBlock * C::kAcross) * C::kBlock + index % C::kBlock;
+    } else {
+      const u32 lane = index % 32;
+      block = lane / 8 % kHigh * kLow + lane % kLow;
+      row = index / 32 * (32 / C::kAcross) + lane / (8 * kHigh) * kRowsLow + lane / kLow % kRowsLow;
+    }
+  }
+
+  template <int kLanes>
+  __device__ __forceinline__ void load(typename C::TileType& tile, u32 k,
+                                       Words<typename C::T> (&x)[kLanes]) const {
+    const u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
+#pragma unroll
+    for (u32 l = 0; l < kLanes; ++l)
+      x[l] = tile_lane<typename C::T>(first + l * kBlockWords / kLanes);
+  }
+
+  // Codes take the place of the first elements of their own block, which nobody else looks at.
+  template <int kLanes, int kLaneWords>
+  __device__ __forceinline__ void store_codes(typename C::TileType& tile, u32 k,
+                                              const u32 (&code)[kLanes][kLaneWords]) const {
+    u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
+#pragma unroll
+    for (u32 l = 0; l < kLanes; ++l) {
+#pragma unroll
+      for (u32 i = 0; i < kLaneWords; ++i) first[l * kLaneWords + i] = code[l][i];
+    }
+  }
+};
+
+// The amax of every square, from those of its rows.
+template <class C>
+__device__ __forceinline__ void gather_squares(TileShared<C>& shared, typename C::TileType& tile,
+                                               u32 parity) {
+  using Format = typename C::Format;
+  using T = typename C::T;
+  using Place = RowBlocks<C>;
+  const Place place;
+#pragma unroll
+  for (u32 k = 0; k < C::kEach; ++k) {
+    Words<T> x[Format::kLanes];
+    place.load(tile, k, x);
+    u32 raw[Format::kLanes];
+    u32 bits = as_bits(lanes_amax<Format, T>(x, raw));
+    // A warp holds rows of one square, in lanes that differ by these distances.
+#pragma unroll
+    for (u32 distance = Place::kLow; distance < 8; distance *= 2) {
+      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
+    }
+#pragma unroll
+    for (u32 distance = 8 * Place::kHigh; distance < 32; distance *= 2) {
+      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
+    }
+    const u32 lane = threadIdx.x % 32;
+    if (lane % 8 < Place::kLow && lane < 8 * Place::kHigh) {
+      const u32 down = (place.row + k * Place::kStep) / C::kBlock;
+      atomicMax(&shared.square_amax[parity][down][place.block], bits);
+    }
+  }
+  __syncthreads();
+}
+
+template <class C>
+__device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C::TileType& tile,
+                                              const Task<typename C::T>& task,
+                                              const Options& options, u32 parity) {
+  using Format = typename C::Format;
+  using R = typename C::RowR;
+  constexpr u32 kLanes = Format::kLanes;
+  constexpr u32 kBlock = C::kBlock;
+  constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
+  const Side& side = C::kRows ? task.row : task.col;
+  constexpr u32 kStep = RowBlocks<C>::kStep;
+  const i64 block0 = task.col0 / kBlock;
+  const i64 across = C::kRows ? side.blocks : (task.cols + kBlock - 1) / kBlock;
+  const RowBlocks<C> at;
+  const u32 b = at.block;
+  // The number of a block, also where the columns alone are asked for.
+  u64 piece = static_cast<u64>((task.row0 + at.row) * across + block0 + b);
+  u8* out = side.packed + piece * (kLanes * kLaneBytes);
+  const ScalePlace<C::kLayout> place(side, task.row0, block0);
+  u8* scale = place.at(at.row, b);
+  const u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
+  if constexpr (C::kGathers) gather_squares(shared, tile, parity);
+  u32 scales = 0;  // of a whole matrix, one byte each
+  // What costs much is not repeated in the code, nor where it makes no difference (whole matrices).
+#pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows || C::kWhole ? 1 : C::kEach)
+  for (u32 k = 0; k < C::kEach; ++k) {
+    const u32 r = at.row + k * kStep;
+    Words<typename C::T> elements[kLanes];
+    at.load(tile, k, elements);
+    Words<R> x[kLanes];
+    const u32 left = task.cols_left > b * kBlock ? task.cols_left - b * kBlock : 0;
+    maybe_rotate<C::kRotateRows>(elements, options.row_mask, left, x);
+    u32 raw[kLanes];
+    float amax = lanes_amax<Format, R>(x, raw);
+    if constexpr (C::kGathers) {
+      amax = as_float(shared.square_amax[parity][r / kBlock][b]);
+    } else if constexpr (C::V::kSquare) {
+      u32 bits = as_bits(amax);
+#pragma unroll
+      for (u32 distance = kBlock / 2; distance > 0; distance /= 2) {
+        bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
+      }
+      amax = as_float(bits);
+    }
+    Coded<Format> coded;
+    if constexpr (C::kRows) {
+      encode_block(shared, x, amax, raw, shared.rows, r, options, piece * kLanes, 0, task.stream,
+                   coded);
+    } else {
+      encode_block(shared, x, amax, raw, shared.cols, 0, options, piece * kLanes, 0, task.stream,
+                   coded);
+    }
+    if constexpr (C::V::kSquare) {
+      if (r % kBlock == 0) {
+        if constexpr (C::kWhole) {
+          shared.squares.set(r / kBlock, b, coded.byte);
+        } else {
+          shared.square_byte[r / kBlock][b] = static_cast<u8>(coded.byte);
+        }
+      }
+    }
+    if constexpr (C::kTurns) at.store_codes(tile, k, coded.code);
+    if constexpr (C::kRows) {
+      if (C::kWhole || (r < task.rows_left && b < blocks_left)) {
+#pragma unroll
+        for (u32 l = 0; l < kLanes; ++l) {
+          store_lane<C>(out + l * kLaneBytes, coded.code[l], options);
+        }
+        if constexpr (C::kWhole) {
+          scales |= coded.byte << (8 * k);
+        } else {
+          *scale = static_cast<u8>(coded.byte);
+        }
+      }
+    }
+    piece += kStep * static_cast<u64>(across);
+    out += kStep * static_cast<u64>(across) * (kLanes * kLaneBytes);
+    scale += place.step(kStep);
+  }
+  if constexpr (C::kWhole && C::kRows && !C::V::kSquare) {
+    static_assert(C::kEach == 4 && RowBlocks<C>::kLow == 4, "four bytes of four lanes");
+    *reinterpret_cast<u32*>(place.at(at.row + b % 4 * kStep, b / 4 * 4)) = turn_scales(scales);
+  }
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,157 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tile of 128 rows and 64 columns in shared memory, which is read along rows and along columns.
+//
+// Rows stay on 16 bytes. A row takes four words more than it needs, and 16 rows four more again: a
+// warp that takes blocks of the same columns below one another meets every bank once, as does a
+// quarter of one that takes 16 bytes of several rows.
+#pragma once
+
+#include "common/elements.cuh"
+
+namespace fp4kit {
+
+// Unsigned, so that divisions by powers of two are shifts.
+constexpr u32 kTileRows = 128;
+constexpr u32 kTileColumns = 64;  // where nothing else is said
+constexpr int kNarrow = 64;
+constexpr int kWide = 128;  // elements of 16 bits: pieces of 64 bytes of a row of codes
+constexpr u32 kRowGroup = 16;
+constexpr u32 kPadding = 4;
+
+template <class T, u32 kWidth = kTileColumns, u32 kHeight = kTileRows, u32 kRowPadding = kPadding>
+struct alignas(16) Tile {
+  static constexpr u32 kColumns = kWidth;
+  static constexpr u32 kWords = kColumns * T::kSize / 4;
+  static constexpr u32 kStride = kWords + kRowPadding;
+  static constexpr u32 kGroups = kHeight / kRowGroup;
+  static constexpr u32 kPerWord = 4 / T::kSize;
+  u32 word[kGroups * (kRowGroup * kStride + kPadding)];
+
+  // Offsets of rows add up if they do not pass a multiple of kRowGroup together that neither does
+  // alone.
+  FP4KIT_HD static constexpr u32 offset(u32 row, u32 w) {
+    return row * kStride + row / kRowGroup * kPadding + w;
+  }
+
+  FP4KIT_HD u32& at(u32 row, u32 w) { return word[offset(row, w)]; }
+
+  FP4KIT_HD typename T::Bits get(u32 row, u32 col) {
+    return reinterpret_cast<typename T::Bits*>(&at(row, col / kPerWord))[col % kPerWord];
+  }
+
+  FP4KIT_HD void set(u32 row, u32 col, typename T::Bits bits) {
+    reinterpret_cast<typename T::Bits*>(&at(row, col / kPerWord))[col % kPerWord] = bits;
+  }
+};
+
+#ifdef __CUDACC__
+
+// How much of a tile lies inside a matrix, in elements from its beginning on.
+__device__ __forceinline__ u32 tile_rest(i64 size, i64 start, u32 extent) {
+  const u64 rest = static_cast<u64>(size - start);
+  return rest < extent ? static_cast<u32>(rest) : extent;
+}
+
+// Whether pieces of 16 bytes go to shared memory without passing through registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+constexpr bool kCopiesAsync = true;
+#else
+constexpr bool kCopiesAsync = false;
+#endif
+
+// Copies 16 bytes, or writes zeros without looking at the source.
+__device__ __forceinline__ void copy_piece(u32* target, const void* source, bool inside) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(static_cast<u32>(__cvta_generic_to_shared(target))), "l"(source),
+                 "r"(inside ? 16 : 0)
+               : "memory");
+#else
+  uint4 piece = make_uint4(0, 0, 0, 0);
+  if (inside) piece = __ldg(static_cast<const uint4*>(source));
+  *reinterpret_cast<uint4*>(target) = piece;
+#endif
+}
+
+// Ends a group of copies; waits for all of them.
+__device__ __forceinline__ void end_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void await_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
+// Begins to load the tile that begins at x, a matrix of `cols` columns; what lies outside becomes
+// +0.0.
+template <bool kVector, class T, u32 kWidth>
+__device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
+                                          const typename T::Bits* __restrict__ x, i64 cols,
+                                          u32 rows_left, u32 cols_left) {
+  constexpr u32 kWords = Tile<T, kWidth>::kWords;
+  if constexpr (kVector) {
+    constexpr u32 kPieces = kWords / 4;  // of 16 bytes in a row
+    constexpr u32 kRowsAtOnce = kThreads / kPieces;
+    constexpr u32 kElements = 16 / T::kSize;
+    const u32 first = threadIdx.x / kPieces;
+    const u32 place = threadIdx.x % kPieces;
+    const bool inside = place * kElements < cols_left;
+    const typename T::Bits* source = x + first * cols + place * kElements;
+    u32* target = &tile.at(first, 4 * place);
+    const auto copy = [&](const auto is_inside) {
+#pragma unroll
+      for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
+        copy_piece(target + Tile<T, kWidth>::offset(k * kRowsAtOnce, 0), source,
+                   is_inside(first + k * kRowsAtOnce));
+        source += kRowsAtOnce * cols;
+      }
+    };
+    // Nearly all tiles are whole, and then nothing is compared.
+    if (rows_left == kTileRows && cols_left == kWidth) {
+      copy([](u32) { return true; });
+    } else {
+      copy([&](u32 row) { return inside && row < rows_left; });
+    }
+  } else {
+    constexpr u32 kPerWord = Tile<T, kWidth>::kPerWord;
+    for (u32 index = threadIdx.x; index < kTileRows * kWords; index += kThreads) {
+      const u32 row = index / kWords;
+      u32 word = 0;
+#pragma unroll
+      for (u32 k = 0; k < kPerWord; ++k) {
+        const u32 col = index % kWords * kPerWord + k;
+        if (row < rows_left && col < cols_left) {
+          word |= static_cast<u32>(__ldg(x + row * cols + col)) << (16 * k);
+        }
+      }
+      tile.at(row, index % kWords) = word;
+    }
+  }
+}
+
+// The 16 elements that begin at a word of a tile, on 16 bytes.
+template <class T>
+__device__ __forceinline__ Words<T> tile_lane(const u32* first) {
+  Words<T> result;
+  const uint4* source = reinterpret_cast<const uint4*>(first);
+#pragma unroll
+  for (int i = 0; i < Words<T>::kWords / 4; ++i) {
+    const uint4 piece = source[i];
+    result.word[4 * i] = piece.x;
+    result.word[4 * i + 1] = piece.y;
+    result.word[4 * i + 2] = piece.z;
+    result.word[4 * i + 3] = piece.w;
+  }
+  return result;
+}
+
+#endif  // __CUDACC__
+
+}  // namespace fp4kit
