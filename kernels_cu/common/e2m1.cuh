@@ -6,7 +6,7 @@
 // comparison.
 #pragma once
 
-#include "common/numerics.cuh"
+#include "common/conversions.cuh"
 
 // The E2M1 conversion exists only in the architecture- or family-specific targets of Blackwell.
 #if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM101_ALL) || \
