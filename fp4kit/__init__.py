@@ -27,6 +27,17 @@ if TYPE_CHECKING:
         OptionError,
         ShapeError,
     )
+    from .files.open import TensorFile, open
+    from .files.operations import (
+        VerifyReport,
+        convert_checkpoint,
+        dequantize_checkpoint,
+        dequantize_file,
+        quantize_checkpoint,
+        quantize_file,
+        verify,
+    )
+    from .files.save import save
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
     from .variant import Variant
 
@@ -52,22 +63,32 @@ __all__ = [
     "Recipe",
     "ResidualTensor",
     "ShapeError",
+    "TensorFile",
     "Variant",
+    "VerifyReport",
     "__version__",
     "amax",
     "backend_status",
+    "convert_checkpoint",
     "convert_second_level",
     "dequantize",
+    "dequantize_checkpoint",
+    "dequantize_file",
     "dequantize_grouped",
     "dequantize_residual",
     "error_stats",
     "hadamard_transform",
+    "open",
     "quantize",
+    "quantize_checkpoint",
     "quantize_dequantize",
+    "quantize_file",
     "quantize_grouped",
     "quantize_residual",
+    "save",
     "swizzle",
     "unswizzle",
+    "verify",
 ]
 
 #: Where the public names live; a module is imported when a name of it is first asked for (PEP 562),
@@ -114,6 +135,20 @@ _HOMES = {
         "ResidualTensor",
         "dequantize_residual",
         "quantize_residual",
+    ),
+    "files.open": (
+        "TensorFile",
+        "open",
+    ),
+    "files.save": ("save",),
+    "files.operations": (
+        "VerifyReport",
+        "convert_checkpoint",
+        "dequantize_checkpoint",
+        "dequantize_file",
+        "quantize_checkpoint",
+        "quantize_file",
+        "verify",
     ),
     "api.metrics": (
         "ErrorStats",

@@ -127,7 +127,8 @@ def _chunks(
                 yield Chunk(Step(tensor, first, last), (part,))
 
 
-def _writer(output: Output, specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Writer:
+def open_writer(output: Output, specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Writer:
+    """The writer of a file by its suffix."""
     suffix = output_suffix(output.path, SUFFIXES)
     if suffix == ".safetensors":
         return SafetensorsWriter(output, specs, metadata)
@@ -212,7 +213,7 @@ def dequantize_file(
         output = check_output(source, target, force=force, nbytes=nbytes)
         reports = [_report(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
         tally = Tally(progress, sum(report.bytes_before for report in reports))
-        with _writer(output, specs, metadata) as writer:
+        with open_writer(output, specs, metadata) as writer:
             # The members of an archive are streams: what is written to them must come in order.
             ordered = isinstance(writer, NpzWriter)
             dequantize_tensors(engine, opened, tensors, dtype, writer.write, tally, ordered=ordered)

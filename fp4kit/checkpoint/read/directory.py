@@ -202,6 +202,11 @@ class Checkpoint(Source):
             yield source.path
 
     @property
+    def stored_at(self) -> Path | None:
+        """The directory or file, None if it is in memory only."""
+        return self.path
+
+    @property
     def index(self) -> Path:
         """The index, or where it would be."""
         if self._weights is None:

@@ -123,13 +123,17 @@ class Mxfp4View(RowView):
 
 
 class Mxfp4TransposedView(RowView):
-    """Stacked matrices [E, out, in] of MXFP4, as float32 [E, in, out]."""
+    """Stacked matrices [E, out, in] of MXFP4, as float32 [E, in, out].
+
+    Attributes:
+        stored: the same as it lies in the file.
+    """
 
     # All stored rows of a matrix are passed through for any number of columns.
     uncut = True
 
     def __init__(self, stored: Mxfp4View) -> None:
-        self._stored = stored
+        self.stored = stored
         spec = stored.tensor.spec
         experts, self._out, self._inputs = spec.shape
         self.consumed = stored.consumed
@@ -159,7 +163,7 @@ class Mxfp4TransposedView(RowView):
         count = max(READ_BYTES // ((blocks.stop - blocks.start) * size * 4), 1)
         for row in range(0, self._out, count):
             stop = min(row + count, self._out)
-            packed, scale = self._stored.codes(expert * self._out + row, expert * self._out + stop)
+            packed, scale = self.stored.codes(expert * self._out + row, expert * self._out + stop)
             wide = np.empty((stop - row, (blocks.stop - blocks.start) * size), np.float32)
             decode(
                 np.ascontiguousarray(packed[:, nibbles]),

@@ -208,7 +208,12 @@ def _refuse_unknowns(
 
 
 def open_quantized(
-    checkpoint: Checkpoint, *, fold: bool = True, unscaled_fp8: bool = False
+    checkpoint: Checkpoint,
+    *,
+    fold: bool = True,
+    unscaled_fp8: bool = False,
+    plain: bool = False,
+    excluded: Excluded = nothing,
 ) -> Opened:
     """A checkpoint that is quantized in any known way.
 
@@ -217,6 +222,8 @@ def open_quantized(
         fold: weights that AWQ smoothed are views of their effective values; else they are weights
             of their layout like others, and the scales of their inputs tensors.
         unscaled_fp8: FP8 without a scale was only cast.
+        plain: it need not be quantized at all.
+        excluded: whether a tensor is left alone, understood or not.
 
     Raises:
         FileFormatError: if nothing is quantized, or in a way that is not known.
@@ -224,14 +231,15 @@ def open_quantized(
     _check_method(checkpoint, read_facts(checkpoint))
     quantized = find_quantized_weights(checkpoint)
     parts = quantized.parts() if quantized is not None else set()
-    found = find_others(checkpoint, quantized, unscaled_fp8=unscaled_fp8)
+    found = find_others(checkpoint, quantized, excluded=excluded, unscaled_fp8=unscaled_fp8)
     if quantized is not None or found.views:
-        _refuse_unknowns(checkpoint, quantized, found)
+        _refuse_unknowns(checkpoint, quantized, found, excluded)
     if not found.views and not (quantized is not None and quantized.entries):
         codes = unread_codes(checkpoint.tensors, checkpoint.tensors)
         if codes:
-            _refuse_unknowns(checkpoint, quantized, found)
-        raise FileFormatError(f"{checkpoint.path}: holds no quantized weight")
+            _refuse_unknowns(checkpoint, quantized, found, excluded)
+        if not plain:
+            raise FileFormatError(f"{checkpoint.path}: holds no quantized weight")
     dropped = dict(found.dropped)
     views = list(found.views)
     if quantized is not None:

@@ -82,15 +82,18 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def check_place(source: Path, target: Path) -> None:
-    """Refuses an output directory by where it is.
+def check_place(source: Path | None, target: Path) -> None:
+    """Refuses an output directory by where it is, and where the source is if it is on a disk.
 
     Raises:
         OptionError: if it is the source or lies in it (or the other way round), or is a file.
         OutputError: if it cannot be created.
     """
-    given, wanted = Path(os.path.realpath(source)), Path(os.path.realpath(target))
-    if wanted == given or given in wanted.parents or wanted in given.parents:
+    wanted = Path(os.path.realpath(target))
+    given = None if source is None else Path(os.path.realpath(source))
+    if given is not None and (
+        wanted == given or given in wanted.parents or wanted in given.parents
+    ):
         raise OptionError(
             f"{target}: the output must lie outside the input {source}; choose another directory"
         )
@@ -101,12 +104,18 @@ def check_place(source: Path, target: Path) -> None:
 
 
 def check_target(
-    source: Path, target: Path, state: State, planned: Sequence[str], *, resume: bool, force: bool
+    source: Path | None,
+    target: Path,
+    state: State,
+    planned: Sequence[str],
+    *,
+    resume: bool,
+    force: bool,
 ) -> list[str]:
     """Refuses an output directory that would destroy something, before any work.
 
     Args:
-        source: the checkpoint.
+        source: the checkpoint, None in memory.
         target: the directory.
         state: its notes.
         planned: files that will be written there.
@@ -319,15 +328,16 @@ def carry_out(
     others = checkpoint.others.nbytes
     if not checkpoint.is_directory:
         output_suffix(target, (".safetensors",))
-        output = check_output(checkpoint.path, target, force=force, nbytes=plan.nbytes)
+        output = check_output(checkpoint.stored_at, target, force=force, nbytes=plan.nbytes)
         if resume:
             raise OptionError(f"{target}: a single file is written in one go; leave --resume out")
         engine = make_engine(plan, devices[0])
         write_shard(plan, plan.shards[0], output, engine, tally)
         return make_report(plan, str(target), others, time.perf_counter() - started)
-    state = State(target, stat.S_IMODE(checkpoint.path.stat().st_mode) & 0o777)
+    given = checkpoint.stored_at
+    state = State(target, 0o777 if given is None else stat.S_IMODE(given.stat().st_mode) & 0o777)
     planned = planned_files(plan)
-    replaced = check_target(checkpoint.path, target, state, planned, resume=resume, force=force)
+    replaced = check_target(given, target, state, planned, resume=resume, force=force)
     engines = [make_engine(plan, device) for device in devices]
     if not state.exists:  # so that nothing is left behind
         existing = target if target.is_dir() else Path(os.path.realpath(target)).parent
