@@ -26,9 +26,8 @@ void activate(i64 pieces, int form, const u32* gate, const u32* factor, u32* out
 template <class T>
 void activate_as(int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
   using Run = void (*)(i64, int, const u32*, const u32*, u32*);
-  const Run runs[] = {activate<T, kGelu>,   activate<T, kSilu>,  activate<T, kRelu>,
-                      activate<T, kSwiglu>, activate<T, kDgelu>, activate<T, kDsilu>,
-                      activate<T, kDrelu>};
+  const Run runs[] = {activate<T, kGelu>, activate<T, kSilu>, activate<T, kRelu>,
+      activate<T, kSwiglu>, activate<T, kDgelu>, activate<T, kDsilu>, activate<T, kDrelu>};
   runs[function](pieces, form, gate, factor, out);
 }
 
@@ -37,16 +36,16 @@ void activate_as(int function, i64 pieces, int form, const u32* gate, const u32*
 extern "C" {
 
 // form 0 chooses for each piece as the kernels do, 1 is the one for any value.
-void activate_f32(int function, i64 pieces, int form, const u32* gate, const u32* factor,
-                  u32* out) {
+void activate_f32(
+    int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
   activate_as<F32>(function, pieces, form, gate, factor, out);
 }
-void activate_f16(int function, i64 pieces, int form, const u32* gate, const u32* factor,
-                  u32* out) {
+void activate_f16(
+    int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
   activate_as<F16>(function, pieces, form, gate, factor, out);
 }
-void activate_bf16(int function, i64 pieces, int form, const u32* gate, const u32* factor,
-                   u32* out) {
+void activate_bf16(
+    int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
   activate_as<Bf16>(function, pieces, form, gate, factor, out);
 }
 

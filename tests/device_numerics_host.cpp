@@ -13,7 +13,7 @@ namespace {
 
 template <class Format, class T, int kRecipe, bool kSecond>
 void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8* byte,
-                float* factor, u32* codes, float* first, float* last, float* decoded) {
+    float* factor, u32* codes, float* first, float* last, float* decoded) {
   const auto* x = static_cast<const u32*>(input);
   for (i64 b = 0; b < blocks; ++b) {
     const Level level = make_level<kRecipe, kSecond>(kSecond ? second[b] : 1.0f);
@@ -44,8 +44,8 @@ void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8
 
 // Given codes and scale bytes, a second-level value for each block: as in dequantize/rowwise.cu.
 template <class Format, class T, int kRecipe, bool kSecond>
-void decode_blocks(i64 blocks, const float* second, const u8* byte, const u32* codes,
-                   typename T::Bits* out) {
+void decode_blocks(
+    i64 blocks, const float* second, const u8* byte, const u32* codes, typename T::Bits* out) {
   constexpr int kCount = 16 / T::kSize;
   for (i64 b = 0; b < blocks; ++b) {
     const Level level = make_level<kRecipe, kSecond>(kSecond ? second[b] : 1.0f);
@@ -74,8 +74,8 @@ struct RunBlocks {
 struct DecodeBlocks {
   template <class Format, class T, int kRecipe, bool kSecond>
   static void call(i64 blocks, const float* second, const u8* byte, const u32* codes, void* out) {
-    decode_blocks<Format, T, kRecipe, kSecond>(blocks, second, byte, codes,
-                                               static_cast<typename T::Bits*>(out));
+    decode_blocks<Format, T, kRecipe, kSecond>(
+        blocks, second, byte, codes, static_cast<typename T::Bits*>(out));
   }
 };
 
@@ -111,16 +111,16 @@ int dispatch_type(int dtype, Args... args) {
 extern "C" {
 
 int run(int dtype, int format, int recipe, int has_second, i64 blocks, const void* x,
-        const float* second, int rule, u8* byte, float* factor, u32* codes, float* first,
-        float* last, float* decoded) {
+    const float* second, int rule, u8* byte, float* factor, u32* codes, float* first, float* last,
+    float* decoded) {
   return dispatch_type<RunBlocks>(dtype, format, recipe, has_second, blocks, x, second, rule, byte,
-                                  factor, codes, first, last, decoded);
+      factor, codes, first, last, decoded);
 }
 
 int decode_given(int dtype, int format, int recipe, int has_second, i64 blocks, const float* second,
-                 const u8* byte, const u32* codes, void* out) {
-  return dispatch_type<DecodeBlocks>(dtype, format, recipe, has_second, blocks, second, byte, codes,
-                                     out);
+    const u8* byte, const u32* codes, void* out) {
+  return dispatch_type<DecodeBlocks>(
+      dtype, format, recipe, has_second, blocks, second, byte, codes, out);
 }
 
 // which: 0 e2m1, 1 e4m3, 2 e5m2

@@ -31,7 +31,7 @@ struct Table {
 
 template <int kSearch, int kError>
 void search(i64 groups, const u32* x, const float* second, float range, u8* byte, float* factor,
-            u32* codes) {
+    u32* codes) {
   for (i64 g = 0; g < groups; ++g) {
     const Words<F32> elements = load(x + g * kLaneElements);
     u32 raw;
@@ -53,7 +53,7 @@ void search(i64 groups, const u32* x, const float* second, float range, u8* byte
 
 template <int kSearch>
 void search(i64 groups, const u32* x, const float* second, float range, int error, u8* byte,
-            float* factor, u32* codes) {
+    float* factor, u32* codes) {
   switch (error) {
     case kErrorMse:
       return search<kSearch, kErrorMse>(groups, x, second, range, byte, factor, codes);
@@ -92,7 +92,7 @@ void random_bits(i64 groups, u64 first, const i64* words, u32 direction, u32* ou
 
 // Codes of elements that one lane holds, and those of single values with given bits.
 void stochastic_lanes(i64 groups, const u32* x, const float* factor, int ordinary, u64 first,
-                      const i64* words, u32* codes) {
+    const i64* words, u32* codes) {
   const Seed seed = load_seed(words);
   for (i64 g = 0; g < groups; ++g) {
     const Words<F32> elements = load(x + g * kLaneElements);
@@ -100,7 +100,7 @@ void stochastic_lanes(i64 groups, const u32* x, const float* factor, int ordinar
     lane_amax_bits<F32>(elements, raw);
     u32 own[2];
     encode_lane_stochastic(elements, raw, ordinary != 0, factor[g],
-                           philox(first + g, 0, static_cast<u32>(seed.stream), seed), own);
+        philox(first + g, 0, static_cast<u32>(seed.stream), seed), own);
     codes[2 * g] = own[0];
     codes[2 * g + 1] = own[1];
   }
@@ -131,7 +131,7 @@ void sixths(i64 count, const float* amax, float* out) {
 }
 
 void search_scales(i64 groups, const u32* x, const float* second, float range, int error, int kind,
-                   u8* byte, float* factor, u32* codes) {
+    u8* byte, float* factor, u32* codes) {
   if (kind == kSearchFourOverSix) {
     search<kSearchFourOverSix>(groups, x, second, range, error, byte, factor, codes);
   } else {

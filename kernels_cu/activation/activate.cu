@@ -34,9 +34,8 @@ __device__ __forceinline__ i64 source_of(i64 place, const FastDivide& width) {
 
 template <class T, int kFunction>
 __device__ __forceinline__ void activate_one(const typename T::Bits* __restrict__ gate,
-                                             const typename T::Bits* __restrict__ factor,
-                                             typename T::Bits* __restrict__ out, i64 place,
-                                             i64 source, Scan<T>& scan) {
+    const typename T::Bits* __restrict__ factor, typename T::Bits* __restrict__ out, i64 place,
+    i64 source, Scan<T>& scan) {
   const float value = from_input_bits<T>(__ldg(gate + source));
   float other = 0.0f;
   if constexpr (has_factor(kFunction)) other = from_input_bits<T>(__ldg(factor + source));
@@ -51,8 +50,8 @@ __device__ __forceinline__ void activate_one(const typename T::Bits* __restrict_
 template <class T, int kFunction, bool kVector>
 __global__ void __launch_bounds__(kThreads, 4)
     activate_kernel(const typename T::Bits* __restrict__ gate,
-                    const typename T::Bits* __restrict__ factor, typename T::Bits* __restrict__ out,
-                    u32* __restrict__ measured, i64 size, i64 width, i64 magic, i64 shift) {
+        const typename T::Bits* __restrict__ factor, typename T::Bits* __restrict__ out,
+        u32* __restrict__ measured, i64 size, i64 width, i64 magic, i64 shift) {
   constexpr int kUnroll = activate_unroll<kFunction, kVector>();
   const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
@@ -89,8 +88,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int k = 0; k < kUnroll; ++k) {
       const i64 place = first + k * kThreads;
       if (place >= size) continue;
-      activate_one<T, kFunction>(gate, factor, out, place, source_of<kFunction>(place, divide),
-                                 scan);
+      activate_one<T, kFunction>(
+          gate, factor, out, place, source_of<kFunction>(place, divide), scan);
     }
   }
   if (measured != nullptr) scan.store(measured, measured + 1);

@@ -28,16 +28,14 @@ constexpr bool has_factor(int function) { return function >= kSwiglu; }
 constexpr bool is_gelu(int function) { return function == kGelu || function == kDgelu; }
 constexpr bool is_relu(int function) { return function == kRelu || function == kDrelu; }
 
-// ---------------------------------------------------------------------------------------------
-// The logistic function
-// ---------------------------------------------------------------------------------------------
+// ---- The logistic function ----
 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kRound = 12582912.0f;
 constexpr float kLn2High = 0.693359375f;
 constexpr float kLn2Low = -2.12194440e-4f;
 constexpr float kPolynomial[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
-                                 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+    4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 constexpr float kExpLimit = 150.0f;
 constexpr float kGeluA = 1.5957691216057308f;
 constexpr float kGeluB = 0.07135481282718f;
@@ -115,9 +113,7 @@ FP4KIT_HD float logistic(float t) {
   return refine_reciprocal(divisor, guess_reciprocal(divisor));
 }
 
-// ---------------------------------------------------------------------------------------------
-// One value
-// ---------------------------------------------------------------------------------------------
+// ---- One value ----
 
 // activations.gelu_argument, and the square that it contains.
 template <bool kAny>
@@ -165,9 +161,7 @@ FP4KIT_HD float activation(float gate, float factor) {
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// The elements of a thread
-// ---------------------------------------------------------------------------------------------
+// ---- The elements of a thread ----
 
 // A piece of 16 bytes.
 template <class T>
@@ -208,8 +202,8 @@ FP4KIT_HD bool is_within(const Words<T, kElements>& x, u32 limit) {
 
 // Activations of some elements, rounded to T; NaN canonical. Without kAny no result is NaN.
 template <class T, int kFunction, bool kAny, int kElements>
-FP4KIT_HD Words<T, kElements> activate_words(const Words<T, kElements>& gate,
-                                             const Words<T, kElements>& factor) {
+FP4KIT_HD Words<T, kElements> activate_words(
+    const Words<T, kElements>& gate, const Words<T, kElements>& factor) {
   const auto one = [&](int i) {
     return activation<kFunction, kAny>(gate.value(i), has_factor(kFunction) ? factor.value(i) : 0);
   };
@@ -234,8 +228,8 @@ FP4KIT_HD Words<T, kElements> activate_words(const Words<T, kElements>& gate,
 
 // The factor is not looked at where the function has none.
 template <class T, int kFunction, int kElements>
-FP4KIT_HD Words<T, kElements> activate_all(const Words<T, kElements>& gate,
-                                           const Words<T, kElements>& factor) {
+FP4KIT_HD Words<T, kElements> activate_all(
+    const Words<T, kElements>& gate, const Words<T, kElements>& factor) {
   bool moderate = is_within(gate, gate_limit<T, kFunction>());
   if constexpr (has_factor(kFunction)) {
     moderate = moderate && is_within(factor, factor_limit<T, kFunction>());
@@ -267,8 +261,7 @@ struct ActivatedLane {
 
   // `source`: where the lane begins, in lanes.
   __device__ __forceinline__ void load(const typename T::Bits* __restrict__ gates,
-                                       const typename T::Bits* __restrict__ factors, u64 source,
-                                       bool inside) {
+      const typename T::Bits* __restrict__ factors, u64 source, bool inside) {
     const i64 valid = inside ? kLaneElements : 0;
     load_elements<true, T>(gates + source * kLaneElements, valid, gate);
     if constexpr (has_factor(kFunction)) {

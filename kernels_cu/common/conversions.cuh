@@ -15,9 +15,7 @@
 
 namespace fp4kit {
 
-// ---------------------------------------------------------------------------------------------
-// float16 and bfloat16, as bits in the low half of a word
-// ---------------------------------------------------------------------------------------------
+// ---- float16 and bfloat16, as bits in the low half of a word ----
 
 FP4KIT_HD float half_to_float(u32 bits) {
 #ifdef __CUDA_ARCH__
@@ -111,9 +109,7 @@ FP4KIT_HD float round_to(float value) {
   return from_input_bits<T>(to_output_bits<T>(value));
 }
 
-// ---------------------------------------------------------------------------------------------
-// FP8: E4M3 and E5M2
-// ---------------------------------------------------------------------------------------------
+// ---- FP8: E4M3 and E5M2 ----
 
 // codecs.encode: nearest even, saturating, sign kept, NaN -> kNanCode.
 template <class E>
@@ -199,9 +195,7 @@ FP4KIT_HD float decode_e4m3(u32 byte) {
 #endif
 }
 
-// ---------------------------------------------------------------------------------------------
-// E8M0
-// ---------------------------------------------------------------------------------------------
+// ---- E8M0 ----
 
 constexpr u32 kTwoToMinus127 = 0x00400000u;  // a binary32 subnormal
 

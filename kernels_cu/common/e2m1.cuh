@@ -61,7 +61,7 @@ FP4KIT_HD u32 e2m1_magnitudes8(const float (&y)[8]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     half[i] = e2m1_join4(e2m1_magic<kCapped>(y[4 * i]), e2m1_magic<kCapped>(y[4 * i + 1]),
-                         e2m1_magic<kCapped>(y[4 * i + 2]), e2m1_magic<kCapped>(y[4 * i + 3]));
+        e2m1_magic<kCapped>(y[4 * i + 2]), e2m1_magic<kCapped>(y[4 * i + 3]));
   }
   return byte_perm(half[0], half[1], 0x5410u);
 }
@@ -135,9 +135,7 @@ FP4KIT_HD void e2m1_decode(u32 word, float* out) {
   if constexpr (kCount == 8) e2m1_decode4(word >> 16, byte_perm(even, word, 0x7362u), out + 4);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Decode to 16-bit types by a table of finished results
-// ---------------------------------------------------------------------------------------------
+// ---- Decode to 16-bit types by a table of finished results ----
 
 // Bits of the binary32 value of a magnitude code.
 FP4KIT_HD constexpr u32 e2m1_float_bits(u32 code) {

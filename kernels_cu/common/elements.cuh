@@ -162,8 +162,8 @@ FP4KIT_HD u32 lane_amax_bits(const Words<T, kElements>& x, u32& raw) {
 
 // A lane's elements x[0 .. valid), the rest +0.0. valid may be negative or beyond the count.
 template <bool kVector, class T, int kElements>
-__device__ __forceinline__ void load_elements(const typename T::Bits* __restrict__ x, i64 valid,
-                                              Words<T, kElements>& result) {
+__device__ __forceinline__ void load_elements(
+    const typename T::Bits* __restrict__ x, i64 valid, Words<T, kElements>& result) {
   constexpr int kWords = Words<T, kElements>::kWords;
   if constexpr (kVector) {
     static_assert(kWords % 4 == 0, "whole 16-byte pieces");
@@ -202,7 +202,7 @@ __device__ __forceinline__ void store_words_aligned(void* out, const u32 (&word)
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
       __stcs(static_cast<uint4*>(out) + i,
-             make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]));
+          make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]));
     }
   }
 }
@@ -233,14 +233,14 @@ __device__ __forceinline__ void store_codes(u8* __restrict__ out, const u32 (&wo
 
 // Result elements out[0 .. valid).
 template <bool kVector, class T, int kElements>
-__device__ __forceinline__ void store_elements(typename T::Bits* __restrict__ out, i64 valid,
-                                               const Words<T, kElements>& x) {
+__device__ __forceinline__ void store_elements(
+    typename T::Bits* __restrict__ out, i64 valid, const Words<T, kElements>& x) {
   if constexpr (kVector) {
 #pragma unroll
     for (int i = 0; i < Words<T, kElements>::kWords / 4; ++i) {
       if (i * (16 / T::kSize) < valid) {
-        const u32 piece[4] = {x.word[4 * i], x.word[4 * i + 1], x.word[4 * i + 2],
-                              x.word[4 * i + 3]};
+        const u32 piece[4] = {
+            x.word[4 * i], x.word[4 * i + 1], x.word[4 * i + 2], x.word[4 * i + 3]};
         store_words_aligned(out + i * (16 / T::kSize), piece);
       }
     }

@@ -11,9 +11,7 @@
 
 namespace fp4kit {
 
-// ---------------------------------------------------------------------------------------------
-// Encode
-// ---------------------------------------------------------------------------------------------
+// ---- Encode ----
 
 // Signs of eight elements as bit 3 of eight nibbles: the bytes that hold them are spread over whole
 // bytes, even elements apart from odd ones, and masked together.
@@ -21,10 +19,10 @@ template <class T>
 FP4KIT_HD u32 sign_nibbles(const u32* word) {
   u32 even, odd;  // of the first four and the last four elements: two bytes each
   if constexpr (T::kSize == 4) {
-    even = byte_perm(sign_perm(word[0], word[2], 0xFBFBu), sign_perm(word[4], word[6], 0xFBFBu),
-                     0x5410u);
-    odd = byte_perm(sign_perm(word[1], word[3], 0xFBFBu), sign_perm(word[5], word[7], 0xFBFBu),
-                    0x5410u);
+    even = byte_perm(
+        sign_perm(word[0], word[2], 0xFBFBu), sign_perm(word[4], word[6], 0xFBFBu), 0x5410u);
+    odd = byte_perm(
+        sign_perm(word[1], word[3], 0xFBFBu), sign_perm(word[5], word[7], 0xFBFBu), 0x5410u);
   } else {
     const u32 first = sign_perm(word[0], word[1], 0xFBD9u);
     const u32 second = sign_perm(word[2], word[3], 0xFBD9u);
@@ -110,8 +108,8 @@ FP4KIT_HD bool is_ordinary_level(const Level& level) {
 // The lane's codes in memory order, low nibble first. `raw` is the lane's largest magnitude, NaN
 // included; `ordinary` as is_ordinary_scale and is_ordinary_level.
 template <class Format, class T, int kRecipe>
-FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, bool ordinary, float factor,
-                           u32 (&codes)[Format::kLaneWords]) {
+FP4KIT_HD void encode_lane(
+    const Words<T>& x, u32 raw, bool ordinary, float factor, u32 (&codes)[Format::kLaneWords]) {
   if constexpr (Format::kIsFp4) {
     if (recipe_divides(kRecipe) && is_zero(factor)) {
       codes[0] = codes[1] = 0;
@@ -133,14 +131,12 @@ FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, bool ordinary, float fact
 
 // The same for any scale.
 template <class Format, class T, int kRecipe>
-FP4KIT_HD void encode_lane(const Words<T>& x, u32 raw, float factor,
-                           u32 (&codes)[Format::kLaneWords]) {
+FP4KIT_HD void encode_lane(
+    const Words<T>& x, u32 raw, float factor, u32 (&codes)[Format::kLaneWords]) {
   encode_lane<Format, T, kRecipe>(x, raw, false, factor, codes);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Decode
-// ---------------------------------------------------------------------------------------------
+// ---- Decode ----
 
 // float32 values of four FP8 codes, before any scale.
 template <class E>
@@ -259,7 +255,7 @@ using DecoderOf = typename BlockDecoder<Format::kIsFp4 && Out::kSize == 2>::Type
 // The table of eight results, two in a word.
 FP4KIT_HD E2m1Table pack_table(const u32 (&word)[4]) {
   return {{byte_perm(word[0], word[1], 0x7531u), byte_perm(word[2], word[3], 0x7531u)},
-          {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
+      {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
 }
 
 template <class Out, int kRecipe, bool kSecond>
@@ -282,8 +278,8 @@ FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
 }
 
 template <class Format, class Out, int kRecipe, bool kSecond>
-FP4KIT_HD DecoderOf<Format, Out> make_decoder(u32 byte, const Level& level,
-                                              float reciprocal = kReciprocalRange) {
+FP4KIT_HD DecoderOf<Format, Out> make_decoder(
+    u32 byte, const Level& level, float reciprocal = kReciprocalRange) {
   const DecodeFactors factors =
       decode_factors<Format, kRecipe, kSecond, Out>(byte, level, reciprocal);
   if constexpr (SameType<DecoderOf<Format, Out>, E2m1Table>::kValue) {
@@ -303,8 +299,8 @@ FP4KIT_HD u32 positive_nan16(u32 word) {
 
 // kCount elements as they go to memory.
 template <class Format, int kRecipe, bool kSecond, class Out, int kCount>
-FP4KIT_HD void decode_words(const u32* codes, const DecoderOf<Format, Out>& decoder,
-                            Words<Out, kCount>& out) {
+FP4KIT_HD void decode_words(
+    const u32* codes, const DecoderOf<Format, Out>& decoder, Words<Out, kCount>& out) {
   if constexpr (SameType<DecoderOf<Format, Out>, E2m1Table>::kValue) {
 #pragma unroll
     for (int i = 0; i < code_words<Format, kCount>(); ++i) {
@@ -329,7 +325,7 @@ FP4KIT_HD void decode_words(const u32* codes, const DecoderOf<Format, Out>& deco
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         out.word[i] = pack_pair<Out>(apply_factors<kRecipe, kSecond>(value[2 * i], decoder),
-                                     apply_factors<kRecipe, kSecond>(value[2 * i + 1], decoder));
+            apply_factors<kRecipe, kSecond>(value[2 * i + 1], decoder));
       }
     }
     // Rare, so all that it takes is kept in one place.
@@ -350,9 +346,7 @@ FP4KIT_HD void decode_words(const u32* codes, const DecoderOf<Format, Out>& deco
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// What the lanes of a block share
-// ---------------------------------------------------------------------------------------------
+// ---- What the lanes of a block share ----
 
 #ifdef __CUDACC__
 
@@ -373,8 +367,8 @@ struct Levels {
   float range;
   Level shared;
 
-  __device__ __forceinline__ Levels(const float* values, i64 count, i64 rows_each,
-                                    float largest = kSecondLevelRange)
+  __device__ __forceinline__ Levels(
+      const float* values, i64 count, i64 rows_each, float largest = kSecondLevelRange)
       : second(values),
         scales(count),
         rows_per_scale(rows_each),

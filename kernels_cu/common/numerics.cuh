@@ -12,9 +12,7 @@
 
 namespace fp4kit {
 
-// ---------------------------------------------------------------------------------------------
-// Bits
-// ---------------------------------------------------------------------------------------------
+// ---- Bits ----
 
 // The move is free, and hides from the optimizer that the bits are a float's: it would turn
 // `(bits & mask) == 0` back into a comparison of floats, which flushes subnormals (seen in PTX).
@@ -85,9 +83,7 @@ FP4KIT_HD u32 opaque(u32 value) {
   return value;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Binary32 operations: round to nearest even, subnormals kept
-// ---------------------------------------------------------------------------------------------
+// ---- Binary32 operations: round to nearest even, subnormals kept ----
 
 FP4KIT_HD float mul_rn(float a, float b) {
 #ifdef __CUDA_ARCH__

@@ -35,9 +35,7 @@ FP4KIT_HD constexpr int recipe_direction(int recipe) {
                                                                         : kDirectionDecode;
 }
 
-// ---------------------------------------------------------------------------------------------
-// The second level
-// ---------------------------------------------------------------------------------------------
+// ---- The second level ----
 
 // scaling.te_encode_scale: S of a second level that maps the amax onto a range, given range / amax.
 FP4KIT_HD float te_encode_scale_from(float scale, float amax) {
@@ -118,9 +116,7 @@ FP4KIT_HD Level make_level(float second, float range = kSecondLevelRange) {
   return level;
 }
 
-// ---------------------------------------------------------------------------------------------
-// NVFP4
-// ---------------------------------------------------------------------------------------------
+// ---- NVFP4 ----
 
 // scaling.nvfp4_block_scale. The caps of the published formulas at FLT_MAX and at the largest scale
 // are left to the encoding, which saturates and keeps NaN.
@@ -181,8 +177,8 @@ FP4KIT_HD float te_decode_factor_by(float q, const Level& level, float reciproca
 }
 
 template <int kRecipe, bool kSecond, class Out>
-FP4KIT_HD DecodeFactors nvfp4_decode_factors(u32 byte, const Level& level,
-                                             float reciprocal = kReciprocalRange) {
+FP4KIT_HD DecodeFactors nvfp4_decode_factors(
+    u32 byte, const Level& level, float reciprocal = kReciprocalRange) {
   const float q = decode_fp8<E4m3>(byte);
   if constexpr (!kSecond) {
     return {q, 1.0f};
@@ -199,9 +195,7 @@ FP4KIT_HD DecodeFactors nvfp4_decode_factors(u32 byte, const Level& level,
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// MX
-// ---------------------------------------------------------------------------------------------
+// ---- MX ----
 
 // scaling.mx_block_scale.
 template <class E>
@@ -226,9 +220,7 @@ FP4KIT_HD u32 mx_block_scale(float amax, int rule) {
   return min_u32(static_cast<u32>(exponent), 2 * kE8m0Bias);
 }
 
-// ---------------------------------------------------------------------------------------------
-// One name for both kinds of format
-// ---------------------------------------------------------------------------------------------
+// ---- One name for both kinds of format ----
 
 template <class Format, class T, int kRecipe, bool kSecond>
 FP4KIT_HD u32 block_scale_byte(float amax, const Level& level, int rule) {
@@ -250,8 +242,8 @@ FP4KIT_HD float element_factor(u32 byte, const Level& level) {
 
 // `reciprocal` of the range that the second level maps amaxes onto: for te alone.
 template <class Format, int kRecipe, bool kSecond, class Out>
-FP4KIT_HD DecodeFactors decode_factors(u32 byte, const Level& level,
-                                       float reciprocal = kReciprocalRange) {
+FP4KIT_HD DecodeFactors decode_factors(
+    u32 byte, const Level& level, float reciprocal = kReciprocalRange) {
   if constexpr (Format::kIsMx) {
     return {decode_e8m0(byte), 1.0f};
   } else {

@@ -89,7 +89,7 @@ struct ScalePlaces {
 
 // Zeroes the padding of a swizzled layout: whole padded rows, and the columns beyond the blocks.
 __device__ __forceinline__ void clear_padding(u8* __restrict__ block_scale, int layout, i64 rows,
-                                              i64 blocks, i64 stored_rows, i64 stored_cols) {
+    i64 blocks, i64 stored_rows, i64 stored_cols) {
   const i64 extra_cols = stored_cols - blocks;
   const i64 below = (stored_rows - rows) * stored_cols;
   const i64 total = below + rows * extra_cols;

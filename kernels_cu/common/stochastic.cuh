@@ -81,8 +81,8 @@ FP4KIT_HD u32 stochastic_join8(const u32 (&sum)[8]) {
   u32 byte[2];  // the codes of even elements, and of odd ones
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    byte[i] = byte_perm(byte_perm(sum[i], sum[i + 2], 0x73u),
-                        byte_perm(sum[i + 4], sum[i + 6], 0x73u), 0x5410u);
+    byte[i] = byte_perm(
+        byte_perm(sum[i], sum[i + 2], 0x73u), byte_perm(sum[i + 4], sum[i + 6], 0x73u), 0x5410u);
   }
   const u32 codes = byte[0] + 16 * byte[1];
   return codes - ((codes >> 3) & 0x11111111u);
@@ -90,8 +90,8 @@ FP4KIT_HD u32 stochastic_join8(const u32 (&sum)[8]) {
 
 // Eight codes of elements start .. start + 7, low nibble first.
 template <class T, bool kCareful>
-FP4KIT_HD u32 encode_stochastic_8(const Words<T>& x, int start, float factor,
-                                  const Random& random) {
+FP4KIT_HD u32 encode_stochastic_8(
+    const Words<T>& x, int start, float factor, const Random& random) {
   u32 sum[8];
   u32 signs = sign_nibbles<T>(x.word + start * T::kSize / 4);
 #pragma unroll
@@ -107,7 +107,7 @@ FP4KIT_HD u32 encode_stochastic_8(const Words<T>& x, int start, float factor,
 // A lane's codes; `raw` and `ordinary` as in encode_lane.
 template <class T>
 FP4KIT_HD void encode_lane_stochastic(const Words<T>& x, u32 raw, bool ordinary, float factor,
-                                      const Random& random, u32 (&codes)[2]) {
+    const Random& random, u32 (&codes)[2]) {
   if (ordinary && raw < T::kInf) {
     codes[0] = encode_stochastic_8<T, false>(x, 0, factor, random);
     codes[1] = encode_stochastic_8<T, false>(x, 8, factor, random);
@@ -127,7 +127,7 @@ struct Rounding<> {
   // Codes of lane number `lane` as encode_lane makes them.
   template <class Format, int kRecipe, class T>
   FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32,
-                        u32 (&codes)[Format::kLaneWords]) const {
+      u32 (&codes)[Format::kLaneWords]) const {
     encode_lane<Format, T, kRecipe>(x, raw, ordinary, factor, codes);
   }
 };
@@ -139,7 +139,7 @@ struct Rounding<Stream, Keys...> {
 
   template <class Format, int kRecipe, class T>
   FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32 lane,
-                        u32 (&codes)[Format::kLaneWords]) const {
+      u32 (&codes)[Format::kLaneWords]) const {
     const Random random = philox(lane, 0, static_cast<u32>(seed.stream), seed);
     encode_lane_stochastic(x, raw, ordinary, factor, random, codes);
   }

@@ -23,11 +23,9 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-// ---------------------------------------------------------------------------------------------
 // Options, numbered by the table. Recipes are template parameters; MX rules, layouts and the
 // nibble order are kernel arguments (uniform branches, once a block), which keeps the number of
 // instances small.
-// ---------------------------------------------------------------------------------------------
 
 constexpr int kRecipeNone = -1;  // MX formats have rules instead
 constexpr int kRecipeTe = FP4KIT_RECIPE_TE;
@@ -51,9 +49,7 @@ constexpr int kDirectionAmax = 0;
 constexpr int kDirectionDecode = 1;
 constexpr int kDirectionEncode = 2;
 
-// ---------------------------------------------------------------------------------------------
-// Binary32 bit patterns
-// ---------------------------------------------------------------------------------------------
+// ---- Binary32 bit patterns ----
 
 constexpr int kF32MantissaBits = 23;
 constexpr int kF32Bias = 127;
@@ -63,10 +59,8 @@ constexpr u32 kInfBits = 0x7F800000u;
 constexpr u32 kMaxFiniteBits = 0x7F7FFFFFu;
 constexpr u32 kQuietNanBits = 0x7FC00000u;
 
-// ---------------------------------------------------------------------------------------------
 // Element types of the input and output. Bits is how a value lies in memory; kInf is the pattern
 // of infinity, and every larger magnitude is a NaN.
-// ---------------------------------------------------------------------------------------------
 
 struct F32 {
   using Bits = u32;
@@ -95,9 +89,7 @@ struct SameType<A, A> {
   static constexpr bool kValue = true;
 };
 
-// ---------------------------------------------------------------------------------------------
-// Quantized element types and block formats
-// ---------------------------------------------------------------------------------------------
+// ---- Quantized element types and block formats ----
 
 struct E2m1 {
   static constexpr int kBits = 4;

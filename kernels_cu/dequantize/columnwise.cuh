@@ -76,7 +76,7 @@ __device__ __forceinline__ bool is_aligned(const T* address, u64 size) {
 // Writes a tile to `out`, where it begins.
 template <class Out>
 __device__ __forceinline__ void store_tile(Tile<Out>& tile, typename Out::Bits* __restrict__ out,
-                                           i64 cols, u32 rows_left, u32 cols_left, bool vector) {
+    i64 cols, u32 rows_left, u32 cols_left, bool vector) {
   if (vector) {
     constexpr u32 kPieces = Tile<Out>::kWords / 4;
     constexpr u32 kRowsAtOnce = kThreads / kPieces;
@@ -105,9 +105,8 @@ __device__ __forceinline__ void store_tile(Tile<Out>& tile, typename Out::Bits* 
 // kOneLevel: all columns have the same second level, if any.
 template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel>
 __device__ __forceinline__ void dequantize_turned(const Side& side,
-                                                  typename Out::Bits* __restrict__ out, i64 cols,
-                                                  i64 row0, i64 col0, u32 rows_left, u32 cols_left,
-                                                  const Decoding& decoding, bool vector) {
+    typename Out::Bits* __restrict__ out, i64 cols, i64 row0, i64 col0, u32 rows_left,
+    u32 cols_left, const Decoding& decoding, bool vector) {
   constexpr u32 kHalves = Tile<Out>::kPerWord;
   constexpr u32 kDown = kTileRows / kLaneElements;
   constexpr u32 kEach = Tile<Out>::kWords * kDown / kThreads;
@@ -137,8 +136,8 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
         const u32 v = (first_w + k * (kThreads / kDown)) * kHalves + half;
         code[k][half][0] = code[k][half][1] = byte[k][half] = 0;
         if (inside && v < cols_left) {
-          load_codes<decltype(access)::kVector, kBytes>(codes_of_tile + v * pitch + b * kBytes,
-                                                        code[k][half]);
+          load_codes<decltype(access)::kVector, kBytes>(
+              codes_of_tile + v * pitch + b * kBytes, code[k][half]);
           byte[k][half] = scales.load(v, b / Format::kLanes);
         }
       }
@@ -153,13 +152,13 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
     if (threadIdx.x < kEntries) {
       const Level level =
           make_level<kRecipe, kSecond>(kSecond ? __ldg(side.second) : 1.0f, decoding.range.value);
-      table[threadIdx.x] = make_decoder<Format, Out, kRecipe, kSecond>(threadIdx.x, level,
-                                                                       decoding.range.reciprocal);
+      table[threadIdx.x] = make_decoder<Format, Out, kRecipe, kSecond>(
+          threadIdx.x, level, decoding.range.reciprocal);
     }
     __syncthreads();
   }
   const Levels<kRecipe, kSecond> levels(side.second, side.scales, side.vectors_per_scale,
-                                        decoding.range.value);  // without a table
+      decoding.range.value);  // without a table
 #pragma unroll
   for (u32 k = 0; k < kEach; ++k) {
     const u32 w = first_w + k * (kThreads / kDown);
@@ -181,8 +180,7 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
       } else {
         const u32 v = w * kHalves + half;
         const Level level = levels.at(kSecond && v < cols_left ? col0 + v : 0);
-        decode_words<Format, kRecipe, kSecond>(
-            codes,
+        decode_words<Format, kRecipe, kSecond>(codes,
             make_decoder<Format, Out, kRecipe, kSecond>(number, level, decoding.range.reciprocal),
             result[half]);
       }
@@ -194,8 +192,8 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
       if constexpr (kHalves == 1) {
         word = result[0].word[i];
       } else {
-        word = byte_perm(result[0].word[i / 2], result[kHalves - 1].word[i / 2],
-                         i % 2 == 0 ? 0x5410u : 0x7632u);
+        word = byte_perm(
+            result[0].word[i / 2], result[kHalves - 1].word[i / 2], i % 2 == 0 ? 0x5410u : 0x7632u);
       }
       target[Tile<Out>::offset(i, 0)] = word;
     }
@@ -208,8 +206,7 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
 // NaN.
 template <class Format, class Out, int kCount>
 __device__ __forceinline__ void decode_across(const u32 (&codes)[(kCount + 3) / 4],
-                                              const float (&factor)[kCount], bool unusual,
-                                              Words<Out, kCount>& result) {
+    const float (&factor)[kCount], bool unusual, Words<Out, kCount>& result) {
   using Element = typename Format::Element;
   float value[kCount];
 #pragma unroll
@@ -238,9 +235,8 @@ __device__ __forceinline__ void decode_across(const u32 (&codes)[(kCount + 3) / 
 // FP8. kVector: pieces of 16 bytes; else single columns.
 template <class Format, class Out, bool kVector>
 __device__ __forceinline__ void dequantize_straight(const Side& side,
-                                                    typename Out::Bits* __restrict__ out, i64 cols,
-                                                    i64 row0, i64 col0, u32 rows_left,
-                                                    u32 cols_left, const Decoding& decoding) {
+    typename Out::Bits* __restrict__ out, i64 cols, i64 row0, i64 col0, u32 rows_left,
+    u32 cols_left, const Decoding& decoding) {
   constexpr int kCount = kVector ? 16 / Out::kSize : 1;
   constexpr u32 kAcross = kTileColumns / kCount;
   constexpr u32 kRows = kTileRows * kAcross / kThreads;  // of a thread
@@ -303,9 +299,8 @@ __device__ __forceinline__ void dequantize_straight(const Side& side,
 // The tile of out (rows, cols) that begins at (row0, col0).
 template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel>
 __device__ __forceinline__ void dequantize_tile(const Side& side,
-                                                typename Out::Bits* __restrict__ out, i64 rows,
-                                                i64 cols, i64 row0, i64 col0,
-                                                const Decoding& decoding) {
+    typename Out::Bits* __restrict__ out, i64 rows, i64 cols, i64 row0, i64 col0,
+    const Decoding& decoding) {
   const u32 rows_left = tile_rest(rows, row0, kTileRows);
   const u32 cols_left = tile_rest(cols, col0, kTileColumns);
   const bool vector =
@@ -315,11 +310,11 @@ __device__ __forceinline__ void dequantize_tile(const Side& side,
     dequantize_turned<Format, Out, kRecipe, kSecond, kOneLevel>(
         side, target, cols, row0, col0, rows_left, cols_left, decoding, vector);
   } else if (vector && is_aligned(side.packed, 16 / Out::kSize)) {
-    dequantize_straight<Format, Out, true>(side, target, cols, row0, col0, rows_left, cols_left,
-                                           decoding);
+    dequantize_straight<Format, Out, true>(
+        side, target, cols, row0, col0, rows_left, cols_left, decoding);
   } else {
-    dequantize_straight<Format, Out, false>(side, target, cols, row0, col0, rows_left, cols_left,
-                                            decoding);
+    dequantize_straight<Format, Out, false>(
+        side, target, cols, row0, col0, rows_left, cols_left, decoding);
   }
 }
 

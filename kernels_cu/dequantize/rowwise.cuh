@@ -107,8 +107,7 @@ FP4KIT_HD constexpr int dequantize_tile_pieces() {
 // Decodes the tile of pieces from `base` on.
 template <class Format, class Out, int kRecipe, bool kSecond, int kAccess, class Divide>
 __device__ __forceinline__ void dequantize_pieces(const Rowwise<Divide>& source,
-                                                  typename Out::Bits* __restrict__ out, i64 base,
-                                                  const Range& range) {
+    typename Out::Bits* __restrict__ out, i64 base, const Range& range) {
   constexpr bool kVector = kAccess != kAccessSingle;
   constexpr bool kFlat = kAccess == kAccessFlat;
   // The factor of an MX scale is a shift: only results are worth a table there.
@@ -130,7 +129,7 @@ __device__ __forceinline__ void dequantize_pieces(const Rowwise<Divide>& source,
   const i64 row_pieces = divide.divisor;
   const i64 packed_cols = source.blocks * (Format::kBlockSize * Format::Element::kBits / 8);
   const Levels<kRecipe, kSecond> levels(second, source.scales, source.rows_per_scale,
-                                        range.value);  // without a table
+      range.value);  // without a table
   __shared__ Decoder table[kTable ? kThreads : 1];
 
   const i64 left = source.pieces - base;
@@ -202,9 +201,8 @@ __device__ __forceinline__ void dequantize_pieces(const Rowwise<Divide>& source,
         decode_words<Format, kRecipe, kSecond>(codes[u], table[byte[u]], result);
       } else {
         const Level level = levels.at(kSecond ? row[u] : 0);
-        decode_words<Format, kRecipe, kSecond>(
-            codes[u], make_decoder<Format, Out, kRecipe, kSecond>(byte[u], level, range.reciprocal),
-            result);
+        decode_words<Format, kRecipe, kSecond>(codes[u],
+            make_decoder<Format, Out, kRecipe, kSecond>(byte[u], level, range.reciprocal), result);
       }
       if constexpr (kVector) {
         store_words_aligned(my_out + u * (kThreads * kCount), result.word);

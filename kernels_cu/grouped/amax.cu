@@ -19,7 +19,7 @@ namespace fp4kit {
 template <class T, class Table>
 __global__ void __launch_bounds__(kThreads)
     grouped_amax_kernel(const typename T::Bits* __restrict__ x, const __grid_constant__ Table table,
-                        u32* __restrict__ result, i64 columns, i64 chunk_size) {
+        u32* __restrict__ result, i64 columns, i64 chunk_size) {
   __shared__ i64 start;
   __shared__ i64 size;
   __shared__ i64 place;
@@ -56,8 +56,7 @@ __device__ __forceinline__ u32 group_amax_bits(const Words<T>& x, u32 mask) {
 template <class T, class R, bool kColumns, bool kRotate, bool kVector, class Table>
 __global__ void __launch_bounds__(kThreads)
     grouped_row_column_amax_kernel(const typename T::Bits* __restrict__ x,
-                                   const __grid_constant__ Table table, u32* __restrict__ result,
-                                   i64 per_vector, i64 mask) {
+        const __grid_constant__ Table table, u32* __restrict__ result, i64 per_vector, i64 mask) {
   __shared__ Tile<T> tile;
   __shared__ MemberTile found;
   __shared__ u32 column[kTileColumns];
@@ -66,8 +65,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const Member& member = found.member;
   load_tile<kVector, T>(tile, x + (member.start + found.row0 * member.cols + found.col0),
-                        member.cols, tile_rest(member.rows, found.row0, kTileRows),
-                        tile_rest(member.cols, found.col0, kTileColumns));
+      member.cols, tile_rest(member.rows, found.row0, kTileRows),
+      tile_rest(member.cols, found.col0, kTileColumns));
   end_copies();
   u32* const out = result + (kColumns ? member.col.second : member.row.second) +
                    (per_vector ? (kColumns ? found.col0 : found.row0) : 0);

@@ -16,12 +16,10 @@ namespace fp4kit {
 // A null pointer `sums` or `measured` asks for none; `measured` has a place for each member of the
 // group.
 template <class T, int kFunction, bool kVector, class Table>
-__global__ void __launch_bounds__(kThreads, 3)
-    grouped_column_sums_kernel(const typename T::Bits* __restrict__ gates,
-                               const typename T::Bits* __restrict__ factors,
-                               const __grid_constant__ Table table,
-                               typename T::Bits* __restrict__ out, float* __restrict__ sums,
-                               u32* __restrict__ measured, u32* __restrict__ nonfinite) {
+__global__ void __launch_bounds__(kThreads, 3) grouped_column_sums_kernel(
+    const typename T::Bits* __restrict__ gates, const typename T::Bits* __restrict__ factors,
+    const __grid_constant__ Table table, typename T::Bits* __restrict__ out,
+    float* __restrict__ sums, u32* __restrict__ measured, u32* __restrict__ nonfinite) {
   constexpr int kRows = kSumRows * kSumRows;
   __shared__ PartialSums<PieceOf<T>::kElements> partial;
   __shared__ MemberTile found;
@@ -31,8 +29,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   const Member& member = found.member;
   const typename T::Bits* gate = gates + member.start;
   constexpr bool kHalves = kFunction == kSwiglu;
-  sum_tile<T, kFunction, kVector>(
-      partial, gate, kHalves ? gate + member.cols : factors + member.start, out + member.row.packed,
+  sum_tile<T, kFunction, kVector>(partial, gate,
+      kHalves ? gate + member.cols : factors + member.start, out + member.row.packed,
       sums == nullptr ? nullptr : sums + member.row.second,
       measured == nullptr ? nullptr : measured + member.number, nonfinite, member.rows, member.cols,
       kHalves ? 2 * member.cols : member.cols, found.row0 / kRows, found.col0,

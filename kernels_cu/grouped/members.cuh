@@ -113,8 +113,8 @@ struct MemberTile {
 // The tile that a thread block is for, where pieces are tiles of `rows` rows and of as many columns
 // as columns_of(member). A barrier must follow.
 template <class Table, class Columns>
-__device__ __forceinline__ void find_tile(const Table& table, MemberTile& found, u32 rows,
-                                          const Columns& columns_of) {
+__device__ __forceinline__ void find_tile(
+    const Table& table, MemberTile& found, u32 rows, const Columns& columns_of) {
   const i64 at = find_member(table, blockIdx.x);
   if (at < 0) return;
   const Member member = table.member(static_cast<u32>(at));

@@ -27,8 +27,8 @@ FP4KIT_HD constexpr int grouped_blocks() {
 // Calls a function for every member that a thread block has rounds of, with the first of them and
 // the end. All threads must call this.
 template <class Table, class Function>
-__device__ __forceinline__ void for_members(const Table& table, i64 stretch,
-                                            const Function& function) {
+__device__ __forceinline__ void for_members(
+    const Table& table, i64 stretch, const Function& function) {
   __shared__ u32 found;
   const i64 total = table.first(table.count());
   i64 round = blockIdx.x * stretch;
@@ -58,8 +58,7 @@ struct MemberSource {
   u32 offset;     // of the first lane in its row
 
   __device__ __forceinline__ MemberSource(const typename T::Bits* gates,
-                                          const typename T::Bits* factors, const Member& member,
-                                          i64 first)
+      const typename T::Bits* factors, const Member& member, i64 first)
       : row_lanes(static_cast<u32>(member.cols / kLaneElements)), offset(0) {
     i64 start = member.start + first * kLaneElements;
     if constexpr (kFunction == kSwiglu) {
@@ -90,11 +89,9 @@ struct MemberSource {
 template <class Format, class T, int kRecipe, bool kSecond, int kFunction, class Table>
 __global__ void __launch_bounds__(kThreads, grouped_blocks<T, kFunction>())
     grouped_quantize_rowwise_kernel(const typename T::Bits* __restrict__ gate,
-                                    const typename T::Bits* __restrict__ factor,
-                                    const float* __restrict__ second, u8* __restrict__ packed,
-                                    u8* __restrict__ block_scale,
-                                    const __grid_constant__ Table table, i64 stretch,
-                                    i64 high_first, i64 rule) {
+        const typename T::Bits* __restrict__ factor, const float* __restrict__ second,
+        u8* __restrict__ packed, u8* __restrict__ block_scale, const __grid_constant__ Table table,
+        i64 stretch, i64 high_first, i64 rule) {
   __shared__ ScaleTable factors;
   for_members(table, stretch, [&](const Member& member, i64 first_round, i64 end_round) {
     const i64 first = first_round * kThreads;
@@ -115,10 +112,8 @@ __global__ void __launch_bounds__(kThreads, grouped_blocks<T, kFunction>())
 template <class Format, class T, int kRecipe, bool kSecond, class Table>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     grouped_quantize_rowwise_swizzled_kernel(const typename T::Bits* __restrict__ x,
-                                             const float* __restrict__ second,
-                                             u8* __restrict__ packed, u8* __restrict__ block_scale,
-                                             const __grid_constant__ Table table, i64 stretch,
-                                             i64 high_first, i64 rule) {
+        const float* __restrict__ second, u8* __restrict__ packed, u8* __restrict__ block_scale,
+        const __grid_constant__ Table table, i64 stretch, i64 high_first, i64 rule) {
   __shared__ ScaleTable factors;
   for_members(table, stretch, [&](const Member& member, i64 first_round, i64 end_round) {
     const u32 blocks = static_cast<u32>(member.cols / kLaneElements);
@@ -146,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
       const u32 strips = short_tile_strips(rest) * across;
       const u32 stop = (end - rounds) * kWarps;
       quantize(ShortTiles(), static_cast<i64>(whole) * kTileRows128, begin,
-               stop < strips ? stop : strips, rest);
+          stop < strips ? stop : strips, rest);
     }
   });
 }

@@ -47,8 +47,8 @@ struct GroupTiles {
   bool same_member = false;
 
   __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const typename T::Bits* factor_,
-                                        const Table& table_, i64 total_, const GroupSide& row_,
-                                        const GroupSide& col_, u32 stream_, u32* taken_)
+      const Table& table_, i64 total_, const GroupSide& row_, const GroupSide& col_, u32 stream_,
+      u32* taken_)
       : x(x_),
         factor(factor_),
         table(table_),
@@ -123,22 +123,14 @@ struct GroupTiles {
     const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
     // For swiglu the input of a member begins at twice its place in the table.
     const i64 start = C::kFunction == kSwiglu ? 2 * member.start : member.start;
-    return {x + start,
-            member.rows,
-            member.cols,
-            row0,
-            col0,
-            tile_rest(member.rows, row0, C::kHeight),
-            tile_rest(member.cols, col0, C::kFolds ? C::kDown * C::kColumns : C::kColumns),
-            side_of<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
-                            member.cols, row.per_vector != 0, C::kLayout),
-            side_of<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
-                            member.rows, col.per_vector != 0, C::kLayout),
-            stream + static_cast<u32>(member.number),
-            0,
-            true,
-            factor + start,
-            strip};
+    return {x + start, member.rows, member.cols, row0, col0,
+        tile_rest(member.rows, row0, C::kHeight),
+        tile_rest(member.cols, col0, C::kFolds ? C::kDown * C::kColumns : C::kColumns),
+        side_of<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
+            member.cols, row.per_vector != 0, C::kLayout),
+        side_of<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
+            member.rows, col.per_vector != 0, C::kLayout),
+        stream + static_cast<u32>(member.number), 0, true, factor + start, strip};
   }
 };
 
@@ -146,20 +138,17 @@ struct GroupTiles {
 template <class C, class Table, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     grouped_quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
-                                  const typename C::T::Bits* __restrict__ factor,
-                                  const __grid_constant__ Table table, i64 total,
-                                  const float* row_second, u8* row_packed, u8* row_scale,
-                                  i64 row_per_vector, const float* col_second, u8* col_packed,
-                                  u8* col_scale, i64 col_per_vector, i64 high_first, i64 rule,
-                                  i64 range, i64 row_mask, i64 col_mask, SeedWords... seed) {
+        const typename C::T::Bits* __restrict__ factor, const __grid_constant__ Table table,
+        i64 total, const float* row_second, u8* row_packed, u8* row_scale, i64 row_per_vector,
+        const float* col_second, u8* col_packed, u8* col_scale, i64 col_per_vector, i64 high_first,
+        i64 rule, i64 range, i64 row_mask, i64 col_mask, SeedWords... seed) {
   TileShared<C>& shared = tile_shared<C>();
-  const Options options{static_cast<int>(rule),     static_cast<u32>(high_first) != 0,
-                        static_cast<float>(range),  static_cast<u32>(row_mask),
-                        static_cast<u32>(col_mask), {seed...}};
+  const Options options{static_cast<int>(rule), static_cast<u32>(high_first) != 0,
+      static_cast<float>(range), static_cast<u32>(row_mask), static_cast<u32>(col_mask), {seed...}};
   const GroupTiles<C, Table> tiles(x, factor, table, total,
-                                   {row_second, row_packed, row_scale, row_per_vector},
-                                   {col_second, col_packed, col_scale, col_per_vector},
-                                   static_cast<u32>(options.seed.stream), taken);
+      {row_second, row_packed, row_scale, row_per_vector},
+      {col_second, col_packed, col_scale, col_per_vector}, static_cast<u32>(options.seed.stream),
+      taken);
   quantize_all_tiles<C>(shared, tiles, options);
 }
 

@@ -44,9 +44,8 @@ __device__ __forceinline__ Level fill_scale_table(ScaleTable& table, const float
 // it.
 template <class Format, class T, int kRecipe, bool kSecond, class RoundingType>
 __device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const ScaleTable& table,
-                                             const Level& level, const RoundingType& rounding,
-                                             u32 lane, int rule, bool high_first,
-                                             u32 (&codes)[Format::kLaneWords]) {
+    const Level& level, const RoundingType& rounding, u32 lane, int rule, bool high_first,
+    u32 (&codes)[Format::kLaneWords]) {
   u32 raw;
   const float amax = block_amax<Format, T>(elements, raw);
   const u32 byte = block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, rule);

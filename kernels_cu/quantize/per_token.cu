@@ -34,7 +34,7 @@ struct Team {
 };
 
 template <class ElementType, int kRecipeNumber, bool kStochasticRounding, bool kPerTokenFactor,
-          int kScaleLayout>
+    int kScaleLayout>
 struct MeasuredConfig {
   using Format = Nvfp4;
   using T = ElementType;
@@ -102,8 +102,8 @@ __device__ __forceinline__ u32 team_max(u32 value, u32* slots) {
 
 // The amax of each lane without NaN, and of all of them. `finite`: neither NaN nor infinity there.
 template <class T, u32 kLanes>
-__device__ __forceinline__ u32 amax_bits(const Words<T> (&x)[kLanes], u32 (&amax)[kLanes],
-                                         bool& finite) {
+__device__ __forceinline__ u32 amax_bits(
+    const Words<T> (&x)[kLanes], u32 (&amax)[kLanes], bool& finite) {
   u32 largest = 0;
 #pragma unroll
   for (u32 l = 0; l < kLanes; ++l) {
@@ -138,9 +138,9 @@ FP4KIT_HD constexpr u32 scale_distance(u32 cols) {
 template <class T, int kRecipe, bool kPerToken, int kLayout, class TeamType, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType>())
     quantize_per_token_kernel(const uint4* __restrict__ x, float* __restrict__ second,
-                              u8* __restrict__ packed, u8* __restrict__ block_scale,
-                              SeedWords... seed_words, i64 row_count, i64 row_pieces,
-                              i64 row_blocks, i64 stored_cols, i64 high_first, i64 smallest) {
+        u8* __restrict__ packed, u8* __restrict__ block_scale, SeedWords... seed_words,
+        i64 row_count, i64 row_pieces, i64 row_blocks, i64 stored_cols, i64 high_first,
+        i64 smallest) {
   constexpr bool kStochastic = sizeof...(SeedWords) > 0;
   using C = MeasuredConfig<T, kRecipe, kStochastic, kPerToken, kLayout>;
   const Seed seed{seed_words...};

@@ -31,8 +31,8 @@ FP4KIT_HD constexpr int fused_unroll() {
 
 // Those of a lane's codes that fill its even (0) or odd (1) 16-byte pieces of output.
 template <class Format, class T>
-__device__ __forceinline__ void codes_of_pieces(const u32 (&codes)[Format::kLaneWords], u32 odd,
-                                                u32 (&half)[Format::kLaneWords / 2]) {
+__device__ __forceinline__ void codes_of_pieces(
+    const u32 (&codes)[Format::kLaneWords], u32 odd, u32 (&half)[Format::kLaneWords / 2]) {
   if constexpr (T::kSize == 2) {
     // Two pieces of eight elements.
 #pragma unroll
@@ -53,9 +53,8 @@ __device__ __forceinline__ void codes_of_pieces(const u32 (&codes)[Format::kLane
 template <class Format, class T, int kRecipe, bool kSecond, bool kFlat>
 __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
     quantize_dequantize_kernel(const typename T::Bits* __restrict__ x,
-                               const float* __restrict__ second, typename T::Bits* __restrict__ out,
-                               i64 lanes, i64 tiles, i64 cols, i64 blocks, i64 magic, i64 shift,
-                               i64 scales, i64 rows_per_scale, i64 rule) {
+        const float* __restrict__ second, typename T::Bits* __restrict__ out, i64 lanes, i64 tiles,
+        i64 cols, i64 blocks, i64 magic, i64 shift, i64 scales, i64 rows_per_scale, i64 rule) {
   if constexpr (kFlat) {
     constexpr int kUnroll = fused_unroll<T>();
     constexpr int kPiece = 16 / T::kSize;
@@ -86,8 +85,8 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const u32 lane = threadIdx.x + u * kThreads;
-        load_elements<true, T>(source + lane * kLaneElements, lane < left ? kLaneElements : 0,
-                               elements[u]);
+        load_elements<true, T>(
+            source + lane * kLaneElements, lane < left ? kLaneElements : 0, elements[u]);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
 #pragma unroll
             for (int i = 0; i < kHalfElements / kPiece; ++i) {
               const u32 piece[4] = {result.word[4 * i], result.word[4 * i + 1],
-                                    result.word[4 * i + 2], result.word[4 * i + 3]};
+                  result.word[4 * i + 2], result.word[4 * i + 3]};
               store_words_aligned(target + lane * kLaneElements + (2 * i + odd) * kPiece, piece);
             }
           }
@@ -149,8 +148,8 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
     const u32 byte =
         block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, static_cast<int>(rule));
     u32 codes[Format::kLaneWords];
-    encode_lane<Format, T, kRecipe>(elements, raw,
-                                    element_factor<Format, kRecipe, kSecond>(byte, level), codes);
+    encode_lane<Format, T, kRecipe>(
+        elements, raw, element_factor<Format, kRecipe, kSecond>(byte, level), codes);
     Words<T> result;
     decode_words<Format, kRecipe, kSecond>(
         codes, make_decoder<Format, T, kRecipe, kSecond>(byte, level), result);

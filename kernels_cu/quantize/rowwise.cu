@@ -24,18 +24,16 @@ namespace fp4kit {
 template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_rowwise_kernel(const typename T::Bits* __restrict__ x,
-                            const float* __restrict__ second, u8* __restrict__ packed,
-                            u8* __restrict__ block_scale, SeedWords... seed, i64 lanes, i64 rows,
-                            i64 blocks, i64 stored_rows, i64 stored_cols, i64 magic, i64 shift,
-                            i64 high_first, i64 rule, i64 has_padding) {
+        const float* __restrict__ second, u8* __restrict__ packed, u8* __restrict__ block_scale,
+        SeedWords... seed, i64 lanes, i64 rows, i64 blocks, i64 stored_rows, i64 stored_cols,
+        i64 magic, i64 shift, i64 high_first, i64 rule, i64 has_padding) {
   __shared__ ScaleTable table;
   // Lanes are fewer than 2^31, so that no sum with a stride exceeds 32 bits.
   const FlatShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
-                        static_cast<u32>(stored_cols)};
-  quantize_lanes<Format, kRecipe, kSecond, kLayout>(
-      PlainSource<T>{x}, packed, block_scale, second, table, Rounding<SeedWords...>{seed...},
-      blockIdx.x * kThreads, static_cast<u32>(lanes), gridDim.x * kThreads, shape,
-      static_cast<int>(rule), high_first != 0);
+      static_cast<u32>(stored_cols)};
+  quantize_lanes<Format, kRecipe, kSecond, kLayout>(PlainSource<T>{x}, packed, block_scale, second,
+      table, Rounding<SeedWords...>{seed...}, blockIdx.x * kThreads, static_cast<u32>(lanes),
+      gridDim.x * kThreads, shape, static_cast<int>(rule), high_first != 0);
   if (kLayout != kLayoutLinear && has_padding) {
     clear_padding(block_scale, kLayout, rows, blocks, stored_rows, stored_cols);
   }

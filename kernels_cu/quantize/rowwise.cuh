@@ -55,8 +55,8 @@ struct PlainSource {
   const typename T::Bits* __restrict__ x;
 
   __device__ __forceinline__ void load(u32 lane, bool inside, Loaded& loaded) const {
-    load_elements<true, T>(x + static_cast<u64>(lane) * kLaneElements, inside ? kLaneElements : 0,
-                           loaded);
+    load_elements<true, T>(
+        x + static_cast<u64>(lane) * kLaneElements, inside ? kLaneElements : 0, loaded);
   }
   __device__ __forceinline__ Words<T> elements(const Loaded& loaded) const { return loaded; }
 };
@@ -66,11 +66,9 @@ struct PlainSource {
 // filled. No sum of count and stride may exceed 32 bits.
 template <class Format, int kRecipe, bool kSecond, int kLayout, class Source, class RoundingType>
 __device__ __forceinline__ void quantize_lanes(const Source& source, u8* __restrict__ packed,
-                                               u8* __restrict__ block_scale,
-                                               const float* __restrict__ second, ScaleTable& table,
-                                               const RoundingType& rounding, u32 first, u32 count,
-                                               u32 stride, const FlatShape& shape, int rule,
-                                               bool high_first) {
+    u8* __restrict__ block_scale, const float* __restrict__ second, ScaleTable& table,
+    const RoundingType& rounding, u32 first, u32 count, u32 stride, const FlatShape& shape,
+    int rule, bool high_first) {
   using T = typename Source::T;
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   typename Source::Loaded ahead;
@@ -84,8 +82,8 @@ __device__ __forceinline__ void quantize_lanes(const Source& source, u8* __restr
     load(lane + stride);
     const Words<T> elements = source.elements(loaded);
     u32 codes[Format::kLaneWords];
-    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rounding,
-                                                                lane, rule, high_first, codes);
+    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
+        elements, table, level, rounding, lane, rule, high_first, codes);
     if (lane >= count) continue;
     store_codes<true>(packed + static_cast<u64>(lane) * kCodeBytes, codes);
     if (lane % Format::kLanes == 0) {

@@ -41,19 +41,17 @@ struct ActivatedSource {
 template <class Format, class T, int kRecipe, bool kSecond, int kLayout, int kFunction>
 __global__ void __launch_bounds__(kThreads, activated_blocks<T, kFunction>())
     quantize_rowwise_activated_kernel(const typename T::Bits* __restrict__ gate,
-                                      const typename T::Bits* __restrict__ factor,
-                                      const float* __restrict__ second, u8* __restrict__ packed,
-                                      u8* __restrict__ block_scale, i64 lanes, i64 rows, i64 blocks,
-                                      i64 stored_rows, i64 stored_cols, i64 magic, i64 shift,
-                                      i64 high_first, i64 rule, i64 has_padding) {
+        const typename T::Bits* __restrict__ factor, const float* __restrict__ second,
+        u8* __restrict__ packed, u8* __restrict__ block_scale, i64 lanes, i64 rows, i64 blocks,
+        i64 stored_rows, i64 stored_cols, i64 magic, i64 shift, i64 high_first, i64 rule,
+        i64 has_padding) {
   __shared__ ScaleTable table;
   const FlatShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
-                        static_cast<u32>(stored_cols)};
+      static_cast<u32>(stored_cols)};
   const ActivatedSource<Format, T, kFunction> source{gate, factor, shape};
   quantize_lanes<Format, kRecipe, kSecond, kLayout>(source, packed, block_scale, second, table,
-                                                    Rounding<>(), blockIdx.x * kThreads,
-                                                    static_cast<u32>(lanes), gridDim.x * kThreads,
-                                                    shape, static_cast<int>(rule), high_first != 0);
+      Rounding<>(), blockIdx.x * kThreads, static_cast<u32>(lanes), gridDim.x * kThreads, shape,
+      static_cast<int>(rule), high_first != 0);
   if (kLayout != kLayoutLinear && has_padding) {
     clear_padding(block_scale, kLayout, rows, blocks, stored_rows, stored_cols);
   }

@@ -33,10 +33,9 @@ FP4KIT_HD constexpr int quantize_unroll() {
 template <class Format, class T, int kRecipe, bool kSecond, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     quantize_rowwise_any_kernel(const typename T::Bits* __restrict__ x,
-                                const float* __restrict__ second, u8* __restrict__ packed,
-                                u8* __restrict__ block_scale, i64 rows, i64 cols, i64 blocks,
-                                i64 stored_cols, i64 lanes, i64 magic, i64 shift, i64 scales,
-                                i64 rows_per_scale, i64 layout, i64 high_first, i64 rule) {
+        const float* __restrict__ second, u8* __restrict__ packed, u8* __restrict__ block_scale,
+        i64 rows, i64 cols, i64 blocks, i64 stored_cols, i64 lanes, i64 magic, i64 shift,
+        i64 scales, i64 rows_per_scale, i64 layout, i64 high_first, i64 rule) {
   constexpr int kUnroll = quantize_unroll<T, kVector>();
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   const FastDivide divide{stored_cols, static_cast<u32>(magic), static_cast<u32>(shift)};

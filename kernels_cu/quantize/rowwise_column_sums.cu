@@ -27,12 +27,10 @@ FP4KIT_HD constexpr int sums_blocks() {
 template <class Format, class T, int kRecipe, bool kSecond, int kLayout, int kFunction>
 __global__ void __launch_bounds__(kThreads, sums_blocks<T, kFunction>())
     quantize_rowwise_column_sums_kernel(const typename T::Bits* __restrict__ gate,
-                                        const typename T::Bits* __restrict__ factor,
-                                        const float* __restrict__ second, u8* __restrict__ packed,
-                                        u8* __restrict__ block_scale, float* __restrict__ sums,
-                                        i64 rows, i64 blocks, i64 stored_rows, i64 stored_cols,
-                                        i64 pitch, i64 tiles_across, i64 high_first, i64 rule,
-                                        i64 has_padding) {
+        const typename T::Bits* __restrict__ factor, const float* __restrict__ second,
+        u8* __restrict__ packed, u8* __restrict__ block_scale, float* __restrict__ sums, i64 rows,
+        i64 blocks, i64 stored_rows, i64 stored_cols, i64 pitch, i64 tiles_across, i64 high_first,
+        i64 rule, i64 has_padding) {
   __shared__ ScaleTable table;
   __shared__ PartialSums<kLaneElements> partial;
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
@@ -50,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, sums_blocks<T, kFunction>())
   ActivatedLane<T, kFunction> ahead;
   const auto load = [&](int step) {
     ahead.load(gate, factor, static_cast<u64>((first + step) * pitch + lane),
-               step < kSumRows && step < count);
+        step < kSumRows && step < count);
   };
   load(0);
   const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);

@@ -13,14 +13,13 @@ namespace fp4kit {
 template <class Format, class T, int kRecipe, bool kSecond, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     quantize_rowwise_swizzled_kernel(const typename T::Bits* __restrict__ x,
-                                     const float* __restrict__ second, u8* __restrict__ packed,
-                                     u8* __restrict__ block_scale, SeedWords... seed, i64 strips,
-                                     i64 rows, i64 blocks, i64 high_first, i64 rule) {
+        const float* __restrict__ second, u8* __restrict__ packed, u8* __restrict__ block_scale,
+        SeedWords... seed, i64 strips, i64 rows, i64 blocks, i64 high_first, i64 rule) {
   __shared__ ScaleTable table;
-  quantize_strips<Format, T, kRecipe, kSecond, WholeTiles>(
-      x, packed, block_scale, second, table, Rounding<SeedWords...>{seed...}, blockIdx.x * kWarps,
-      static_cast<u32>(strips), gridDim.x * kWarps, static_cast<u32>(rows),
-      static_cast<u32>(blocks), static_cast<int>(rule), high_first != 0);
+  quantize_strips<Format, T, kRecipe, kSecond, WholeTiles>(x, packed, block_scale, second, table,
+      Rounding<SeedWords...>{seed...}, blockIdx.x * kWarps, static_cast<u32>(strips),
+      gridDim.x * kWarps, static_cast<u32>(rows), static_cast<u32>(blocks), static_cast<int>(rule),
+      high_first != 0);
 }
 
 }  // namespace fp4kit

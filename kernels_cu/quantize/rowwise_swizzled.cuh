@@ -93,10 +93,10 @@ __device__ __forceinline__ u32 short_tile_strips(u32 rows) {
 // blocks, from `strip` to before `count`. The next block is on its way while one is worked on.
 // Fewer than 2^31 of each, so that no sum with a stride exceeds 32 bits.
 template <class Format, class T, int kRecipe, bool kSecond, class Strips, class RoundingType>
-__device__ __forceinline__ void quantize_strips(
-    const typename T::Bits* __restrict__ x, u8* __restrict__ packed, u8* __restrict__ block_scale,
-    const float* __restrict__ second, ScaleTable& table, const RoundingType& rounding, u32 strip,
-    u32 count, u32 stride, u32 rows, u32 row_blocks, int rule, bool high_first) {
+__device__ __forceinline__ void quantize_strips(const typename T::Bits* __restrict__ x,
+    u8* __restrict__ packed, u8* __restrict__ block_scale, const float* __restrict__ second,
+    ScaleTable& table, const RoundingType& rounding, u32 strip, u32 count, u32 stride, u32 rows,
+    u32 row_blocks, int rule, bool high_first) {
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   static_assert(Format::kLanes == 1, "a lane takes a block");
   const u32 across = row_blocks / kTileCols;
@@ -119,8 +119,8 @@ __device__ __forceinline__ void quantize_strips(
     strip_down = down;
     lane_row = row + row_offset;
     inside = strip < count && lane_row < rows;
-    load_elements<true, T>(x + static_cast<u64>(block) * kLaneElements, inside ? kLaneElements : 0,
-                           ahead);
+    load_elements<true, T>(
+        x + static_cast<u64>(block) * kLaneElements, inside ? kLaneElements : 0, ahead);
   };
   load();
   // Divisions that the first load need not wait for.
@@ -144,8 +144,8 @@ __device__ __forceinline__ void quantize_strips(
     }
     load();
     u32 codes[Format::kLaneWords];
-    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(elements, table, level, rounding,
-                                                                my_block, rule, high_first, codes);
+    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
+        elements, table, level, rounding, my_block, rule, high_first, codes);
     if (in_tensor) store_codes<true>(packed + static_cast<u64>(my_block) * kCodeBytes, codes);
     u8* scale = block_scale + (static_cast<u64>(my_piece) * Strips::kPieceBytes + lane_byte);
     *scale = in_tensor ? static_cast<u8>(byte) : 0;

@@ -23,8 +23,7 @@ namespace fp4kit {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ out,
-                u32* __restrict__ nonfinite, i64 group_size, i64 chunk_size, i64 group_chunks,
-                i64 chunks) {
+        u32* __restrict__ nonfinite, i64 group_size, i64 chunk_size, i64 group_chunks, i64 chunks) {
   for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     const i64 group = chunk / group_chunks;
     const i64 start = (chunk - group * group_chunks) * chunk_size;
@@ -43,9 +42,8 @@ __global__ void __launch_bounds__(kThreads)
 // counts = {NaN, infinities, size - index of the first of either}, cleared by the launcher: the
 // last is a maximum, so that 0 means none.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    count_nonfinite_kernel(const typename T::Bits* __restrict__ x, i64 size,
-                           u64* __restrict__ counts) {
+__global__ void __launch_bounds__(kThreads) count_nonfinite_kernel(
+    const typename T::Bits* __restrict__ x, i64 size, u64* __restrict__ counts) {
   u64 nans = 0;
   u64 infinities = 0;
   u64 from_end = 0;

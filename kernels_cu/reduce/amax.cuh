@@ -70,8 +70,8 @@ __device__ __forceinline__ u32 block_max(u32 value) {
 // The largest magnitude of x[0 .. count) as bits of T, NaN ignored, for every thread of the block.
 // `finite`: whether all are numbers.
 template <class T>
-__device__ __forceinline__ u32 stretch_max(const typename T::Bits* __restrict__ x, i64 count,
-                                           bool& finite) {
+__device__ __forceinline__ u32 stretch_max(
+    const typename T::Bits* __restrict__ x, i64 count, bool& finite) {
   const u32 maximum = block_max(chunk_max<T, false>(x, count));
   finite = maximum < T::kInf;
   return maximum > T::kInf ? block_max(chunk_max<T, true>(x, count)) : maximum;

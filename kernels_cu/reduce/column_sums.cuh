@@ -38,8 +38,8 @@ struct PartialSums {
   static constexpr int kColumns = kSumLanes * kEach;
   float word[kThreads * (kEach + 1)];
 
-  __device__ __forceinline__ void put(int group, int lane, int i, float value,
-                                      int lanes = kSumLanes) {
+  __device__ __forceinline__ void put(
+      int group, int lane, int i, float value, int lanes = kSumLanes) {
     word[(group * (kEach + 1) + i) * lanes + lane] = value;
   }
   __device__ __forceinline__ float get(int group, int column, int lanes) const {
@@ -62,12 +62,10 @@ struct PartialSums {
 // begin `pitch` elements apart; sums is (ceil(rows / 1024), cols), or null.
 template <class T, int kFunction, bool kVector>
 __device__ __forceinline__ void sum_tile(PartialSums<PieceOf<T>::kElements>& partial,
-                                         const typename T::Bits* __restrict__ gate,
-                                         const typename T::Bits* __restrict__ factor,
-                                         typename T::Bits* __restrict__ out,
-                                         float* __restrict__ sums, u32* __restrict__ measured,
-                                         u32* __restrict__ nonfinite, i64 rows, i64 cols, i64 pitch,
-                                         i64 down, i64 first_col, int lanes = kSumLanes) {
+    const typename T::Bits* __restrict__ gate, const typename T::Bits* __restrict__ factor,
+    typename T::Bits* __restrict__ out, float* __restrict__ sums, u32* __restrict__ measured,
+    u32* __restrict__ nonfinite, i64 rows, i64 cols, i64 pitch, i64 down, i64 first_col,
+    int lanes = kSumLanes) {
   constexpr int kPiece = PieceOf<T>::kElements;
   constexpr int kBatch = sum_batch<kFunction, kVector>();
   static_assert(kVector || kFunction == kNoFunction, "functions are for whole pieces");

@@ -73,8 +73,8 @@ struct Sums {
 };
 
 template <class T>
-__device__ __forceinline__ void load_either(bool vector, const typename T::Bits* x, i64 valid,
-                                            Words<T>& words) {
+__device__ __forceinline__ void load_either(
+    bool vector, const typename T::Bits* x, i64 valid, Words<T>& words) {
   if (vector) {
     load_elements<true, T>(x, valid, words);
   } else {
@@ -85,10 +85,9 @@ __device__ __forceinline__ void load_either(bool vector, const typename T::Bits*
 // x and y hold size elements each; a vector path needs its pointer on 16 bytes and size a multiple
 // of a 16-byte piece.
 template <class X, class Y>
-__global__ void __launch_bounds__(kThreads)
-    error_sums_kernel(const typename X::Bits* __restrict__ x,
-                      const typename Y::Bits* __restrict__ y, i64 size, i64 x_vector, i64 y_vector,
-                      double* __restrict__ partials) {
+__global__ void __launch_bounds__(kThreads) error_sums_kernel(
+    const typename X::Bits* __restrict__ x, const typename Y::Bits* __restrict__ y, i64 size,
+    i64 x_vector, i64 y_vector, double* __restrict__ partials) {
   Sums sums;
   const i64 stride = static_cast<i64>(gridDim.x) * kThreads * kLaneElements;
   i64 start = (static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x) * kLaneElements;
@@ -145,13 +144,11 @@ __device__ DecodeFactors factors_of(int recipe, float range, const float* second
 
 // A null `second` means that there is no second level.
 template <class Format, class T>
-__global__ void __launch_bounds__(kThreads)
-    quantized_error_sums_kernel(const typename T::Bits* __restrict__ x,
-                                const u8* __restrict__ packed, const u8* __restrict__ block_scale,
-                                const float* __restrict__ second, i64 rows, i64 cols, i64 blocks,
-                                i64 stored_cols, i64 magic, i64 shift, i64 scales,
-                                i64 rows_per_scale, i64 layout, i64 high_first, i64 recipe,
-                                i64 range, i64 x_vector, double* __restrict__ partials) {
+__global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
+    const typename T::Bits* __restrict__ x, const u8* __restrict__ packed,
+    const u8* __restrict__ block_scale, const float* __restrict__ second, i64 rows, i64 cols,
+    i64 blocks, i64 stored_cols, i64 magic, i64 shift, i64 scales, i64 rows_per_scale, i64 layout,
+    i64 high_first, i64 recipe, i64 range, i64 x_vector, double* __restrict__ partials) {
   using Element = typename Format::Element;
   constexpr int kCodeBytes = 4 * Format::kLaneWords;
   constexpr u32 kCodeMask = (1u << (Element::kBits - 1)) - 1u;

@@ -41,8 +41,7 @@ __device__ __forceinline__ void raise_result(u32* result, u32 bits, i64 team) {
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     row_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result, i64 span,
-                    i64 chunks, i64 magic, i64 shift, i64 units, i64 rounds, i64 team, i64 mask,
-                    i64 to_bf16) {
+        i64 chunks, i64 magic, i64 shift, i64 units, i64 rounds, i64 team, i64 mask, i64 to_bf16) {
   constexpr int kEach = 4 / T::kSize;
   const u32 size = static_cast<u32>(team);
   const u32 number = threadIdx.x / size;
@@ -80,8 +79,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, bool kRotate, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     column_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result,
-                       u32* __restrict__ plain, i64 rows, i64 cols, i64 magic, i64 shift, i64 total,
-                       i64 each, i64 vectors_per_scale, i64 team, i64 mask, i64 to_bf16) {
+        u32* __restrict__ plain, i64 rows, i64 cols, i64 magic, i64 shift, i64 total, i64 each,
+        i64 vectors_per_scale, i64 team, i64 mask, i64 to_bf16) {
   constexpr int kAcross = kVector && T::kSize == 2 ? 2 : 1;
   const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   const i64 width = cols / kAcross;

@@ -10,9 +10,7 @@
 
 namespace fp4kit {
 
-// ---------------------------------------------------------------------------------------------
-// Encode
-// ---------------------------------------------------------------------------------------------
+// ---- Encode ----
 
 // No block scale is 0: residual_blocks.SCALE_MIN, the smallest E4M3 value.
 constexpr u32 kSmallestScaleBits = kModeloptScaleMinBits;
@@ -203,7 +201,7 @@ FP4KIT_HD u32 block_tasks(bool interleaved, bool even_first, bool copies, bool h
 // The main block and, if there is one, its residual block.
 template <bool kRounds, class Factors>
 FP4KIT_HD void quantize_with_residual(const BlockElements& elements, u32 tasks,
-                                      const Factors& factors, CodedBlock& main, CodedBlock& extra) {
+    const Factors& factors, CodedBlock& main, CodedBlock& extra) {
   main = encode_elements(elements, factors);
   extra = main;
   if ((tasks & (kHasExtra | kCopies)) == kHasExtra) {
@@ -215,9 +213,7 @@ FP4KIT_HD void quantize_with_residual(const BlockElements& elements, u32 tasks,
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Decode
-// ---------------------------------------------------------------------------------------------
+// ---- Decode ----
 
 // Whether some result may be a NaN, beside those of block scales that are: zero times infinity.
 FP4KIT_HD bool is_unusual_inverse(float inverse) { return as_bits(inverse) >= kInfBits; }
@@ -240,8 +236,8 @@ FP4KIT_HD E2m1Table residual_table(float q, float inverse) {
 // kCount elements of fl(m inverse), m = fl(value q + extra value * extra q); four codes lie in the
 // low half of their word. Products are exact, so that the fused sum rounds as the plain one does.
 template <class Out, int kCount>
-FP4KIT_HD Words<Out, kCount> decode_sum(const u32* codes, float q, const u32* extra_codes,
-                                        float extra_q, float inverse) {
+FP4KIT_HD Words<Out, kCount> decode_sum(
+    const u32* codes, float q, const u32* extra_codes, float extra_q, float inverse) {
   constexpr int kEach = kCount == 4 ? 4 : 8;
   float value[kCount];
 #pragma unroll
@@ -280,8 +276,8 @@ FP4KIT_HD Words<Out, kCount> decode_sum(const u32* codes, float q, const u32* ex
 // The same without an extra block. `table` has an entry for each scale byte and is only looked at
 // where results are 16 bits wide.
 template <class Out, int kCount>
-FP4KIT_HD Words<Out, kCount> decode_alone(const u32* codes, u32 byte, const E2m1Table* table,
-                                          float inverse) {
+FP4KIT_HD Words<Out, kCount> decode_alone(
+    const u32* codes, u32 byte, const E2m1Table* table, float inverse) {
   Words<Out, kCount> out;
   if constexpr (Out::kSize == 2) {
     // Of the recipe only that it decodes the sign of zeros counts here.

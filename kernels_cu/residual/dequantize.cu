@@ -35,10 +35,8 @@ struct ByteTable {
 // kCount elements of a block, under the scales of its main and its residual block.
 template <class Out, int kCount, int kWords>
 __device__ __forceinline__ Words<Out, kCount> decode_either(u32 (&codes)[kWords], u32 byte,
-                                                            u32 (&extra_codes)[kWords],
-                                                            u32 extra_byte, bool has_extra,
-                                                            bool high_first, const E2m1Table* table,
-                                                            float inverse) {
+    u32 (&extra_codes)[kWords], u32 extra_byte, bool has_extra, bool high_first,
+    const E2m1Table* table, float inverse) {
   if (high_first) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
@@ -47,23 +45,20 @@ __device__ __forceinline__ Words<Out, kCount> decode_either(u32 (&codes)[kWords]
     }
   }
   if (!has_extra) return decode_alone<Out, kCount>(codes, byte, table, inverse);
-  return decode_sum<Out, kCount>(codes, decode_fp8<E4m3>(byte), extra_codes,
-                                 decode_fp8<E4m3>(extra_byte), inverse);
+  return decode_sum<Out, kCount>(
+      codes, decode_fp8<E4m3>(byte), extra_codes, decode_fp8<E4m3>(extra_byte), inverse);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Channels in order
-// ---------------------------------------------------------------------------------------------
+// ---- Channels in order ----
 
 // Launch: 256 threads, a block for each tile of 256 * unroll pieces of 16 bytes; fewer than 2^31
 // rows, 2^30 pieces of a row, 2^24 stored columns.
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
     dequantize_residual_kernel(const u8* __restrict__ packed, const u8* __restrict__ block_scale,
-                               const float* __restrict__ encode_scale, const i64*,
-                               typename Out::Bits* __restrict__ out, i64 pieces, i64 main_blocks,
-                               i64 first, i64 blocks, i64 stored_cols, i64 row_pieces, i64 magic,
-                               i64 shift, i64 layout, i64 interleaved, i64 adds, i64 high_first) {
+        const float* __restrict__ encode_scale, const i64*, typename Out::Bits* __restrict__ out,
+        i64 pieces, i64 main_blocks, i64 first, i64 blocks, i64 stored_cols, i64 row_pieces,
+        i64 magic, i64 shift, i64 layout, i64 interleaved, i64 adds, i64 high_first) {
   constexpr int kUnroll = FP4KIT_DEQUANTIZE_UNROLL;
   constexpr int kCount = 16 / Out::kSize;
   constexpr int kBlockPieces = kLaneElements / kCount;
@@ -74,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
   const u32 thread = threadIdx.x;
   const FastDivide divide{row_pieces, static_cast<u32>(magic), static_cast<u32>(shift)};
   const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
-                                static_cast<u32>(blocks), interleaved != 0};
+      static_cast<u32>(blocks), interleaved != 0};
   const ScalePlaces scale_places(static_cast<int>(layout), static_cast<u32>(stored_cols));
   const i64 base = static_cast<i64>(blockIdx.x) * kTile;
   const u32 count = pieces - base < kTile ? static_cast<u32>(pieces - base) : kTile;
@@ -120,17 +115,14 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     if (u * kThreads + thread < count) {
-      const Words<Out, kCount> result =
-          decode_either<Out, kCount>(codes[u], byte[u], extra_codes[u], extra_byte[u], has_extra[u],
-                                     high_first != 0, table, inverse);
+      const Words<Out, kCount> result = decode_either<Out, kCount>(codes[u], byte[u],
+          extra_codes[u], extra_byte[u], has_extra[u], high_first != 0, table, inverse);
       store_words_aligned(my_out + u * (kThreads * kCount), result.word);
     }
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Channels in another order, staged
-// ---------------------------------------------------------------------------------------------
+// ---- Channels in another order, staged ----
 
 // A thread block takes groups of eight rows; a step of it are `together` rows (or pairs of rows of
 // a 16-bit type), as many as shared memory holds well. order[j] is the channel that j goes to.
@@ -140,12 +132,11 @@ __global__ void __launch_bounds__(kThreads)
 // most 2^16.
 template <class Out>
 __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
-    dequantize_residual_reordered_kernel(
-        const u8* __restrict__ packed, const u8* __restrict__ block_scale,
-        const float* __restrict__ encode_scale, const i64* __restrict__ order,
-        typename Out::Bits* __restrict__ out, i64 group_count, i64 row_count, i64 main_blocks,
-        i64 first, i64 blocks, i64 stored_cols, i64 together_count, i64 magic, i64 shift,
-        i64 layout_number, i64 interleaved, i64 adds, i64 high_first) {
+    dequantize_residual_reordered_kernel(const u8* __restrict__ packed,
+        const u8* __restrict__ block_scale, const float* __restrict__ encode_scale,
+        const i64* __restrict__ order, typename Out::Bits* __restrict__ out, i64 group_count,
+        i64 row_count, i64 main_blocks, i64 first, i64 blocks, i64 stored_cols, i64 together_count,
+        i64 magic, i64 shift, i64 layout_number, i64 interleaved, i64 adds, i64 high_first) {
   constexpr u32 kRows = 4 / Out::kSize;  // rows that a word holds a channel of
   constexpr u32 kChannels = 16 / Out::kSize;
   constexpr u32 kPieces = kLaneElements / kChannels;
@@ -155,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
   const u32 together = static_cast<u32>(together_count);
   const int layout = static_cast<int>(layout_number);
   const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
-                                static_cast<u32>(blocks), interleaved != 0};
+      static_cast<u32>(blocks), interleaved != 0};
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
   const GroupRows group_rows(layout);
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
@@ -209,9 +200,8 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
       Words<Out> decoded[kRows];
 #pragma unroll
       for (u32 r = 0; r < kRows; ++r) {
-        decoded[r] =
-            decode_either<Out, kLaneElements>(codes[r], byte[r], extra_codes[r], extra_byte[r],
-                                              has_extra, high_first != 0, table, inverse);
+        decoded[r] = decode_either<Out, kLaneElements>(codes[r], byte[r], extra_codes[r],
+            extra_byte[r], has_extra, high_first != 0, table, inverse);
       }
       const u32 base = my_set * staged_row<Out>(cols) * 4;
 #pragma unroll
@@ -272,20 +262,15 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Everything else
-// ---------------------------------------------------------------------------------------------
+// ---- Everything else ----
 
 // Launch: 256 threads, a thread for each main block. `order` may be null.
 template <class Out>
-__global__ void __launch_bounds__(kThreads)
-    dequantize_residual_any_kernel(const u8* __restrict__ packed,
-                                   const u8* __restrict__ block_scale,
-                                   const float* __restrict__ encode_scale,
-                                   const i64* __restrict__ order,
-                                   typename Out::Bits* __restrict__ out, i64 items, i64 main_blocks,
-                                   i64 first, i64 blocks, i64 stored_cols, i64 magic, i64 shift,
-                                   i64 layout, i64 interleaved, i64 adds, i64 high_first) {
+__global__ void __launch_bounds__(kThreads) dequantize_residual_any_kernel(
+    const u8* __restrict__ packed, const u8* __restrict__ block_scale,
+    const float* __restrict__ encode_scale, const i64* __restrict__ order,
+    typename Out::Bits* __restrict__ out, i64 items, i64 main_blocks, i64 first, i64 blocks,
+    i64 stored_cols, i64 magic, i64 shift, i64 layout, i64 interleaved, i64 adds, i64 high_first) {
   __shared__ E2m1Table table[ByteTable<Out>::kEntries];
   const float inverse = div_rn(1.0f, usable(__ldg(encode_scale)));
   ByteTable<Out>::fill(table, inverse);

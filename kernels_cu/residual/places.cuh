@@ -142,8 +142,8 @@ __device__ __forceinline__ void prefetch_lane(const void* from) {
 }
 
 // Codes of a main block and, if there is one, of its residual block `gap` blocks on.
-__device__ __forceinline__ void store_both(u8* codes, u32 gap, u32 tasks, const CodedBlock& main,
-                                           const CodedBlock& extra) {
+__device__ __forceinline__ void store_both(
+    u8* codes, u32 gap, u32 tasks, const CodedBlock& main, const CodedBlock& extra) {
   constexpr u32 kAtOnce = kHasExtra | kEvenFirst;
   if ((tasks & kAtOnce) == kAtOnce) {
     const u32 both[4] = {main.code[0], main.code[1], extra.code[0], extra.code[1]};

@@ -19,14 +19,12 @@
 
 namespace fp4kit {
 
-// ---------------------------------------------------------------------------------------------
-// Channels in order
-// ---------------------------------------------------------------------------------------------
+// ---- Channels in order ----
 
 // The elements of a block; nothing is stored that is not asked for.
 template <class T>
-__device__ __forceinline__ void load_ahead(const typename T::Bits* __restrict__ from,
-                                           Words<T>& elements) {
+__device__ __forceinline__ void load_ahead(
+    const typename T::Bits* __restrict__ from, Words<T>& elements) {
   load_elements<true, T>(from, kLaneElements, elements);
 }
 
@@ -46,20 +44,18 @@ FP4KIT_HD constexpr int residual_blocks() {
 template <class T, bool kRounds>
 __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
     quantize_residual_kernel(const typename T::Bits* __restrict__ x,
-                             const float* __restrict__ encode_scale, const i64*,
-                             u8* __restrict__ packed, u8* __restrict__ block_scale, i64 item_count,
-                             i64 depth_count, i64 unit_blocks, i64 units, i64 magic, i64 shift,
-                             i64 rotation, i64 row_step, i64 x_step, i64 code_step, i64 scale_step,
-                             i64 row_count, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows,
-                             i64 stored_cols, i64 layout_number, i64 interleaved, i64 copies,
-                             i64 high_first) {
+        const float* __restrict__ encode_scale, const i64*, u8* __restrict__ packed,
+        u8* __restrict__ block_scale, i64 item_count, i64 depth_count, i64 unit_blocks, i64 units,
+        i64 magic, i64 shift, i64 rotation, i64 row_step, i64 x_step, i64 code_step, i64 scale_step,
+        i64 row_count, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows, i64 stored_cols,
+        i64 layout_number, i64 interleaved, i64 copies, i64 high_first) {
   __shared__ FactorTable factors;
   if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) factors.fill(threadIdx.x);
   __syncthreads();
 
   constexpr u32 kWarps = kThreads / 32;
   const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
-                                static_cast<u32>(blocks), interleaved != 0};
+      static_cast<u32>(blocks), interleaved != 0};
   const int layout = static_cast<int>(layout_number);
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
   const FastDivide divide{units, static_cast<u32>(magic), static_cast<u32>(shift)};
@@ -137,20 +133,15 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Everything else
-// ---------------------------------------------------------------------------------------------
+// ---- Everything else ----
 
 // Launch: 256 threads, a thread for each main block of each stored row. `order` may be null.
 template <class T, bool kRounds>
-__global__ void __launch_bounds__(kThreads)
-    quantize_residual_any_kernel(const typename T::Bits* __restrict__ x,
-                                 const float* __restrict__ encode_scale,
-                                 const i64* __restrict__ order, u8* __restrict__ packed,
-                                 u8* __restrict__ block_scale, i64 items, i64 rows, i64 main_blocks,
-                                 i64 first, i64 blocks, i64 stored_rows, i64 stored_cols, i64 magic,
-                                 i64 shift, i64 layout, i64 interleaved, i64 copies,
-                                 i64 high_first) {
+__global__ void __launch_bounds__(kThreads) quantize_residual_any_kernel(
+    const typename T::Bits* __restrict__ x, const float* __restrict__ encode_scale,
+    const i64* __restrict__ order, u8* __restrict__ packed, u8* __restrict__ block_scale, i64 items,
+    i64 rows, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows, i64 stored_cols, i64 magic,
+    i64 shift, i64 layout, i64 interleaved, i64 copies, i64 high_first) {
   __shared__ FactorTable factors;
   if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) factors.fill(threadIdx.x);
   __syncthreads();
@@ -168,8 +159,8 @@ __global__ void __launch_bounds__(kThreads)
       const typename T::Bits* const elements = x + row * main_blocks * kLaneElements;
       const i64 start = block * kLaneElements;
       const auto at = [&](int i) -> u32 {
-        return __ldg(elements +
-                     channel_inside(__ldg(order + start + i), main_blocks * kLaneElements));
+        return __ldg(
+            elements + channel_inside(__ldg(order + start + i), main_blocks * kLaneElements));
       };
       Words<T> gathered;
       if (order == nullptr) {
@@ -189,7 +180,7 @@ __global__ void __launch_bounds__(kThreads)
       const float scale = usable(__ldg(encode_scale));
       const u32 tasks = block_tasks(false, false, copies != 0, high_first != 0);
       quantize_with_residual<kRounds>(scale_block<kRounds>(gathered, scale),
-                                      tasks | (has_extra ? kHasExtra : 0), factors, main, extra);
+          tasks | (has_extra ? kHasExtra : 0), factors, main, extra);
       store_codes<false>(packed + (row * blocks + main_place) * 8, main.code);
       if (has_extra) store_codes<false>(packed + (row * blocks + extra_place) * 8, extra.code);
     }
@@ -202,8 +193,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if (blocks != stored_cols) {
-    clear_padding(block_scale, static_cast<int>(layout), stored_rows, blocks, stored_rows,
-                  stored_cols);
+    clear_padding(
+        block_scale, static_cast<int>(layout), stored_rows, blocks, stored_rows, stored_cols);
   }
 }
 

@@ -13,8 +13,7 @@ constexpr u32 kStagedThreads = FP4KIT_RESIDUAL_STAGED_THREADS;
 // Scales of a finished group, which are staged as rows. Linear ones are contiguous, and end with
 // the tensor's last row.
 __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restrict__ block_scale,
-                                                   const GroupRows& group_rows, int layout,
-                                                   u32 group, u32 rows, u32 stored_cols) {
+    const GroupRows& group_rows, int layout, u32 group, u32 rows, u32 stored_cols) {
   if (layout == kLayoutLinear) {
     const u32 left = rows - group * kGroupRows;
     const u32 bytes = min_u32(left, kGroupRows) * stored_cols;
@@ -64,12 +63,10 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
 template <class T, bool kRounds, u32 kTogether, bool kAhead>
 __global__ void __launch_bounds__(kStagedThreads)
     quantize_residual_reordered_kernel(const typename T::Bits* __restrict__ x,
-                                       const float* __restrict__ encode_scale,
-                                       const i64* __restrict__ order, u8* __restrict__ packed,
-                                       u8* __restrict__ block_scale, i64 group_count, i64 row_count,
-                                       i64 main_count, i64 first, i64 block_count, i64 stored_cols,
-                                       i64 buffer_count, i64 scale_sets, i64 layout_number,
-                                       i64 interleaved, i64 copies, i64 high_first) {
+        const float* __restrict__ encode_scale, const i64* __restrict__ order,
+        u8* __restrict__ packed, u8* __restrict__ block_scale, i64 group_count, i64 row_count,
+        i64 main_count, i64 first, i64 block_count, i64 stored_cols, i64 buffer_count,
+        i64 scale_sets, i64 layout_number, i64 interleaved, i64 copies, i64 high_first) {
   using S = Staged<T, kTogether>;
   constexpr u32 kShared = S::kShared;
   extern __shared__ uint4 memory[];
@@ -78,7 +75,7 @@ __global__ void __launch_bounds__(kStagedThreads)
   const u32 buffers = static_cast<u32>(buffer_count);
   const int layout = static_cast<int>(layout_number);
   const BlockPlaces<u32> places{static_cast<u32>(main_count), static_cast<u32>(first),
-                                static_cast<u32>(block_count), interleaved != 0};
+      static_cast<u32>(block_count), interleaved != 0};
   const u32 cols = places.main_blocks * kLaneElements;
   const u32 chunks = cols / S::kChannels;
   const u32 items = kTogether * places.main_blocks;
@@ -158,7 +155,7 @@ __global__ void __launch_bounds__(kStagedThreads)
   const auto store_scales = [&](u32 number) {
     const u32 last = opaque(number - 1);
     store_group_scales(stage.scales + scales_at(last), block_scale, group_rows, layout,
-                       group_of(last), rows, static_cast<u32>(stored_cols));
+        group_of(last), rows, static_cast<u32>(stored_cols));
   };
   constexpr u32 kLead = kAhead ? 1 : 0;  // steps that writing is ahead of reading
   // Moves a warp's blocks along from step to step: those with residuals are more work.

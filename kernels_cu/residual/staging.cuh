@@ -58,9 +58,8 @@ struct Staged {
 
   // Writes a piece of each row to the places of its channels, which are kept two in a word; the
   // buffer begins at byte `base`.
-  static __device__ __forceinline__ void scatter(const uint4 (&piece)[kRows],
-                                                 const u32 (&kept)[kChannels / 2], u32* word,
-                                                 u32 base) {
+  static __device__ __forceinline__ void scatter(
+      const uint4 (&piece)[kRows], const u32 (&kept)[kChannels / 2], u32* word, u32 base) {
     u32 places[kChannels];
 #pragma unroll
     for (u32 i = 0; i < kChannels / 2; ++i) {

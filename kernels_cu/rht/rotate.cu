@@ -57,8 +57,8 @@ __device__ __forceinline__ void canonical_nans(u32* word) {
 }
 
 template <class Out, class T>
-__device__ __forceinline__ Words<Out> rotated_group(const Words<T>& x, u32 before, u32 after,
-                                                    bool to_bf16) {
+__device__ __forceinline__ Words<Out> rotated_group(
+    const Words<T>& x, u32 before, u32 after, bool to_bf16) {
   float v[kLaneElements];
   signed_values(x, before, v);
   butterfly(v);
@@ -80,8 +80,8 @@ __device__ __forceinline__ Words<Out> rotated_group(const Words<T>& x, u32 befor
 // The lanes' groups to out: lanes 2k have groups k of 32, lanes 2k + 1 groups 16 + k. `first` is
 // group 0, `groups` of them exist.
 template <class Out>
-__device__ __forceinline__ void store_groups(typename Out::Bits* __restrict__ first, i64 groups,
-                                             const Words<Out>& x) {
+__device__ __forceinline__ void store_groups(
+    typename Out::Bits* __restrict__ first, i64 groups, const Words<Out>& x) {
   constexpr int kPiece = 16 / Out::kSize;
   const u32 lane = threadIdx.x % 32;
   const bool odd = lane % 2 != 0;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_groups(typename Out::Bits* __restrict__ fi
 template <class T, class Out, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     rotate_rows_kernel(const typename T::Bits* __restrict__ x, typename Out::Bits* __restrict__ out,
-                       i64 groups, i64 mask, i64 to_bf16, i64 inverse) {
+        i64 groups, i64 mask, i64 to_bf16, i64 inverse) {
   constexpr int kEach = T::kSize == 2 ? FP4KIT_ROTATE_UNROLL_2 : FP4KIT_ROTATE_UNROLL_4;
   const u32 before = inverse ? 0 : static_cast<u32>(mask);
   const u32 after = inverse ? static_cast<u32>(mask) : 0;
@@ -131,17 +131,16 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kVector) {
       store_groups<Out>(out + start * kLaneElements, groups - start, result);
     } else {
-      store_elements<false, Out>(out + (start + mine) * kLaneElements,
-                                 start + mine < groups ? kLaneElements : 0, result);
+      store_elements<false, Out>(
+          out + (start + mine) * kLaneElements, start + mine < groups ? kLaneElements : 0, result);
     }
   }
 }
 
 template <class T, class Out, bool kVector>
-__global__ void __launch_bounds__(kThreads)
-    rotate_columns_kernel(const typename T::Bits* __restrict__ x,
-                          typename Out::Bits* __restrict__ out, i64 cols, i64 magic, i64 shift,
-                          i64 total, i64 mask, i64 to_bf16, i64 inverse) {
+__global__ void __launch_bounds__(kThreads) rotate_columns_kernel(
+    const typename T::Bits* __restrict__ x, typename Out::Bits* __restrict__ out, i64 cols,
+    i64 magic, i64 shift, i64 total, i64 mask, i64 to_bf16, i64 inverse) {
   constexpr int kAcross = kVector ? 2 : 1;
   const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= total) return;

@@ -14,9 +14,8 @@ namespace fp4kit {
 constexpr u32 kRepeats = FP4KIT_NVFP4_BLOCK_SIZE;
 constexpr i64 kPieceBytes = sizeof(uint2);
 
-__global__ void __launch_bounds__(kThreads)
-    repeat_scales_kernel(u8* row_scale, u8* col_scale, i64 row_pieces, i64 row_stored,
-                         i64 col_pieces, i64 col_stored) {
+__global__ void __launch_bounds__(kThreads) repeat_scales_kernel(
+    u8* row_scale, u8* col_scale, i64 row_pieces, i64 row_stored, i64 col_pieces, i64 col_stored) {
   i64 piece = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
   const bool columns = piece >= row_pieces;
   if (columns) piece -= row_pieces;

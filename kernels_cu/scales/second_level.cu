@@ -18,8 +18,8 @@ __global__ void second_level_kernel(const float* amax, float* out, i64 count, i6
   if (i < count) out[i] = second_level_from_amax<T>(amax[i], static_cast<int>(recipe));
 }
 
-__global__ void convert_second_level_kernel(const float* value, float* out, i64 count, i64 source,
-                                            i64 target) {
+__global__ void convert_second_level_kernel(
+    const float* value, float* out, i64 count, i64 source, i64 target) {
   const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) {
     out[i] = convert_second_level(value[i], static_cast<int>(source), static_cast<int>(target));

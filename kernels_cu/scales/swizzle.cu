@@ -51,8 +51,8 @@ __device__ __forceinline__ Strip find_strip(i64 tile_rows, i64 tiles) {
   const i64 tile_col = (group - tile_row * groups) * kTileGroup + index % kTileGroup;
   const i64 tile = tile_row * tiles + tile_col;
   return {tile_row * Shape::kRows + strip * Shape::kStripStep, tile_col * kTileCols,
-          tile * (kTileCols * Shape::kRows) + strip * kStripBytes,
-          tile_row < tile_rows && tile_col < tiles};
+      tile * (kTileCols * Shape::kRows) + strip * kStripBytes,
+      tile_row < tile_rows && tile_col < tiles};
 }
 
 template <bool kWords>
@@ -83,9 +83,8 @@ __device__ __forceinline__ void store_linear(u8* __restrict__ row, i64 valid, u3
 
 // kWords also needs tiled on 16 bytes and cols a multiple of 4.
 template <int kLayout, bool kWords>
-__global__ void __launch_bounds__(kThreads)
-    swizzle_kernel(const u8* __restrict__ linear, u8* __restrict__ tiled, i64 rows, i64 cols,
-                   i64 tile_rows, i64 tiles) {
+__global__ void __launch_bounds__(kThreads) swizzle_kernel(const u8* __restrict__ linear,
+    u8* __restrict__ tiled, i64 rows, i64 cols, i64 tile_rows, i64 tiles) {
   const Strip strip = find_strip<kLayout>(tile_rows, tiles);
   if (!strip.exists) return;
   u32 word[kStripRows];
@@ -107,9 +106,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kLayout, bool kWords>
-__global__ void __launch_bounds__(kThreads)
-    unswizzle_kernel(const u8* __restrict__ tiled, u8* __restrict__ linear, i64 rows, i64 cols,
-                     i64 tile_rows, i64 tiles) {
+__global__ void __launch_bounds__(kThreads) unswizzle_kernel(const u8* __restrict__ tiled,
+    u8* __restrict__ linear, i64 rows, i64 cols, i64 tile_rows, i64 tiles) {
   const Strip strip = find_strip<kLayout>(tile_rows, tiles);
   if (!strip.exists) return;
   u32 word[kStripRows];

@@ -96,7 +96,7 @@ FP4KIT_HD void fill_by_two(const Table& table, const Candidate& candidate) {
 // Fills entries 0 .. 7 for any scale.
 template <int kSearch, class Table>
 FP4KIT_HD void fill_decoded(const Table& table, const Candidate& candidate, u32 byte,
-                            const Level& level, float range, int error) {
+    const Level& level, float range, int error) {
   if (candidate.traits != 0) {
     table.set(0, 0.0f);
     fill_by_two<7>(table, candidate);
@@ -144,8 +144,8 @@ FP4KIT_HD void join_codes(const u32 (&code)[4], int i, u32 (&codes)[2]) {
 // scale_search.total_error of one block: the elements' errors summed in order. Signs do not matter,
 // as codes have that of their elements. `codes`: the magnitude codes, if asked for.
 template <int kError, int kReach, bool kKeepCodes, class Table>
-FP4KIT_HD float block_error(const Values& x, const Table& table, float factor, const Level& level,
-                            u32 (&codes)[2]) {
+FP4KIT_HD float block_error(
+    const Values& x, const Table& table, float factor, const Level& level, u32 (&codes)[2]) {
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < kLaneElements; i += 4) {
@@ -202,15 +202,13 @@ FP4KIT_HD float first_scale(float amax, const Level& level) {
                                        : mul_rn(amax, level.multiplier);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Any block
-// ---------------------------------------------------------------------------------------------
+// ---- Any block ----
 
 // scale_search.search: the scale byte that leaves the lowest error. kError: of kErrorMse and so on.
 // `candidate_of` gives what make_candidate does.
 template <int kSearch, int kError, class Table, class Candidates, class Sum>
 FP4KIT_HD Found search_any(const Values& x, float amax, const Level& level, float range,
-                           const Table& table, const Candidates& candidate_of, const Sum& sum) {
+    const Table& table, const Candidates& candidate_of, const Sum& sum) {
   Found best{};
   float least = 0.0f;
   const float first = first_scale<kSearch>(amax, level);
@@ -249,10 +247,8 @@ FP4KIT_HD Found search_any(const Values& x, float amax, const Level& level, floa
   return best;
 }
 
-// ---------------------------------------------------------------------------------------------
 // Ordinary blocks: finite elements whose sizes under each scale are known, and so are those of what
 // their codes decode to. No sum of errors is NaN, and +infinity is the largest.
-// ---------------------------------------------------------------------------------------------
 
 // The amax of ordinary blocks is large enough for sixth().
 constexpr u32 kLeastOrdinary = static_cast<u32>(kF32Bias - 100) << kF32MantissaBits;
@@ -268,8 +264,7 @@ FP4KIT_HD float sixth(float amax) {
 // largest element below 6.4 and below 4.3.
 template <int kError, class Table>
 FP4KIT_HD Found choose_four_or_six(const Values& x, const u32 (&bytes)[2],
-                                   const Candidate (&candidate)[2], const Level& level,
-                                   const Table& table) {
+    const Candidate (&candidate)[2], const Level& level, const Table& table) {
   u32 six[2], four[2];
   table.set(0, 0.0f);
   fill_by_two<7>(table, candidate[0]);
@@ -279,9 +274,8 @@ FP4KIT_HD Found choose_four_or_six(const Values& x, const u32 (&bytes)[2],
   const float error_four =
       block_error<kError, kReachFour, true>(x, table, candidate[1].factor, level, four);
   const bool takes_four = as_bits(error_four) < as_bits(error_six);
-  return {takes_four ? bytes[1] : bytes[0],
-          takes_four ? candidate[1].factor : candidate[0].factor,
-          {takes_four ? four[0] : six[0], takes_four ? four[1] : six[1]}};
+  return {takes_four ? bytes[1] : bytes[0], takes_four ? candidate[1].factor : candidate[0].factor,
+      {takes_four ? four[0] : six[0], takes_four ? four[1] : six[1]}};
 }
 
 // Bytes of sweep_ordinary: no scale that is tried may be subnormal, and the own one not saturated.
@@ -301,7 +295,7 @@ FP4KIT_HD bool is_ordinary_second(float second) {
 // or more: below 8.8. Five steps higher it is 16/11 or more: below 4.4.
 template <int kError, class Table, class Candidates>
 FP4KIT_HD Found sweep_ordinary(const Values& x, u32 own, const Level& level, const Table& table,
-                               const Candidates& candidate_of) {
+    const Candidates& candidate_of) {
   Found best{};
   u32 least = ~0u;
   table.set(0, 0.0f);
@@ -352,8 +346,8 @@ FP4KIT_HD Found with_signs(const Words<T>& x, Found found) {
 // `amax_of` gives the amax, of the lane or of its tile.
 template <int kSearch, int kError, class T, class Amax, class Table, class Candidates, class Sum>
 FP4KIT_HD Found search_scale(const Words<T>& words, u32 raw, const Amax& amax_of,
-                             const Level& level, float range, const Table& table,
-                             const Candidates& candidate_of, const Sum& sum) {
+    const Level& level, float range, const Table& table, const Candidates& candidate_of,
+    const Sum& sum) {
   const Values x(words);
   if constexpr (Sum::kAlone) {
     const float largest = from_input_bits<T>(raw);

@@ -21,10 +21,9 @@ struct SharedCandidates {
   __device__ __forceinline__ Candidate operator()(u32 byte) const {
     Candidate result;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(result.factor), "=f"(result.one), "=f"(result.three_halves),
-                   "=r"(result.traits)
-                 : "r"(address + byte * static_cast<u32>(sizeof(Candidate)))
-                 : "memory");
+        : "=f"(result.factor), "=f"(result.one), "=f"(result.three_halves), "=r"(result.traits)
+        : "r"(address + byte * static_cast<u32>(sizeof(Candidate)))
+        : "memory");
     return result;
   }
 #else
@@ -53,15 +52,15 @@ struct SharedTable {
 
   __device__ __forceinline__ void set(u32 k, float value) const {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kThreads)), "f"(value)
-                 : "memory");
+        : "memory");
   }
 
   __device__ __forceinline__ float get(u32 sum) const {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(value)
-                 : "r"(address + sum * (4 * kThreads))
-                 : "memory");
+        : "=f"(value)
+        : "r"(address + sum * (4 * kThreads))
+        : "memory");
     return value;
   }
 #else

@@ -22,8 +22,8 @@ struct Activated : C {
 
 // Where a task's inputs are: for swiglu rows of twice the length, whose halves are gate and factor.
 template <class C>
-__device__ __forceinline__ void load_activated(typename C::TileType* tiles,
-                                               const Task<typename C::T>& task) {
+__device__ __forceinline__ void load_activated(
+    typename C::TileType* tiles, const Task<typename C::T>& task) {
   const i64 pitch = C::kFunction == kSwiglu ? 2 * task.cols : task.cols;
   const i64 start = task.row0 * pitch + task.col0;
   load_tile<C::kVector>(tiles[0], task.x + start, pitch, task.rows_left, task.cols_left);

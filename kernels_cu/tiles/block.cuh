@@ -74,7 +74,7 @@ __device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
 // Thread number `thread` of those that fill in the levels of a direction.
 template <class C, u32 kVectors>
 __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, const Side& side,
-                                            i64 vector0, i64 vectors, float range, u32 thread) {
+    i64 vector0, i64 vectors, float range, u32 thread) {
   if constexpr (C::kOneLevel) {
     if (thread < kScaleBytes) {
       const Level level = level_of<C>(C::kHasLevels ? __ldg(side.second) : 1.0f, range);
@@ -92,14 +92,14 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, con
 }
 
 template <class C, u32 kVectors>
-__device__ __forceinline__ const Level& level_at(const TileLevels<C, kVectors>& levels,
-                                                 u32 vector) {
+__device__ __forceinline__ const Level& level_at(
+    const TileLevels<C, kVectors>& levels, u32 vector) {
   return levels.level[C::kOneLevel ? 0 : vector / levels.kEach];
 }
 
 template <class C, u32 kVectors>
-__device__ __forceinline__ float factor_at(const TileLevels<C, kVectors>& levels, u32 byte,
-                                           const Level& level) {
+__device__ __forceinline__ float factor_at(
+    const TileLevels<C, kVectors>& levels, u32 byte, const Level& level) {
   if constexpr (C::Format::kIsMx) {
     return inverse_e8m0(byte);
   } else if constexpr (C::kOneLevel) {
@@ -193,8 +193,8 @@ struct Coded {
 };
 
 template <class Format, class R>
-__device__ __forceinline__ float lanes_amax(const Words<R> (&x)[Format::kLanes],
-                                            u32 (&raw)[Format::kLanes]) {
+__device__ __forceinline__ float lanes_amax(
+    const Words<R> (&x)[Format::kLanes], u32 (&raw)[Format::kLanes]) {
   u32 bits = 0;
 #pragma unroll
   for (int l = 0; l < Format::kLanes; ++l) bits = max_u32(bits, lane_amax_bits<R>(x[l], raw[l]));
@@ -204,8 +204,8 @@ __device__ __forceinline__ float lanes_amax(const Words<R> (&x)[Format::kLanes],
 // The lanes of a block as they are quantized; only those of the first `left` elements are rotated:
 // what fills a block up stays +0.0.
 template <bool kRotate, class R, class T, int kLanes>
-__device__ __forceinline__ void maybe_rotate(const Words<T> (&x)[kLanes], u32 mask, u32 left,
-                                             Words<R> (&result)[kLanes]) {
+__device__ __forceinline__ void maybe_rotate(
+    const Words<T> (&x)[kLanes], u32 mask, u32 left, Words<R> (&result)[kLanes]) {
 #pragma unroll
   for (int l = 0; l < kLanes; ++l) {
     if constexpr (kRotate) {
@@ -231,7 +231,7 @@ struct SumOf<true> {
 
 template <class C, class R>
 __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words<R>& x, float amax,
-                                              u32 raw, const Level& level, float range) {
+    u32 raw, const Level& level, float range) {
   using V = typename C::V;
   const SharedTable table(shared.decoded.value);
   const auto amax_of = [&] { return amax; };
@@ -239,25 +239,23 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
   // Scales are not negative, nor are their bytes.
   if constexpr (C::kTabled) {
     const SharedCandidates candidate_of(shared.decoded.candidate);
-    return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
-                                               sum);
+    return search_scale<V::kSearch, V::kError>(
+        x, raw, amax_of, level, range, table, candidate_of, sum);
   } else {
     const auto candidate_of = [&](u32 byte) {
       return make_candidate<V::kSearch>(byte, level, range, V::kError);
     };
-    return search_scale<V::kSearch, V::kError>(x, raw, amax_of, level, range, table, candidate_of,
-                                               sum);
+    return search_scale<V::kSearch, V::kError>(
+        x, raw, amax_of, level, range, table, candidate_of, sum);
   }
 }
 
 // Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
 template <class C, class R, u32 kVectors>
 __device__ __forceinline__ void encode_block(TileShared<C>& shared,
-                                             const Words<R> (&x)[C::Format::kLanes], float amax,
-                                             const u32 (&raw)[C::Format::kLanes],
-                                             const TileLevels<C, kVectors>& levels, u32 vector,
-                                             const Options& options, u64 group, u32 direction,
-                                             u32 stream, Coded<typename C::Format>& coded) {
+    const Words<R> (&x)[C::Format::kLanes], float amax, const u32 (&raw)[C::Format::kLanes],
+    const TileLevels<C, kVectors>& levels, u32 vector, const Options& options, u64 group,
+    u32 direction, u32 stream, Coded<typename C::Format>& coded) {
   using Format = typename C::Format;
   const Level& level = level_at(levels, vector);
   if constexpr (C::kSearches) {
@@ -284,9 +282,8 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
 
 // Codes of a lane to memory, in the order of nibbles that is asked for.
 template <class C>
-__device__ __forceinline__ void store_lane(u8* __restrict__ out,
-                                           const u32 (&code)[C::Format::kLaneWords],
-                                           const Options& options) {
+__device__ __forceinline__ void store_lane(
+    u8* __restrict__ out, const u32 (&code)[C::Format::kLaneWords], const Options& options) {
   if (C::Format::kIsFp4 && options.high_first) {
     u32 swapped[C::Format::kLaneWords];
 #pragma unroll

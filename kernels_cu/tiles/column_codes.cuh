@@ -19,8 +19,8 @@ __device__ __forceinline__ float half_value(u32 word, u32 half) {
 
 // The elements of one of the columns that share words, as they would lie in memory.
 template <class T, u32 kLanes>
-__device__ __forceinline__ void gather_column(const u32 (&word)[kLanes * kLaneElements], u32 half,
-                                              Words<T> (&result)[kLanes]) {
+__device__ __forceinline__ void gather_column(
+    const u32 (&word)[kLanes * kLaneElements], u32 half, Words<T> (&result)[kLanes]) {
   const u32 selector = half == 0 ? 0x5410u : 0x7632u;
 #pragma unroll
   for (u32 l = 0; l < kLanes; ++l) {
@@ -50,8 +50,8 @@ FP4KIT_HD constexpr bool encodes_pairs() {
 // Codes of two columns whose words these are, under ordinary scales and without NaN or infinity.
 // Four rows at a time: the codes of both columns fill the halves of a word.
 template <class C>
-__device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const float (&factor)[2],
-                                            u32 (&code)[2][C::Format::kLanes][2]) {
+__device__ __forceinline__ void encode_pair(
+    const u32 (&word)[C::kBlock], const float (&factor)[2], u32 (&code)[2][C::Format::kLanes][2]) {
   using T = typename C::T;
 #pragma unroll
   for (u32 first = 0; first < C::kBlock; first += 8) {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void encode_pair(const u32 (&word)[C::kBlock], const 
 }
 
 template <class R, class T, int kAcross>
-__device__ __forceinline__ Words<R> rotate_column(const ColumnGroup<T, kAcross>& signed_group,
-                                                  u32 column) {
+__device__ __forceinline__ Words<R> rotate_column(
+    const ColumnGroup<T, kAcross>& signed_group, u32 column) {
   float v[kLaneElements];
   signed_group.column(static_cast<int>(column), v);
   return rotate_floats<R>(v);
@@ -100,10 +100,8 @@ __device__ __forceinline__ u32 column_word(const u32* first, u32 i) {
 // number of the block in the first of the columns.
 template <class C>
 __device__ __forceinline__ void encode_columns(TileShared<C>& shared, const u32 (&word)[C::kBlock],
-                                               u32 w, u32 left, u64 piece, u64 pitch, u32 stream,
-                                               const Options& options,
-                                               u32 (&code)[2][C::Format::kLanes][2],
-                                               u32 (&byte)[2]) {
+    u32 w, u32 left, u64 piece, u64 pitch, u32 stream, const Options& options,
+    u32 (&code)[2][C::Format::kLanes][2], u32 (&byte)[2]) {
   using Format = typename C::Format;
   using T = typename C::T;
   using R = typename C::ColR;
@@ -119,8 +117,8 @@ __device__ __forceinline__ void encode_columns(TileShared<C>& shared, const u32 
     for (u32 half = 0; half < 2; ++half) {
       const u32 bits = maximum.half(half);
       const Level& level = level_at(shared.cols, w * 2 + half);
-      byte[half] = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(from_input_bits<T>(bits),
-                                                                       level, options.rule);
+      byte[half] = block_scale_byte<Format, T, C::kRecipe, C::kSecond>(
+          from_input_bits<T>(bits), level, options.rule);
       factor[half] = factor_at(shared.cols, byte[half], level);
       done = done && bits < T::kInf && is_ordinary_scale<Format>(byte[half], options.rule) &&
              is_ordinary_level<C::kRecipe>(level);

@@ -11,9 +11,7 @@ namespace fp4kit {
 
 template <class C>
 __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
-                                                     typename C::TileType& tile,
-                                                     const Task<typename C::T>& task,
-                                                     const Options& options) {
+    typename C::TileType& tile, const Task<typename C::T>& task, const Options& options) {
   using Format = typename C::Format;
   constexpr u32 kLanes = Format::kLanes;
   constexpr u32 kBlock = C::kBlock;
@@ -84,9 +82,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
 // from a second pass over the words.
 template <class C>
 __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
-                                                     typename C::TileType& tile,
-                                                     const Task<typename C::T>& task,
-                                                     const Options& options) {
+    typename C::TileType& tile, const Task<typename C::T>& task, const Options& options) {
   using Format = typename C::Format;
   using Element = typename Format::Element;
   using T = typename C::T;
@@ -169,8 +165,7 @@ __device__ __forceinline__ void turn_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out
 // Columns of squares: the codes of the rows, turned, eight rows and eight columns at a time.
 template <class C>
 __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::TileType& tile,
-                                           const Task<typename C::T>& task,
-                                           const Options& options) {
+    const Task<typename C::T>& task, const Options& options) {
   constexpr u32 kPieces = kTileRows / 8;
   constexpr u32 kBlock = C::kBlock;
   constexpr u32 kWords = C::kColumns / 8;  // of a row of codes
@@ -195,7 +190,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::Ti
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
       const u32 columns[2] = {(even[j] & 0x0F0F0F0Fu) | ((odd[j] << 4) & 0xF0F0F0F0u),
-                              ((even[j] >> 4) & 0x0F0F0F0Fu) | (odd[j] & 0xF0F0F0F0u)};
+          ((even[j] >> 4) & 0x0F0F0F0Fu) | (odd[j] & 0xF0F0F0F0u)};
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
@@ -221,8 +216,7 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::Ti
 
 template <class C>
 __device__ __forceinline__ void quantize_columns(TileShared<C>& shared, typename C::TileType& tile,
-                                                 const Task<typename C::T>& task,
-                                                 const Options& options) {
+    const Task<typename C::T>& task, const Options& options) {
   if constexpr (C::kTurns) {
     turn_codes<C>(shared, tile, task, options);
   } else if constexpr (C::Format::kIsFp4) {

@@ -59,7 +59,7 @@ struct Options {
 
 // What a kernel instance does; all known when it is compiled.
 template <bool kSquareTiles, int kSearchKind, int kErrorKind, bool kStochasticRounding,
-          bool kPerTokenFactor>
+    bool kPerTokenFactor>
 struct Variant {
   static constexpr bool kSquare = kSquareTiles;
   static constexpr int kSearch = kSearchKind;
@@ -70,9 +70,9 @@ struct Variant {
 
 // kRows, kCols: the directions asked for. RowR, ColR: what their elements are after the rotation.
 template <class FormatType, class ElementType, int kRecipeNumber, bool kHasSecond,
-          bool kSharesSecond, class VariantType, int kScaleLayout, bool kWantsRows,
-          bool kRotatesRows, class RowElement, bool kWantsCols, bool kRotatesCols, class ColElement,
-          bool kVectors, int kTileWidth>
+    bool kSharesSecond, class VariantType, int kScaleLayout, bool kWantsRows, bool kRotatesRows,
+    class RowElement, bool kWantsCols, bool kRotatesCols, class ColElement, bool kVectors,
+    int kTileWidth>
 struct TileConfig {
   using Format = FormatType;
   using T = ElementType;

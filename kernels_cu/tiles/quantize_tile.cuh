@@ -20,8 +20,8 @@ namespace fp4kit {
 
 // What the scale bytes come to as candidates, if all vectors share one second level.
 template <class C>
-__device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Side& side,
-                                                float range) {
+__device__ __forceinline__ void fill_candidates(
+    TileShared<C>& shared, const Side& side, float range) {
   if (C::kTabled && threadIdx.x < kScaleBytes) {
     const Level level = level_of<C>(__ldg(side.second), range);
     shared.decoded.candidate[threadIdx.x] =
@@ -31,21 +31,21 @@ __device__ __forceinline__ void fill_candidates(TileShared<C>& shared, const Sid
 
 // Begins to load the tile of a task.
 template <class C>
-__device__ __forceinline__ void load_task(typename C::TileType* tile,
-                                          const Task<typename C::T>& task) {
+__device__ __forceinline__ void load_task(
+    typename C::TileType* tile, const Task<typename C::T>& task) {
   if constexpr (C::kFunction != kNoFunction) {
     load_activated<C>(tile, task);
   } else if constexpr (C::kFolds) {
     load_folded<C>(*tile, task);
   } else {
     load_tile<C::kVector>(*tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
-                          task.rows_left, task.cols_left);
+        task.rows_left, task.cols_left);
   }
 }
 
 template <class C>
-__device__ __forceinline__ void fill_tables(TileShared<C>& shared, const Task<typename C::T>& task,
-                                            const Options& options) {
+__device__ __forceinline__ void fill_tables(
+    TileShared<C>& shared, const Task<typename C::T>& task, const Options& options) {
   if constexpr (!C::Format::kIsMx) {
     // Each half of a thread block takes a direction if there are enough threads.
     constexpr u32 kOther = kThreads >= 2 * kScaleBytes ? kScaleBytes : 0;
@@ -72,8 +72,8 @@ __device__ __forceinline__ void clear_squares(TileShared<C>& shared, u32 parity)
 
 // The scales of the squares of a whole tile, in the directions asked for.
 template <class C>
-__device__ __forceinline__ void store_all_squares(const TileShared<C>& shared,
-                                                  const Task<typename C::T>& task) {
+__device__ __forceinline__ void store_all_squares(
+    const TileShared<C>& shared, const Task<typename C::T>& task) {
   constexpr int kLayout = C::kLayout;
   if constexpr (C::kRows) {
     const ScalePlace<kLayout> place(task.row, task.row0, task.col0 / C::kBlock);
@@ -88,8 +88,7 @@ __device__ __forceinline__ void store_all_squares(const TileShared<C>& shared,
 // A tile that has been loaded, under filled tables.
 template <class C>
 __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C::TileType& tile,
-                                              const Task<typename C::T>& task,
-                                              const Options& options, u32 parity) {
+    const Task<typename C::T>& task, const Options& options, u32 parity) {
   if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, tile, task, options, parity);
   if constexpr (C::V::kSquare && (C::kCols || C::kWhole)) __syncthreads();
   if constexpr (C::V::kSquare && C::kWhole) store_all_squares<C>(shared, task);
@@ -140,8 +139,8 @@ __device__ __forceinline__ u32 request_tile(u32* taken, u32 tile) {
 // one thread) and told to all (`advance`) when the tile before it is there. The first must be
 // valid.
 template <class C, class Cursor>
-__device__ __forceinline__ void quantize_all_tiles(TileShared<C>& shared, Cursor cursor,
-                                                   const Options& options) {
+__device__ __forceinline__ void quantize_all_tiles(
+    TileShared<C>& shared, Cursor cursor, const Options& options) {
   bool fills = true;
   u32 parity = 0;
   load_task<C>(shared.tile, cursor.task());

@@ -26,8 +26,8 @@ struct MatrixTiles {
   u32 down;
   u32 col;
 
-  __device__ __forceinline__ MatrixTiles(const Task<T>& matrix_, const FastDivide& across_,
-                                         i64 total_, u32* taken_)
+  __device__ __forceinline__ MatrixTiles(
+      const Task<T>& matrix_, const FastDivide& across_, i64 total_, u32* taken_)
       : matrix(matrix_),
         across(across_),
         total(static_cast<u32>(total_)),
@@ -76,8 +76,8 @@ struct StacksOfTiles {
   u32 stack_row;
   u32 col;
 
-  __device__ __forceinline__ StacksOfTiles(const Task<T>& matrix_, const FastDivide& across_,
-                                           i64 total, u32* taken_)
+  __device__ __forceinline__ StacksOfTiles(
+      const Task<T>& matrix_, const FastDivide& across_, i64 total, u32* taken_)
       : matrix(matrix_), across(across_), taken(taken_) {
     const u32 stacks = static_cast<u32>(total) / kStack;
     const u32 last = gridDim.x / 2;
@@ -138,26 +138,16 @@ struct TilesOf<C, true> {
 template <class C, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
-                          const typename C::T::Bits* __restrict__ factor, const float* row_second,
-                          u8* row_packed, u8* row_scale, const float* col_second, u8* col_packed,
-                          u8* col_scale, SeedWords... seed, i64 rows, i64 cols, i64 across,
-                          i64 total, i64 row_blocks, i64 row_stored, i64 row_scales,
-                          i64 row_per_scale, i64 col_blocks, i64 col_stored, i64 col_scales,
-                          i64 col_per_scale, i64 high_first, i64 rule, i64 range, i64 row_mask,
-                          i64 col_mask, i64 magic, i64 shift) {
+        const typename C::T::Bits* __restrict__ factor, const float* row_second, u8* row_packed,
+        u8* row_scale, const float* col_second, u8* col_packed, u8* col_scale, SeedWords... seed,
+        i64 rows, i64 cols, i64 across, i64 total, i64 row_blocks, i64 row_stored, i64 row_scales,
+        i64 row_per_scale, i64 col_blocks, i64 col_stored, i64 col_scales, i64 col_per_scale,
+        i64 high_first, i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 magic, i64 shift) {
   using Tiles = typename TilesOf<C, C::kHolds>::Type;
   TileShared<C>& shared = tile_shared<C>();
-  const Options options{static_cast<int>(rule),     !C::kWhole && static_cast<u32>(high_first) != 0,
-                        static_cast<float>(range),  static_cast<u32>(row_mask),
-                        static_cast<u32>(col_mask), {seed...}};
-  Task<typename C::T> matrix{
-      x,
-      rows,
-      cols,
-      0,
-      0,
-      0,
-      0,
+  const Options options{static_cast<int>(rule), !C::kWhole && static_cast<u32>(high_first) != 0,
+      static_cast<float>(range), static_cast<u32>(row_mask), static_cast<u32>(col_mask), {seed...}};
+  Task<typename C::T> matrix{x, rows, cols, 0, 0, 0, 0,
       {row_second, row_packed, row_scale, row_blocks, row_stored, row_scales, row_per_scale},
       {col_second, col_packed, col_scale, col_blocks, col_stored, col_scales, col_per_scale},
       static_cast<u32>(options.seed.stream)};

@@ -54,7 +54,7 @@ __device__ __forceinline__ Strip strip_of(const Task<typename C::T>& task, u32 n
       const u32 right = count / height;
       const u32 passed = right * C::kColumns;
       return {count - right * height, task.col0 + passed, task.cols_left - passed,
-              passed < task.cols_left};
+          passed < task.cols_left};
     }
     return {number, task.col0, task.cols_left, true};
   } else {
@@ -64,8 +64,8 @@ __device__ __forceinline__ Strip strip_of(const Task<typename C::T>& task, u32 n
 
 // load_tile of a tile that may be folded.
 template <class C>
-__device__ __forceinline__ void load_folded(typename C::TileType& tile,
-                                            const Task<typename C::T>& task) {
+__device__ __forceinline__ void load_folded(
+    typename C::TileType& tile, const Task<typename C::T>& task) {
   using T = typename C::T;
   constexpr u32 kPieces = C::TileType::kWords / 4;  // of 16 bytes in a row
   constexpr u32 kRowsAtOnce = kThreads / kPieces;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_folded(typename C::TileType& tile,
 #pragma unroll
   for (u32 k = 0; k < kRounds; ++k) {
     copy_piece(target + C::TileType::offset(k * kRowsAtOnce, 0), source,
-               row < task.rows_left && col < task.cols_left);
+        row < task.rows_left && col < task.cols_left);
     row += rows;
     col += cols;
     source += step;

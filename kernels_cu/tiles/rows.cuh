@@ -37,8 +37,8 @@ struct RowBlocks {
   }
 
   template <int kLanes>
-  __device__ __forceinline__ void load(typename C::TileType& tile, u32 k,
-                                       Words<typename C::T> (&x)[kLanes]) const {
+  __device__ __forceinline__ void load(
+      typename C::TileType& tile, u32 k, Words<typename C::T> (&x)[kLanes]) const {
     const u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
 #pragma unroll
     for (u32 l = 0; l < kLanes; ++l)
@@ -47,8 +47,8 @@ struct RowBlocks {
 
   // Codes take the place of the first elements of their own block, which nobody else looks at.
   template <int kLanes, int kLaneWords>
-  __device__ __forceinline__ void store_codes(typename C::TileType& tile, u32 k,
-                                              const u32 (&code)[kLanes][kLaneWords]) const {
+  __device__ __forceinline__ void store_codes(
+      typename C::TileType& tile, u32 k, const u32 (&code)[kLanes][kLaneWords]) const {
     u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
 #pragma unroll
     for (u32 l = 0; l < kLanes; ++l) {
@@ -60,8 +60,8 @@ struct RowBlocks {
 
 // The amax of every square, from those of its rows.
 template <class C>
-__device__ __forceinline__ void gather_squares(TileShared<C>& shared, typename C::TileType& tile,
-                                               u32 parity) {
+__device__ __forceinline__ void gather_squares(
+    TileShared<C>& shared, typename C::TileType& tile, u32 parity) {
   using Format = typename C::Format;
   using T = typename C::T;
   using Place = RowBlocks<C>;
@@ -92,8 +92,7 @@ __device__ __forceinline__ void gather_squares(TileShared<C>& shared, typename C
 
 template <class C>
 __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C::TileType& tile,
-                                              const Task<typename C::T>& task,
-                                              const Options& options, u32 parity) {
+    const Task<typename C::T>& task, const Options& options, u32 parity) {
   using Format = typename C::Format;
   using R = typename C::RowR;
   constexpr u32 kLanes = Format::kLanes;
@@ -136,11 +135,11 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
     }
     Coded<Format> coded;
     if constexpr (C::kRows) {
-      encode_block(shared, x, amax, raw, shared.rows, r, options, piece * kLanes, 0, task.stream,
-                   coded);
+      encode_block(
+          shared, x, amax, raw, shared.rows, r, options, piece * kLanes, 0, task.stream, coded);
     } else {
-      encode_block(shared, x, amax, raw, shared.cols, 0, options, piece * kLanes, 0, task.stream,
-                   coded);
+      encode_block(
+          shared, x, amax, raw, shared.cols, 0, options, piece * kLanes, 0, task.stream, coded);
     }
     if constexpr (C::V::kSquare) {
       if (r % kBlock == 0) {

@@ -32,8 +32,8 @@ __device__ __forceinline__ u32 turn_scales(u32 bytes) {
 
 // Stores the scales of a column, of which this lane has four and the one four lanes from it the
 // other four of this tile. `target`: where those of the stack begin; `part`: which tile of it.
-__device__ __forceinline__ void store_column_scales(u8* target, HeldWords& held, u32 word, u32 part,
-                                                    bool alone) {
+__device__ __forceinline__ void store_column_scales(
+    u8* target, HeldWords& held, u32 word, u32 part, bool alone) {
   const bool second = threadIdx.x / 4 % 2;
   const auto kept = [&](u32 number) -> u32& { return held.word[number][threadIdx.x]; };
   if (alone) {

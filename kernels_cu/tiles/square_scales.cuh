@@ -29,8 +29,8 @@ struct alignas(8) SquareScales {
 
 // One direction's scales of a tile, `target` on; a thread block of 256.
 template <int kLayout>
-__device__ __forceinline__ void store_squares(u8* target, u64 stride,
-                                              const u8 (&scales)[kTileSquares][kTileSquares]) {
+__device__ __forceinline__ void store_squares(
+    u8* target, u64 stride, const u8 (&scales)[kTileSquares][kTileSquares]) {
   const u32 thread = threadIdx.x;
   if constexpr (kLayout == kLayoutLinear) {
     if (thread < kTileSquares) {

@@ -65,10 +65,9 @@ constexpr bool kCopiesAsync = false;
 __device__ __forceinline__ void copy_piece(u32* target, const void* source, bool inside) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :
-               : "r"(static_cast<u32>(__cvta_generic_to_shared(target))), "l"(source),
-                 "r"(inside ? 16 : 0)
-               : "memory");
+      :
+      : "r"(static_cast<u32>(__cvta_generic_to_shared(target))), "l"(source), "r"(inside ? 16 : 0)
+      : "memory");
 #else
   uint4 piece = make_uint4(0, 0, 0, 0);
   if (inside) piece = __ldg(static_cast<const uint4*>(source));
@@ -93,8 +92,7 @@ __device__ __forceinline__ void await_copies() {
 // +0.0.
 template <bool kVector, class T, u32 kWidth>
 __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
-                                          const typename T::Bits* __restrict__ x, i64 cols,
-                                          u32 rows_left, u32 cols_left) {
+    const typename T::Bits* __restrict__ x, i64 cols, u32 rows_left, u32 cols_left) {
   constexpr u32 kWords = Tile<T, kWidth>::kWords;
   if constexpr (kVector) {
     constexpr u32 kPieces = kWords / 4;  // of 16 bytes in a row
@@ -109,7 +107,7 @@ __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
 #pragma unroll
       for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
         copy_piece(target + Tile<T, kWidth>::offset(k * kRowsAtOnce, 0), source,
-                   is_inside(first + k * kRowsAtOnce));
+            is_inside(first + k * kRowsAtOnce));
         source += kRowsAtOnce * cols;
       }
     };
