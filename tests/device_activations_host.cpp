@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The arithmetic of activations (kernels_cu/activations.cuh) as a host library, for
-// tests/test_device_activations.py: plain loops over pieces of 16 bytes.
+// tests/test_device_activations.py: plain loops over vecs of 16 bytes.
 #include "activation/activations.cuh"
 
 using namespace fp4kit;
@@ -10,25 +10,25 @@ using namespace fp4kit;
 namespace {
 
 template <class T, int kFunction>
-void activate(i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
-  for (i64 i = 0; i < pieces; ++i) {
-    Piece<T> gates, factors;
+void activate(i64 vecs, int form, const u32* gate, const u32* factor, u32* out) {
+  for (i64 i = 0; i < vecs; ++i) {
+    Vec<T> gates, factors;
     for (int k = 0; k < 4; ++k) {
       gates.word[k] = gate[4 * i + k];
       factors.word[k] = factor[4 * i + k];
     }
-    const Piece<T> result = form == 0 ? activate_all<T, kFunction>(gates, factors)
-                                      : activate_words<T, kFunction, true>(gates, factors);
+    const Vec<T> result = form == 0 ? activate_all<T, kFunction>(gates, factors)
+                                    : activate_words<T, kFunction, true>(gates, factors);
     for (int k = 0; k < 4; ++k) out[4 * i + k] = result.word[k];
   }
 }
 
 template <class T>
-void activate_as(int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
+void activate_as(int function, i64 vecs, int form, const u32* gate, const u32* factor, u32* out) {
   using Run = void (*)(i64, int, const u32*, const u32*, u32*);
   const Run runs[] = {activate<T, kGelu>, activate<T, kSilu>, activate<T, kRelu>,
       activate<T, kSwiglu>, activate<T, kDgelu>, activate<T, kDsilu>, activate<T, kDrelu>};
-  runs[function](pieces, form, gate, factor, out);
+  runs[function](vecs, form, gate, factor, out);
 }
 
 }  // namespace
@@ -36,17 +36,14 @@ void activate_as(int function, i64 pieces, int form, const u32* gate, const u32*
 extern "C" {
 
 // form 0 chooses for each piece as the kernels do, 1 is the one for any value.
-void activate_f32(
-    int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
-  activate_as<F32>(function, pieces, form, gate, factor, out);
+void activate_f32(int function, i64 vecs, int form, const u32* gate, const u32* factor, u32* out) {
+  activate_as<F32>(function, vecs, form, gate, factor, out);
 }
-void activate_f16(
-    int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
-  activate_as<F16>(function, pieces, form, gate, factor, out);
+void activate_f16(int function, i64 vecs, int form, const u32* gate, const u32* factor, u32* out) {
+  activate_as<F16>(function, vecs, form, gate, factor, out);
 }
-void activate_bf16(
-    int function, i64 pieces, int form, const u32* gate, const u32* factor, u32* out) {
-  activate_as<Bf16>(function, pieces, form, gate, factor, out);
+void activate_bf16(int function, i64 vecs, int form, const u32* gate, const u32* factor, u32* out) {
+  activate_as<Bf16>(function, vecs, form, gate, factor, out);
 }
 
 // How many of the significands of x in [1, 2) do not get their reciprocal from a guess at most one

@@ -17,12 +17,12 @@ void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8
   const auto* x = static_cast<const u32*>(input);
   for (i64 b = 0; b < blocks; ++b) {
     const Level level = make_level<kRecipe, kSecond>(kSecond ? second[b] : 1.0f);
-    Words<T> lane[Format::kLanes];
-    u32 raw[Format::kLanes];
+    Words<T> group[Format::kGroups];
+    u32 raw[Format::kGroups];
     u32 bits = 0;
-    for (int k = 0; k < Format::kLanes; ++k) {
-      for (u32& word : lane[k].word) word = *x++;
-      bits = max_u32(bits, lane_amax_bits<T>(lane[k], raw[k]));
+    for (int k = 0; k < Format::kGroups; ++k) {
+      for (u32& word : group[k].word) word = *x++;
+      bits = max_u32(bits, group_amax_bits<T>(group[k], raw[k]));
     }
     const float amax = from_input_bits<T>(bits);
     byte[b] = static_cast<u8>(block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, rule));
@@ -30,14 +30,14 @@ void run_blocks(i64 blocks, const void* input, const float* second, int rule, u8
     const DecodeFactors factors = decode_factors<Format, kRecipe, kSecond, T>(byte[b], level);
     first[b] = factors.first;
     last[b] = factors.last;
-    for (int k = 0; k < Format::kLanes; ++k) {
-      u32 words[Format::kLaneWords];
-      encode_lane<Format, T, kRecipe>(lane[k], raw[k], factor[b], words);
+    for (int k = 0; k < Format::kGroups; ++k) {
+      u32 words[Format::kGroupWords];
+      encode_group<Format, T, kRecipe>(group[k], raw[k], factor[b], words);
       for (const u32 word : words) *codes++ = word;
       Words<T> packed;
       decode_words<Format, kRecipe, kSecond>(
           words, make_decoder<Format, T, kRecipe, kSecond>(byte[b], level), packed);
-      for (int i = 0; i < kLaneElements; ++i) *decoded++ = from_input_bits<T>(packed.bits(i));
+      for (int i = 0; i < kGroupSize; ++i) *decoded++ = from_input_bits<T>(packed.bits(i));
     }
   }
 }
@@ -130,10 +130,10 @@ void encode(int which, i64 count, const float* value, u8* code) {
     if (which == 2) code[i] = static_cast<u8>(encode_fp8<E5m2>(value[i]));
     if (which == 0) {
       Words<F32> x{};
-      x.word[i % kLaneElements] = as_bits(value[i]);
+      x.word[i % kGroupSize] = as_bits(value[i]);
       u32 words[2];
-      encode_lane<Nvfp4, F32, kRecipeTe>(x, magnitude_bits(value[i]), 1.0f, words);
-      const int at = static_cast<int>(i % kLaneElements);
+      encode_group<Nvfp4, F32, kRecipeTe>(x, magnitude_bits(value[i]), 1.0f, words);
+      const int at = static_cast<int>(i % kGroupSize);
       code[i] = (words[at / 8] >> (4 * (at % 8))) & 15;
     }
   }

@@ -13,7 +13,7 @@ namespace {
 
 Words<F32> load(const u32* x) {
   Words<F32> result;
-  for (int i = 0; i < kLaneElements; ++i) result.word[i] = x[i];
+  for (int i = 0; i < kGroupSize; ++i) result.word[i] = x[i];
   return result;
 }
 
@@ -33,9 +33,9 @@ template <int kSearch, int kError>
 void search(i64 groups, const u32* x, const float* second, float range, u8* byte, float* factor,
     u32* codes) {
   for (i64 g = 0; g < groups; ++g) {
-    const Words<F32> elements = load(x + g * kLaneElements);
+    const Words<F32> elements = load(x + g * kGroupSize);
     u32 raw;
-    const float amax = as_float(lane_amax_bits<F32>(elements, raw));
+    const float amax = as_float(group_amax_bits<F32>(elements, raw));
     const Level level = make_te_level(second[g], range);
     const auto candidate_of = [&](u32 of) {
       return make_candidate<kSearch>(of, level, range, kError);
@@ -72,12 +72,12 @@ extern "C" {
 
 void rotate(i64 groups, const u32* x, u32 mask, int to_bf16, u32* out) {
   for (i64 g = 0; g < groups; ++g) {
-    const Words<F32> elements = load(x + g * kLaneElements);
-    const Words<F32> wide = rotate_lane<F32>(elements, mask);
-    const Words<Bf16> narrow = rotate_lane<Bf16>(elements, mask);
-    for (int i = 0; i < kLaneElements; ++i) {
+    const Words<F32> elements = load(x + g * kGroupSize);
+    const Words<F32> wide = rotate_group<F32>(elements, mask);
+    const Words<Bf16> narrow = rotate_group<Bf16>(elements, mask);
+    for (int i = 0; i < kGroupSize; ++i) {
       const float value = to_bf16 ? narrow.value(i) : wide.value(i);
-      out[g * kLaneElements + i] = as_bits(value);
+      out[g * kGroupSize + i] = as_bits(value);
     }
   }
 }
@@ -86,20 +86,20 @@ void random_bits(i64 groups, u64 first, const i64* words, u32 direction, u32* ou
   const Seed seed = load_seed(words);
   for (i64 g = 0; g < groups; ++g) {
     const Random random = philox(first + g, direction, static_cast<u32>(seed.stream), seed);
-    for (int i = 0; i < kLaneElements; ++i) out[g * kLaneElements + i] = random.bits(i);
+    for (int i = 0; i < kGroupSize; ++i) out[g * kGroupSize + i] = random.bits(i);
   }
 }
 
-// Codes of elements that one lane holds, and those of single values with given bits.
-void stochastic_lanes(i64 groups, const u32* x, const float* factor, int ordinary, u64 first,
+// Codes of elements that one group holds, and those of single values with given bits.
+void stochastic_groups(i64 groups, const u32* x, const float* factor, int ordinary, u64 first,
     const i64* words, u32* codes) {
   const Seed seed = load_seed(words);
   for (i64 g = 0; g < groups; ++g) {
-    const Words<F32> elements = load(x + g * kLaneElements);
+    const Words<F32> elements = load(x + g * kGroupSize);
     u32 raw;
-    lane_amax_bits<F32>(elements, raw);
+    group_amax_bits<F32>(elements, raw);
     u32 own[2];
-    encode_lane_stochastic(elements, raw, ordinary != 0, factor[g],
+    encode_group_stochastic(elements, raw, ordinary != 0, factor[g],
         philox(first + g, 0, static_cast<u32>(seed.stream), seed), own);
     codes[2 * g] = own[0];
     codes[2 * g + 1] = own[1];

@@ -131,14 +131,14 @@ def test_stochastic_rounding(library, careful):
 
 
 @pytest.mark.parametrize("ordinary", [True, False])
-def test_stochastic_lanes(library, ordinary):
+def test_stochastic_groups(library, ordinary):
     values = groups_of_numbers()
     amax = np.nanmax(np.abs(np.where(np.isfinite(values), values, 0)), axis=1)
     largest = np.float32(6.3 if ordinary else 11)
     with scaling.quiet():
         factor = np.where(amax > 1e-30, largest / amax, 1).astype(np.float32)
     found = np.empty((GROUPS, 2), np.uint32)
-    library.stochastic_lanes(
+    library.stochastic_groups(
         ctypes.c_longlong(GROUPS),
         pointer(values),
         pointer(factor),

@@ -183,7 +183,7 @@ def test_columns_of_few_rows_are_folded(
     plans = plans_of(FOLDED, starts, "column", format=format, scale_layout=layout, **options)
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits, (3, 4))
     (kernel,) = {own for own in kernels.launched if own.file == "grouped/quantize_tiles.cu"}
-    assert ("Folded" in kernel.expression) == (width == "wide")
+    assert ("Tall" in kernel.expression) == (width == "wide")
 
 
 def test_rotated_columns_are_folded(on_host, kernels, assert_bits):
@@ -191,7 +191,7 @@ def test_rotated_columns_are_folded(on_host, kernels, assert_bits):
     starts, size = layout_of(dims)
     plans = plans_of(dims, starts, "column", hadamard=0xD7E8, rht_rounding="bf16")
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
-    assert any("Folded" in own.expression for own in kernels.launched)
+    assert any("Tall" in own.expression for own in kernels.launched)
 
 
 @pytest.mark.parametrize(("axis", "options"), [
@@ -202,7 +202,7 @@ def test_what_is_not_folded(on_host, kernels, assert_bits, axis, options):
     starts, size = layout_of(EVEN)
     plans = plans_of(EVEN, starts, axis, **options)
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
-    assert not any("Folded" in own.expression for own in kernels.launched)
+    assert not any("Tall" in own.expression for own in kernels.launched)
 
 
 @pytest.mark.parametrize("start", [0, 1, 8])

@@ -136,14 +136,14 @@ DIRECTIONS = pytest.mark.parametrize(
 @pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
 def test_whole_stacks(on_host, kernels, axes):
     assert_as_cpu(on_host, whole_plans("1d", axes), "bfloat16")
-    assert launched(kernels, "Whole")
+    assert launched(kernels, "Full")
 
 
 @pytest.mark.usefixtures("repeated")
 @DIRECTIONS
 def test_whole_squares(on_host, kernels, axes):
     assert_as_cpu(on_host, whole_plans("2d", axes, 256, 640), "bfloat16")
-    assert launched(kernels, "Whole") == (axes == BOTH)
+    assert launched(kernels, "Full") == (axes == BOTH)
     assert launched(kernels, "repeat_scales") == (axes == BOTH)
 
 
@@ -152,13 +152,13 @@ def test_whole_squares(on_host, kernels, axes):
 def test_whole_swizzled_tiles(on_host, kernels, block, axes):
     plans = whole_plans(block, axes, 384, 256, "swizzled_128x4")
     assert_as_cpu(on_host, plans, "float16")
-    assert launched(kernels, "Whole") == (block == "2d" or "column" in axes)
+    assert launched(kernels, "Full") == (block == "2d" or "column" in axes)
     assert not launched(kernels, "repeat_scales")
 
 
 def test_small_squares_need_one_launch(on_host, kernels):
     assert_as_cpu(on_host, whole_plans("2d", BOTH), "bfloat16")
-    assert not launched(kernels, "Whole")
+    assert not launched(kernels, "Full")
     assert not launched(kernels, "repeat_scales")
 
 
@@ -167,14 +167,14 @@ def test_small_squares_need_one_launch(on_host, kernels):
 def test_whole_matrices_rounded_stochastically(on_host, kernels, axes, layout):
     plans = whole_plans("1d", axes, layout=layout, rounding="stochastic")
     assert_as_cpu(on_host, plans, "bfloat16")
-    assert launched(kernels, "Whole") == (axes != BOTH)
+    assert launched(kernels, "Full") == (axes != BOTH)
 
 
 #: A grid of a block for each tile.
 def test_whole_matrices_in_one_wave(on_host, kernels, monkeypatch):
     monkeypatch.setattr(cuda_ready, "resident_blocks", lambda *_: 100)
     assert_as_cpu(on_host, whole_plans("1d", BOTH), "bfloat16")
-    assert launched(kernels, "Whole")
+    assert launched(kernels, "Full")
 
 
 #: Stacks that are not whole; scales that do not lie on 16 bytes.
@@ -189,4 +189,4 @@ def test_whole_matrices_in_one_wave(on_host, kernels, monkeypatch):
 )
 def test_nearly_whole_matrices(on_host, kernels, layout, rows, shift):
     assert_as_cpu(on_host, whole_plans("1d", BOTH, rows, 128, layout), "bfloat16", shift)
-    assert not launched(kernels, "Whole")
+    assert not launched(kernels, "Full")

@@ -69,8 +69,8 @@ DEQUANTIZE_UNROLL = 4
 DEQUANTIZE_UNROLL_HEAVY = 2
 #: How `dequantize_kernel` finds and moves its pieces, the fastest first.
 DEQUANTIZE_ACCESSES = {
-    "flat": "kAccessFlat",
-    "tiled": "kAccessTiled",
+    "flat": "kAccessContiguous",
+    "tiled": "kAccessAnyLayout",
     "rows": "kAccessRows",
     "single": "kAccessSingle",
 }

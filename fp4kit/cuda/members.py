@@ -157,7 +157,7 @@ def quantize_grouped_kernel(
     """The instance that serves everything; `one_level` unless vectors have levels of their own."""
     config = tile_config(directions, dtype, vector, one_level, wide, name)
     if can_fold(directions, wide, one_level, name):
-        config = f"Folded<{NAMESPACE}::{config}>"
+        config = f"Tall<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
     return instance(
         "grouped_quantize_tiles_kernel", "grouped/quantize_tiles.cu", config, kind, *seed

@@ -227,7 +227,7 @@ def quantize_tiles_kernel(
     """
     config = tile_config(directions, dtype, vector, shares_levels(directions), wide, name)
     if whole:
-        config = f"Whole<{NAMESPACE}::{config}>"
+        config = f"Full<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
     return instance("quantize_tiles_kernel", "tiles/quantize_tiles.cu", config, *seed)
 

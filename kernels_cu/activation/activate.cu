@@ -57,15 +57,15 @@ __global__ void __launch_bounds__(kThreads, 4)
   const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
   Scan<T> scan;
   if constexpr (kVector) {
-    constexpr int kPiece = PieceOf<T>::kElements;
-    const i64 pieces = size / kPiece;
-    Piece<T> gates[kUnroll];
-    Piece<T> factors[kUnroll];
+    constexpr int kVec = VecOf<T>::kElements;
+    const i64 vecs = size / kVec;
+    Vec<T> gates[kUnroll];
+    Vec<T> factors[kUnroll];
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       const i64 place = first + k * kThreads;
-      const i64 source = source_of<kFunction>(place, divide) * kPiece;
-      const i64 valid = place < pieces ? kPiece : 0;
+      const i64 source = source_of<kFunction>(place, divide) * kVec;
+      const i64 valid = place < vecs ? kVec : 0;
       load_elements<true, T>(gate + source, valid, gates[k]);
       if constexpr (has_factor(kFunction)) {
         load_elements<true, T>(factor + source, valid, factors[k]);
@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       const i64 place = first + k * kThreads;
-      if (place >= pieces) continue;
-      const Piece<T> results = activate_all<T, kFunction>(gates[k], factors[k]);
-      store_piece<T>(out + place * kPiece, results);
+      if (place >= vecs) continue;
+      const Vec<T> results = activate_all<T, kFunction>(gates[k], factors[k]);
+      store_vec<T>(out + place * kVec, results);
       if (measured != nullptr) scan.add(results);
     }
-    const i64 tail = pieces * kPiece + threadIdx.x;
+    const i64 tail = vecs * kVec + threadIdx.x;
     if (blockIdx.x == gridDim.x - 1 && tail < size) {
       activate_one<T, kFunction>(gate, factor, out, tail, tail, scan);
     }

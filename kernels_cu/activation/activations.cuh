@@ -165,12 +165,12 @@ FP4KIT_HD float activation(float gate, float factor) {
 
 // A piece of 16 bytes.
 template <class T>
-struct PieceOf {
+struct VecOf {
   static constexpr int kElements = 16 / T::kSize;
   using Type = Words<T, kElements>;
 };
 template <class T>
-using Piece = typename PieceOf<T>::Type;
+using Vec = typename VecOf<T>::Type;
 
 // A number's magnitude, given as binary32 and exact in T, as bits of T.
 template <class T>
@@ -242,30 +242,30 @@ FP4KIT_HD Words<T, kElements> activate_all(
 
 // A whole piece to an aligned address; kept in the cache for the kernel that quantizes it.
 template <class T>
-__device__ __forceinline__ void store_piece(typename T::Bits* __restrict__ out, const Piece<T>& x) {
+__device__ __forceinline__ void store_vec(typename T::Bits* __restrict__ out, const Vec<T>& x) {
   *reinterpret_cast<uint4*>(out) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
-// Thread blocks per multiprocessor of kernels whose threads hold what two lanes are made of.
+// Thread blocks per multiprocessor of kernels whose threads hold what two groups are made of.
 template <class T, int kFunction>
 FP4KIT_HD constexpr int activated_blocks() {
   constexpr int kWords = Words<T>::kWords * (has_factor(kFunction) ? 2 : 1);
   return kWords > 16 ? 2 : (kWords > 8 ? 3 : 4);
 }
 
-// What a lane's elements are made of, as it lies in memory, 16-byte pieces of it.
+// What a group's elements are made of, as it lies in memory, 16-byte pieces of it.
 template <class T, int kFunction>
-struct ActivatedLane {
+struct ActivatedGroup {
   Words<T> gate;
   Words<T> factor;
 
-  // `source`: where the lane begins, in lanes.
+  // `source`: where the group begins, in groups.
   __device__ __forceinline__ void load(const typename T::Bits* __restrict__ gates,
       const typename T::Bits* __restrict__ factors, u64 source, bool inside) {
-    const i64 valid = inside ? kLaneElements : 0;
-    load_elements<true, T>(gates + source * kLaneElements, valid, gate);
+    const i64 valid = inside ? kGroupSize : 0;
+    load_elements<true, T>(gates + source * kGroupSize, valid, gate);
     if constexpr (has_factor(kFunction)) {
-      load_elements<true, T>(factors + source * kLaneElements, valid, factor);
+      load_elements<true, T>(factors + source * kGroupSize, valid, factor);
     }
   }
 

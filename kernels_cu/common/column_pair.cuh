@@ -28,7 +28,7 @@ struct Pair<Bf16> {
 template <class T, int kAcross>
 struct ColumnGroup {
   static constexpr int kRowWords = kAcross * T::kSize > 4 ? 2 : 1;
-  u32 word[kLaneElements][kRowWords];
+  u32 word[kGroupSize][kRowWords];
 
   // Row i of 16 from memory.
   __device__ __forceinline__ void load_row(const typename T::Bits* __restrict__ x, int i) {
@@ -45,7 +45,7 @@ struct ColumnGroup {
 
   __device__ __forceinline__ void load(const typename T::Bits* __restrict__ x, i64 step) {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i, x += step) load_row(x, i);
+    for (int i = 0; i < kGroupSize; ++i, x += step) load_row(x, i);
   }
 
   __device__ __forceinline__ void store_row(typename T::Bits* __restrict__ out, int i) const {
@@ -59,7 +59,7 @@ struct ColumnGroup {
   // Negates the rows whose bit in `mask` is 1.
   __device__ __forceinline__ void flip_signs(u32 mask) {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
+    for (int i = 0; i < kGroupSize; ++i) {
       const u32 sign = ((mask >> i) & 1u) * (T::kSize == 4 ? kSignBit : 0x80008000u);
 #pragma unroll
       for (int k = 0; k < kRowWords; ++k) word[i][k] = opaque(word[i][k] ^ sign);
@@ -74,9 +74,9 @@ struct ColumnGroup {
     }
   }
 
-  __device__ __forceinline__ void column(int column, float (&v)[kLaneElements]) const {
+  __device__ __forceinline__ void column(int column, float (&v)[kGroupSize]) const {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) v[i] = value(i, column);
+    for (int i = 0; i < kGroupSize; ++i) v[i] = value(i, column);
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moving elements between memory and registers. A lane's 16 elements stay packed in 32-bit words,
+// Moving elements between memory and registers. A group's 16 elements stay packed in 32-bit words,
 // as they lie in memory, until they are needed as floats.
 //
 // Two paths: 16-byte accesses where the pointer and every row start on 16 bytes (so that a 16-byte
@@ -17,7 +17,7 @@ namespace fp4kit {
 constexpr int kNoFunction = -1;
 
 // kCount elements of type T as they lie in memory.
-template <class T, int kElements = kLaneElements>
+template <class T, int kElements = kGroupSize>
 struct Words {
   static constexpr int kCount = kElements;
   static constexpr int kWords = kElements * T::kSize / 4;
@@ -149,7 +149,7 @@ FP4KIT_HD MaxBits<T> maximum_of(const u32 (&word)[kCount]) {
 // Largest of some magnitudes as bits of T. `raw` is that with NaN as the largest, and the result
 // ignores NaN.
 template <class T, int kElements>
-FP4KIT_HD u32 lane_amax_bits(const Words<T, kElements>& x, u32& raw) {
+FP4KIT_HD u32 group_amax_bits(const Words<T, kElements>& x, u32& raw) {
   raw = maximum_of<T>(x.word).result();
   if (raw <= T::kInf) return raw;
   MaxBits<T> numbers;
@@ -160,13 +160,13 @@ FP4KIT_HD u32 lane_amax_bits(const Words<T, kElements>& x, u32& raw) {
 
 #ifdef __CUDACC__
 
-// A lane's elements x[0 .. valid), the rest +0.0. valid may be negative or beyond the count.
+// A group's elements x[0 .. valid), the rest +0.0. valid may be negative or beyond the count.
 template <bool kVector, class T, int kElements>
 __device__ __forceinline__ void load_elements(
     const typename T::Bits* __restrict__ x, i64 valid, Words<T, kElements>& result) {
   constexpr int kWords = Words<T, kElements>::kWords;
   if constexpr (kVector) {
-    static_assert(kWords % 4 == 0, "whole 16-byte pieces");
+    static_assert(kWords % 4 == 0, "whole 16-byte vecs");
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
       uint4 piece = make_uint4(0, 0, 0, 0);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void store_words_aligned(void* out, const u32 (&word)
   } else if constexpr (kWords == 2) {
     __stcs(static_cast<uint2*>(out), make_uint2(word[0], word[1]));
   } else {
-    static_assert(kWords % 4 == 0, "whole 16-byte pieces");
+    static_assert(kWords % 4 == 0, "whole 16-byte vecs");
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
       __stcs(static_cast<uint4*>(out) + i,

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one lane does to its elements: encode 16 of them under a known factor, or decode 4, 8 or 16.
-// Quantize, dequantize, the fused kernel and the error statistics all call these.
+// What one group does to its elements: encode 16 of them under a known factor, or decode 4, 8
+// or 16. Quantize, dequantize, the fused kernel and the error statistics all call these.
 #pragma once
 
 #include "common/e2m1.cuh"
@@ -73,12 +73,13 @@ FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, int start, float factor) {
   return codes;
 }
 
-// A lane's FP8 codes. kCareful: some element may be NaN.
+// A group's FP8 codes. kCareful: some element may be NaN.
 template <class Format, class T, bool kCareful>
-FP4KIT_HD void encode_fp8_lane(const Words<T>& x, float factor, u32 (&codes)[Format::kLaneWords]) {
+FP4KIT_HD void encode_fp8_group(
+    const Words<T>& x, float factor, u32 (&codes)[Format::kGroupWords]) {
   using Element = typename Format::Element;
 #pragma unroll
-  for (int i = 0; i < Format::kLaneWords; ++i) {
+  for (int i = 0; i < Format::kGroupWords; ++i) {
     float y[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) y[k] = mul_rn(x.value(4 * i + k), factor);
@@ -105,11 +106,11 @@ FP4KIT_HD bool is_ordinary_level(const Level& level) {
          as_bits(level.scale) >= kSmallestNormal;
 }
 
-// The lane's codes in memory order, low nibble first. `raw` is the lane's largest magnitude, NaN
+// The group's codes in memory order, low nibble first. `raw` is the group's largest magnitude, NaN
 // included; `ordinary` as is_ordinary_scale and is_ordinary_level.
 template <class Format, class T, int kRecipe>
-FP4KIT_HD void encode_lane(
-    const Words<T>& x, u32 raw, bool ordinary, float factor, u32 (&codes)[Format::kLaneWords]) {
+FP4KIT_HD void encode_group(
+    const Words<T>& x, u32 raw, bool ordinary, float factor, u32 (&codes)[Format::kGroupWords]) {
   if constexpr (Format::kIsFp4) {
     if (recipe_divides(kRecipe) && is_zero(factor)) {
       codes[0] = codes[1] = 0;
@@ -123,17 +124,17 @@ FP4KIT_HD void encode_lane(
   } else if (Format::Element::kHasInfinity && raw > T::kInf) {
     // Without NaN among the elements there is none among the products: MX factors of numbers are
     // positive and finite. Only E5M2 needs to know.
-    encode_fp8_lane<Format, T, true>(x, factor, codes);
+    encode_fp8_group<Format, T, true>(x, factor, codes);
   } else {
-    encode_fp8_lane<Format, T, false>(x, factor, codes);
+    encode_fp8_group<Format, T, false>(x, factor, codes);
   }
 }
 
 // The same for any scale.
 template <class Format, class T, int kRecipe>
-FP4KIT_HD void encode_lane(
-    const Words<T>& x, u32 raw, float factor, u32 (&codes)[Format::kLaneWords]) {
-  encode_lane<Format, T, kRecipe>(x, raw, false, factor, codes);
+FP4KIT_HD void encode_group(
+    const Words<T>& x, u32 raw, float factor, u32 (&codes)[Format::kGroupWords]) {
+  encode_group<Format, T, kRecipe>(x, raw, false, factor, codes);
 }
 
 // ---- Decode ----
@@ -226,7 +227,7 @@ FP4KIT_HD bool decode_codes(const u32* codes, float (&value)[kCount]) {
 
 // kCount dequantized values: fl(fl(code * first) * last), under any factors.
 template <class Format, int kRecipe, bool kSecond, int kCount>
-FP4KIT_HD void decode_lane(const u32* codes, const DecodeFactors& factors, float (&out)[kCount]) {
+FP4KIT_HD void decode_group(const u32* codes, const DecodeFactors& factors, float (&out)[kCount]) {
   decode_codes<Format, kRecipe>(codes, out);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -346,15 +347,15 @@ FP4KIT_HD void decode_words(
   }
 }
 
-// ---- What the lanes of a block share ----
+// ---- What the groups of a block share ----
 
 #ifdef __CUDACC__
 
 // Block amax with NaN ignored. Every thread of the warp must call it.
 template <class Format, class T>
 __device__ __forceinline__ float block_amax(const Words<T>& x, u32& raw) {
-  u32 bits = lane_amax_bits<T>(x, raw);
-  if constexpr (Format::kLanes == 2) bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, 1));
+  u32 bits = group_amax_bits<T>(x, raw);
+  if constexpr (Format::kGroups == 2) bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, 1));
   return from_input_bits<T>(bits);
 }
 

@@ -104,9 +104,9 @@ FP4KIT_HD u32 encode_stochastic_8(
   return stochastic_join8(sum) | signs;
 }
 
-// A lane's codes; `raw` and `ordinary` as in encode_lane.
+// A group's codes; `raw` and `ordinary` as in encode_group.
 template <class T>
-FP4KIT_HD void encode_lane_stochastic(const Words<T>& x, u32 raw, bool ordinary, float factor,
+FP4KIT_HD void encode_group_stochastic(const Words<T>& x, u32 raw, bool ordinary, float factor,
     const Random& random, u32 (&codes)[2]) {
   if (ordinary && raw < T::kInf) {
     codes[0] = encode_stochastic_8<T, false>(x, 0, factor, random);
@@ -124,11 +124,11 @@ struct Rounding;
 
 template <>
 struct Rounding<> {
-  // Codes of lane number `lane` as encode_lane makes them.
+  // Codes of group number `group` as encode_group makes them.
   template <class Format, int kRecipe, class T>
   FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32,
-      u32 (&codes)[Format::kLaneWords]) const {
-    encode_lane<Format, T, kRecipe>(x, raw, ordinary, factor, codes);
+      u32 (&codes)[Format::kGroupWords]) const {
+    encode_group<Format, T, kRecipe>(x, raw, ordinary, factor, codes);
   }
 };
 
@@ -138,10 +138,10 @@ struct Rounding<Stream, Keys...> {
   Seed seed;
 
   template <class Format, int kRecipe, class T>
-  FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32 lane,
-      u32 (&codes)[Format::kLaneWords]) const {
-    const Random random = philox(lane, 0, static_cast<u32>(seed.stream), seed);
-    encode_lane_stochastic(x, raw, ordinary, factor, random, codes);
+  FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32 group,
+      u32 (&codes)[Format::kGroupWords]) const {
+    const Random random = philox(group, 0, static_cast<u32>(seed.stream), seed);
+    encode_group_stochastic(x, raw, ordinary, factor, random, codes);
   }
 };
 

@@ -127,8 +127,8 @@ struct E5m2 {
 // Threads of a block; the launcher (cuda_module.py) decides.
 constexpr int kThreads = FP4KIT_THREADS;
 
-// One lane (thread) always quantizes 16 elements; a block of 32 is shared by two neighbours.
-constexpr int kLaneElements = 16;
+// One group (thread) always quantizes 16 elements; a block of 32 is shared by two neighbours.
+constexpr int kGroupSize = 16;
 
 template <class ElementType, int kSize, bool kMx>
 struct BlockFormat {
@@ -136,9 +136,9 @@ struct BlockFormat {
   static constexpr int kBlockSize = kSize;
   static constexpr bool kIsMx = kMx;
   static constexpr bool kIsFp4 = ElementType::kBits == 4;
-  static constexpr int kLanes = kSize / kLaneElements;
-  // 32-bit words of codes that a lane produces.
-  static constexpr int kLaneWords = kLaneElements * ElementType::kBits / 32;
+  static constexpr int kGroups = kSize / kGroupSize;
+  // 32-bit words of codes that a group produces.
+  static constexpr int kGroupWords = kGroupSize * ElementType::kBits / 32;
 };
 
 using Nvfp4 = BlockFormat<E2m1, FP4KIT_NVFP4_BLOCK_SIZE, false>;

@@ -16,8 +16,9 @@ __global__ void __launch_bounds__(kThreads) dequantize_columnwise_kernel(u8* pac
   // A grid has fewer than 2^31 blocks.
   const u32 across = static_cast<u32>(tiles_across);
   const u32 down = blockIdx.x / across;
-  const Side side{second, packed, block_scale, blocks, stored_cols, scales, vectors_per_scale};
-  dequantize_tile<Format, Out, kRecipe, kSecond, kOneLevel>(side, out, rows, cols,
+  const QuantizedView side{
+      second, packed, block_scale, blocks, stored_cols, scales, vectors_per_scale};
+  dequantize_columnwise<Format, Out, kRecipe, kSecond, kOneLevel>(side, out, rows, cols,
       static_cast<i64>(down) * kTileRows,
       static_cast<i64>(blockIdx.x - down * across) * kTileColumns,
       {static_cast<int>(layout), high_first != 0, Range(range, reciprocal)});

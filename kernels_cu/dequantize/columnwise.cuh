@@ -32,7 +32,8 @@ struct TileScales {
   u32 low_bytes;   // stride of the vectors among these
   u32 four_bytes;  // of four blocks
 
-  __device__ __forceinline__ TileScales(const Side& side, int layout, i64 vector0, i64 block0)
+  __device__ __forceinline__ TileScales(
+      const QuantizedView& side, int layout, i64 vector0, i64 block0)
       : base(side.block_scale + scale_offset(layout, vector0, block0, side.stored_cols)),
         stride(static_cast<u64>(side.stored_cols)),
         shift(0),
@@ -78,10 +79,10 @@ template <class Out>
 __device__ __forceinline__ void store_tile(Tile<Out>& tile, typename Out::Bits* __restrict__ out,
     i64 cols, u32 rows_left, u32 cols_left, bool vector) {
   if (vector) {
-    constexpr u32 kPieces = Tile<Out>::kWords / 4;
-    constexpr u32 kRowsAtOnce = kThreads / kPieces;
-    const u32 first = threadIdx.x / kPieces;
-    const u32 place = threadIdx.x % kPieces;
+    constexpr u32 kVecs = Tile<Out>::kWords / 4;
+    constexpr u32 kRowsAtOnce = kThreads / kVecs;
+    const u32 first = threadIdx.x / kVecs;
+    const u32 place = threadIdx.x % kVecs;
     if (place * (16 / Out::kSize) >= cols_left) return;
     const uint4* source = reinterpret_cast<const uint4*>(&tile.at(first, 4 * place));
     typename Out::Bits* target = out + first * cols + place * (16 / Out::kSize);
@@ -104,13 +105,13 @@ __device__ __forceinline__ void store_tile(Tile<Out>& tile, typename Out::Bits* 
 
 // kOneLevel: all columns have the same second level, if any.
 template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel>
-__device__ __forceinline__ void dequantize_turned(const Side& side,
+__device__ __forceinline__ void dequantize_transposed(const QuantizedView& side,
     typename Out::Bits* __restrict__ out, i64 cols, i64 row0, i64 col0, u32 rows_left,
     u32 cols_left, const Decoding& decoding, bool vector) {
   constexpr u32 kHalves = Tile<Out>::kPerWord;
-  constexpr u32 kDown = kTileRows / kLaneElements;
+  constexpr u32 kDown = kTileRows / kGroupSize;
   constexpr u32 kEach = Tile<Out>::kWords * kDown / kThreads;
-  constexpr u32 kBytes = kLaneElements / 2;
+  constexpr u32 kBytes = kGroupSize / 2;
   // The factor of an MX scale is a shift: only results are worth a table there.
   constexpr bool kTable = kOneLevel && (!Format::kIsMx || Out::kSize == 2);
   // An E4M3 byte with a sign negates what the one without stands for.
@@ -125,7 +126,7 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
   const u8* const codes_of_tile = side.packed + col0 * pitch + row0 / 2;
   const u32 b = threadIdx.x % kDown;
   const u32 first_w = threadIdx.x / kDown;
-  const bool inside = b * kLaneElements < rows_left;
+  const bool inside = b * kGroupSize < rows_left;
   u32 code[kEach][kHalves][2];
   u32 byte[kEach][kHalves];
   const auto load = [&](auto access) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
         if (inside && v < cols_left) {
           load_codes<decltype(access)::kVector, kBytes>(
               codes_of_tile + v * pitch + b * kBytes, code[k][half]);
-          byte[k][half] = scales.load(v, b / Format::kLanes);
+          byte[k][half] = scales.load(v, b / Format::kGroups);
         }
       }
     }
@@ -185,9 +186,9 @@ __device__ __forceinline__ void dequantize_turned(const Side& side,
             result[half]);
       }
     }
-    u32* const target = &tile.at(b * kLaneElements, w);
+    u32* const target = &tile.at(b * kGroupSize, w);
 #pragma unroll
-    for (u32 i = 0; i < kLaneElements; ++i) {
+    for (u32 i = 0; i < kGroupSize; ++i) {
       u32 word;
       if constexpr (kHalves == 1) {
         word = result[0].word[i];
@@ -234,7 +235,7 @@ __device__ __forceinline__ void decode_across(const u32 (&codes)[(kCount + 3) / 
 
 // FP8. kVector: pieces of 16 bytes; else single columns.
 template <class Format, class Out, bool kVector>
-__device__ __forceinline__ void dequantize_straight(const Side& side,
+__device__ __forceinline__ void dequantize_straight(const QuantizedView& side,
     typename Out::Bits* __restrict__ out, i64 cols, i64 row0, i64 col0, u32 rows_left,
     u32 cols_left, const Decoding& decoding) {
   constexpr int kCount = kVector ? 16 / Out::kSize : 1;
@@ -298,7 +299,7 @@ __device__ __forceinline__ void dequantize_straight(const Side& side,
 
 // The tile of out (rows, cols) that begins at (row0, col0).
 template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel>
-__device__ __forceinline__ void dequantize_tile(const Side& side,
+__device__ __forceinline__ void dequantize_columnwise(const QuantizedView& side,
     typename Out::Bits* __restrict__ out, i64 rows, i64 cols, i64 row0, i64 col0,
     const Decoding& decoding) {
   const u32 rows_left = tile_rest(rows, row0, kTileRows);
@@ -307,7 +308,7 @@ __device__ __forceinline__ void dequantize_tile(const Side& side,
       is_aligned(out, 16) && static_cast<u32>(cols) % static_cast<u32>(16 / Out::kSize) == 0;
   typename Out::Bits* const target = out + row0 * cols + col0;
   if constexpr (Format::kIsFp4) {
-    dequantize_turned<Format, Out, kRecipe, kSecond, kOneLevel>(
+    dequantize_transposed<Format, Out, kRecipe, kSecond, kOneLevel>(
         side, target, cols, row0, col0, rows_left, cols_left, decoding, vector);
   } else if (vector && is_aligned(side.packed, 16 / Out::kSize)) {
     dequantize_straight<Format, Out, true>(

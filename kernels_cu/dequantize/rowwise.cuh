@@ -23,10 +23,11 @@
 namespace fp4kit {
 
 // How a kernel finds and moves its pieces; cuda_launch.py takes the first that fits.
-constexpr int kAccessFlat = 0;    // vectors, linear scales, whole blocks: no rows; one second level
-constexpr int kAccessTiled = 1;   // vectors, any scale layout; one second level
-constexpr int kAccessRows = 2;    // vectors, any scale layout, second levels by rows
-constexpr int kAccessSingle = 3;  // single elements and bytes, everything
+constexpr int kAccessContiguous =
+    0;  // vectors, linear scales, whole blocks: no rows; one second level
+constexpr int kAccessAnyLayout = 1;  // vectors, any scale layout; one second level
+constexpr int kAccessRows = 2;       // vectors, any scale layout, second levels by rows
+constexpr int kAccessSingle = 3;     // single elements and bytes, everything
 
 // The code bytes of a piece, as words. Nothing reads them again.
 template <bool kVector, int kBytes, int kWords>
@@ -54,8 +55,8 @@ template <class Format, class Out, int kAccess>
 FP4KIT_HD constexpr int dequantize_unroll() {
   if (kAccess == kAccessSingle) return 1;
   const bool heavy = Out::kSize == 4 || !Format::kIsFp4;
-  return kAccess == kAccessFlat && heavy ? FP4KIT_DEQUANTIZE_UNROLL_HEAVY
-                                         : FP4KIT_DEQUANTIZE_UNROLL;
+  return kAccess == kAccessContiguous && heavy ? FP4KIT_DEQUANTIZE_UNROLL_HEAVY
+                                               : FP4KIT_DEQUANTIZE_UNROLL;
 }
 
 // The range that second levels of te map amaxes onto, and what it multiplies with.
@@ -88,11 +89,11 @@ struct Rowwise {
   const u8* packed;
   const u8* block_scale;
   const float* second;
-  i64 pieces;
+  i64 vecs;
   i64 cols;
   i64 blocks;
   i64 stored_cols;
-  DivideType divide;  // by the pieces of a row
+  DivideType divide;  // by the vecs of a row
   i64 scales;
   i64 rows_per_scale;
   int layout;
@@ -100,25 +101,25 @@ struct Rowwise {
 };
 
 template <class Format, class Out, int kAccess>
-FP4KIT_HD constexpr int dequantize_tile_pieces() {
+FP4KIT_HD constexpr int dequantize_tile_vecs() {
   return kThreads * dequantize_unroll<Format, Out, kAccess>();
 }
 
 // Decodes the tile of pieces from `base` on.
 template <class Format, class Out, int kRecipe, bool kSecond, int kAccess, class Divide>
-__device__ __forceinline__ void dequantize_pieces(const Rowwise<Divide>& source,
+__device__ __forceinline__ void dequantize_rowwise(const Rowwise<Divide>& source,
     typename Out::Bits* __restrict__ out, i64 base, const Range& range) {
   constexpr bool kVector = kAccess != kAccessSingle;
-  constexpr bool kFlat = kAccess == kAccessFlat;
+  constexpr bool kContiguous = kAccess == kAccessContiguous;
   // The factor of an MX scale is a shift: only results are worth a table there.
-  constexpr bool kTable =
-      (kFlat || kAccess == kAccessTiled) && Format::kIsFp4 && (!Format::kIsMx || Out::kSize == 2);
+  constexpr bool kTable = (kContiguous || kAccess == kAccessAnyLayout) && Format::kIsFp4 &&
+                          (!Format::kIsMx || Out::kSize == 2);
   constexpr int kUnroll = dequantize_unroll<Format, Out, kAccess>();
   constexpr int kCount = 16 / Out::kSize;
   constexpr int kBlockPieces = Format::kBlockSize / kCount;
   constexpr int kWords = code_words<Format, kCount>();
   constexpr int kBytes = kCount * Format::Element::kBits / 8;
-  constexpr int kTile = dequantize_tile_pieces<Format, Out, kAccess>();
+  constexpr int kTile = dequantize_tile_vecs<Format, Out, kAccess>();
   using Decoder = DecoderOf<Format, Out>;
 
   const u32 thread = threadIdx.x;
@@ -126,19 +127,19 @@ __device__ __forceinline__ void dequantize_pieces(const Rowwise<Divide>& source,
   const u8* const __restrict__ block_scale = source.block_scale;
   const float* const __restrict__ second = source.second;
   const Divide divide = source.divide;
-  const i64 row_pieces = divide.divisor;
+  const i64 row_vecs = divide.divisor;
   const i64 packed_cols = source.blocks * (Format::kBlockSize * Format::Element::kBits / 8);
   const Levels<kRecipe, kSecond> levels(second, source.scales, source.rows_per_scale,
       range.value);  // without a table
   __shared__ Decoder table[kTable ? kThreads : 1];
 
-  const i64 left = source.pieces - base;
+  const i64 left = source.vecs - base;
   const u32 count = left < kTile ? static_cast<u32>(left) : kTile;
   u32 codes[kUnroll][kWords];
   u32 byte[kUnroll];
   i64 row[kUnroll];
   i64 col = 0;
-  if constexpr (kFlat) {
+  if constexpr (kContiguous) {
     const u8* const my_codes = packed + (base + thread) * kBytes;
     const u8* const my_scales = block_scale + base / kBlockPieces + thread / kBlockPieces;
 #pragma unroll
@@ -153,16 +154,16 @@ __device__ __forceinline__ void dequantize_pieces(const Rowwise<Divide>& source,
     // cuda_launch.py takes another access where they would not.
     const ScalePlaces places(source.layout, static_cast<u32>(source.stored_cols));
     const u32 first_row = static_cast<u32>(
-        base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_pieces);
-    const u32 first_chunk = static_cast<u32>(base - first_row * row_pieces);
-    const i64 gap = packed_cols - row_pieces * kBytes;
+        base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_vecs);
+    const u32 first_chunk = static_cast<u32>(base - first_row * row_vecs);
+    const i64 gap = packed_cols - row_vecs * kBytes;
     const u8* const my_codes = packed + (base + thread) * kBytes;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (u * kThreads + thread < count) {
         const u32 place = first_chunk + u * kThreads + thread;
         const u32 rows_down = small_quotient(place, divide);
-        const u32 chunk = place - rows_down * static_cast<u32>(row_pieces);
+        const u32 chunk = place - rows_down * static_cast<u32>(row_vecs);
         row[u] = first_row + rows_down;
         load_codes<true, kBytes>(my_codes + u * (kThreads * kBytes) + row[u] * gap, codes[u]);
         byte[u] = __ldg(block_scale + places(static_cast<u32>(row[u]), chunk / kBlockPieces));
@@ -171,7 +172,7 @@ __device__ __forceinline__ void dequantize_pieces(const Rowwise<Divide>& source,
   } else if (thread < count) {
     const i64 piece = base + thread;
     row[0] = divide(piece);
-    const i64 chunk = piece - row[0] * row_pieces;
+    const i64 chunk = piece - row[0] * row_vecs;
     col = chunk * kCount;
     load_codes<false, kBytes>(packed + row[0] * packed_cols + chunk * kBytes, codes[0]);
     byte[0] = __ldg(block_scale +

@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // The amax of 16 elements, perhaps rotated to R first, as bits of a float.
 template <class R, bool kRotate, class T>
-__device__ __forceinline__ u32 group_amax_bits(const Words<T>& x, u32 mask) {
+__device__ __forceinline__ u32 rotated_group_amax_bits(const Words<T>& x, u32 mask) {
   if constexpr (kRotate) {
-    return rotated_amax_bits(lane_butterfly_amax(0.0f, x, mask), SameType<R, Bf16>::kValue);
+    return rotated_amax_bits(group_butterfly_amax(0.0f, x, mask), SameType<R, Bf16>::kValue);
   } else {
     u32 raw;
-    return as_bits(from_input_bits<T>(lane_amax_bits<T>(x, raw)));
+    return as_bits(from_input_bits<T>(group_amax_bits<T>(x, raw)));
   }
 }
 
@@ -78,18 +78,18 @@ __global__ void __launch_bounds__(kThreads)
     constexpr u32 kWords = Tile<T>::kWords;
     constexpr u32 kHalves = Tile<T>::kPerWord;
 #pragma unroll 1
-    for (u32 index = threadIdx.x; index < kWords * (kTileRows / kLaneElements); index += kThreads) {
+    for (u32 index = threadIdx.x; index < kWords * (kTileRows / kGroupSize); index += kThreads) {
       const u32 w = index % kWords;
-      u32 word[kLaneElements];
+      u32 word[kGroupSize];
 #pragma unroll
-      for (int i = 0; i < kLaneElements; ++i) {
-        word[i] = tile.at(index / kWords * kLaneElements + i, w);
+      for (int i = 0; i < kGroupSize; ++i) {
+        word[i] = tile.at(index / kWords * kGroupSize + i, w);
       }
 #pragma unroll
       for (u32 half = 0; half < kHalves; ++half) {
         Words<T> elements[1];
         gather_column<T>(word, half, elements);
-        const u32 bits = group_amax_bits<R, kRotate>(elements[0], static_cast<u32>(mask));
+        const u32 bits = rotated_group_amax_bits<R, kRotate>(elements[0], static_cast<u32>(mask));
         most = max_u32(most, bits);
         if (per_vector && bits != 0) atomicMax(column + w * kHalves + half, bits);
       }
@@ -99,13 +99,13 @@ __global__ void __launch_bounds__(kThreads)
       atomicMax(out + threadIdx.x, column[threadIdx.x]);
     }
   } else {
-    constexpr u32 kAcross = kTileColumns / kLaneElements;
+    constexpr u32 kAcross = kTileColumns / kGroupSize;
 #pragma unroll 1
     for (u32 index = threadIdx.x; index < kTileRows * kAcross; index += kThreads) {
       const u32 row = index / kAcross;
       constexpr u32 kWords = Words<T>::kWords;
-      const Words<T> elements = tile_lane<T>(&tile.at(row, index % kAcross * kWords));
-      u32 bits = group_amax_bits<R, kRotate>(elements, static_cast<u32>(mask));
+      const Words<T> elements = tile_group<T>(&tile.at(row, index % kAcross * kWords));
+      u32 bits = rotated_group_amax_bits<R, kRotate>(elements, static_cast<u32>(mask));
       most = max_u32(most, bits);
       if (per_vector) {
         // The groups of a row sit in neighbouring lanes.

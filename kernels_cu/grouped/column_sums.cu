@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(kThreads, 3) grouped_column_sums_kernel(
     const __grid_constant__ Table table, typename T::Bits* __restrict__ out,
     float* __restrict__ sums, u32* __restrict__ measured, u32* __restrict__ nonfinite) {
   constexpr int kRows = kSumRows * kSumRows;
-  __shared__ PartialSums<PieceOf<T>::kElements> partial;
+  __shared__ PartialSums<VecOf<T>::kElements> partial;
   __shared__ MemberTile found;
-  const auto columns_of = [](const Member& m) { return m.row.block_scale * PieceOf<T>::kElements; };
+  const auto columns_of = [](const Member& m) { return m.row.block_scale * VecOf<T>::kElements; };
   find_tile(table, found, kRows, columns_of);
   __syncthreads();
   const Member& member = found.member;

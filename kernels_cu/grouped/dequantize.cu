@@ -12,7 +12,7 @@
 namespace fp4kit {
 
 // A tile of pieces of a member, as the threads of a block share it.
-struct MemberPieces {
+struct MemberVecs {
   Member member;
   i64 base;
 };
@@ -23,22 +23,22 @@ __global__ void __launch_bounds__(kThreads)
         typename Out::Bits* __restrict__ out, const __grid_constant__ Table table, i64 per_vector,
         i64 layout, i64 high_first, i64 range, i64 reciprocal) {
   constexpr int kCount = 16 / Out::kSize;
-  __shared__ MemberPieces found;
+  __shared__ MemberVecs found;
   const i64 at = find_member(table, blockIdx.x);
   if (at >= 0) {
     const u32 number = static_cast<u32>(at);
     found = {table.member(number),
-        (blockIdx.x - table.first(number)) * dequantize_tile_pieces<Format, Out, kAccess>()};
+        (blockIdx.x - table.first(number)) * dequantize_tile_vecs<Format, Out, kAccess>()};
   }
   __syncthreads();
   const Member& member = found.member;
-  const Side side = side_of<Format>(member.row, second, packed, block_scale, member.rows,
-      member.cols, per_vector != 0, static_cast<int>(layout));
+  const QuantizedView side = member_view<Format>(member.row, second, packed, block_scale,
+      member.rows, member.cols, per_vector != 0, static_cast<int>(layout));
   const PlainDivide divide{(member.cols + kCount - 1) / kCount};
   const Rowwise<PlainDivide> source{side.packed, side.block_scale, side.second,
       member.rows * divide.divisor, member.cols, side.blocks, side.stored_cols, divide, side.scales,
       side.vectors_per_scale, static_cast<int>(layout), high_first != 0};
-  dequantize_pieces<Format, Out, kRecipe, kSecond, kAccess>(
+  dequantize_rowwise<Format, Out, kRecipe, kSecond, kAccess>(
       source, out + member.start, found.base, Range(range, reciprocal));
 }
 
@@ -51,10 +51,10 @@ __global__ void __launch_bounds__(kThreads)
   find_tile(table, found);
   __syncthreads();
   const Member& member = found.member;
-  const Side side = side_of<Format>(member.col, second, packed, block_scale, member.cols,
-      member.rows, per_vector != 0, static_cast<int>(layout));
-  dequantize_tile<Format, Out, kRecipe, kSecond, kOneLevel>(side, out + member.start, member.rows,
-      member.cols, found.row0, found.col0,
+  const QuantizedView side = member_view<Format>(member.col, second, packed, block_scale,
+      member.cols, member.rows, per_vector != 0, static_cast<int>(layout));
+  dequantize_columnwise<Format, Out, kRecipe, kSecond, kOneLevel>(side, out + member.start,
+      member.rows, member.cols, found.row0, found.col0,
       {static_cast<int>(layout), high_first != 0, Range(range, reciprocal)});
 }
 

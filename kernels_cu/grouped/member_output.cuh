@@ -11,8 +11,8 @@ namespace fp4kit {
 
 // A direction of a member; per_vector: it has a second level for each vector.
 template <class Format>
-__device__ __forceinline__ Side side_of(const Places& places, const float* second, u8* packed,
-    u8* block_scale, i64 vectors, i64 length, bool per_vector, int layout) {
+__device__ __forceinline__ QuantizedView member_view(const Places& places, const float* second,
+    u8* packed, u8* block_scale, i64 vectors, i64 length, bool per_vector, int layout) {
   const i64 blocks = (length + Format::kBlockSize - 1) / Format::kBlockSize;
   const i64 padded = (blocks + kTileCols - 1) / kTileCols * kTileCols;
   return {second + places.second, packed + places.packed, block_scale + places.block_scale, blocks,

@@ -52,11 +52,11 @@ struct ManyMembers {
 
   // By as few loads as possible; parts that nobody looks at are not loaded.
   __device__ __forceinline__ Member member(u32 at) const {
-    const uint4* pieces = reinterpret_cast<const uint4*>(members + at);
+    const uint4* vecs = reinterpret_cast<const uint4*>(members + at);
     i64 word[kMemberWords];
 #pragma unroll
     for (u32 i = 0; i < kMemberWords / 2; ++i) {
-      const uint4 piece = __ldg(pieces + i);
+      const uint4 piece = __ldg(vecs + i);
       word[2 * i] = join_words(piece.x, piece.y);
       word[2 * i + 1] = join_words(piece.z, piece.w);
     }

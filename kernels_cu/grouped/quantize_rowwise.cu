@@ -6,8 +6,8 @@
 // of grouped/quantize_tiles.cu, which serves everything else.
 //
 // The work on all members is one sequence, of which each thread block takes one stretch: rounds of
-// a lane for each thread, or of a strip for each warp. A stretch mostly lies in one member, so that
-// a block looks for a member, waits for its second level and fills its table of factors once.
+// a group for each thread, or of a strip for each warp. A stretch mostly lies in one member, so
+// that a block looks for a member, waits for its second level and fills its table of factors once.
 //
 // Launch: 256 threads, one block for every `stretch` rounds; the table counts the rounds of
 // members.
@@ -21,7 +21,7 @@ namespace fp4kit {
 // Thread blocks per multiprocessor.
 template <class T, int kFunction>
 FP4KIT_HD constexpr int grouped_blocks() {
-  return kFunction == kNoFunction ? flat_blocks<T>() : activated_blocks<T, kFunction>();
+  return kFunction == kNoFunction ? rowwise_blocks<T>() : activated_blocks<T, kFunction>();
 }
 
 // Calls a function for every member that a thread block has rounds of, with the first of them and
@@ -47,34 +47,34 @@ __device__ __forceinline__ void for_members(
   }
 }
 
-// The lanes of a member, from one of them on.
+// The groups of a member, from one of them on.
 template <class ElementType, int kFunction>
 struct MemberSource {
   using T = ElementType;
-  using Loaded = ActivatedLane<T, kFunction>;
+  using Loaded = ActivatedGroup<T, kFunction>;
   const typename T::Bits* __restrict__ gate;
   const typename T::Bits* __restrict__ factor;
-  u32 row_lanes;  // of the result; for swiglu, whose other half of each row lies between
-  u32 offset;     // of the first lane in its row
+  u32 row_groups;  // of the result; for swiglu, whose other half of each row lies between
+  u32 offset;      // of the first group in its row
 
   __device__ __forceinline__ MemberSource(const typename T::Bits* gates,
       const typename T::Bits* factors, const Member& member, i64 first)
-      : row_lanes(static_cast<u32>(member.cols / kLaneElements)), offset(0) {
-    i64 start = member.start + first * kLaneElements;
+      : row_groups(static_cast<u32>(member.cols / kGroupSize)), offset(0) {
+    i64 start = member.start + first * kGroupSize;
     if constexpr (kFunction == kSwiglu) {
-      const i64 row = first / row_lanes;
-      offset = static_cast<u32>(first - row * row_lanes);
+      const i64 row = first / row_groups;
+      offset = static_cast<u32>(first - row * row_groups);
       start = 2 * (member.start + row * member.cols);
     }
     gate = gates + start;
     factor = kFunction == kSwiglu ? gate + member.cols : factors + start;
   }
 
-  __device__ __forceinline__ void load(u32 lane, bool inside, Loaded& loaded) const {
-    u64 source = lane;
+  __device__ __forceinline__ void load(u32 group, bool inside, Loaded& loaded) const {
+    u64 source = group;
     if constexpr (kFunction == kSwiglu) {
-      const u32 place = offset + lane;
-      source = place + static_cast<u64>(place / row_lanes) * row_lanes;
+      const u32 place = offset + group;
+      source = place + static_cast<u64>(place / row_groups) * row_groups;
     }
     loaded.load(gate, factor, source, inside);
   }
@@ -92,17 +92,17 @@ __global__ void __launch_bounds__(kThreads, grouped_blocks<T, kFunction>())
         const typename T::Bits* __restrict__ factor, const float* __restrict__ second,
         u8* __restrict__ packed, u8* __restrict__ block_scale, const __grid_constant__ Table table,
         i64 stretch, i64 high_first, i64 rule) {
-  __shared__ ScaleTable factors;
+  __shared__ FactorTable factors;
   for_members(table, stretch, [&](const Member& member, i64 first_round, i64 end_round) {
     const i64 first = first_round * kThreads;
-    const i64 lanes = member.rows * member.cols / kLaneElements;
-    const i64 end = end_round * kThreads < lanes ? end_round * kThreads : lanes;
-    // Lanes are counted from the first: their shape is not asked for.
-    quantize_lanes<Format, kRecipe, kSecond, kLayoutLinear>(
+    const i64 groups = member.rows * member.cols / kGroupSize;
+    const i64 end = end_round * kThreads < groups ? end_round * kThreads : groups;
+    // Groups are counted from the first: their shape is not asked for.
+    quantize_groups<Format, kRecipe, kSecond, kLayoutLinear>(
         MemberSource<T, kFunction>(gate, factor, member, first),
-        packed + member.row.packed + first * (4 * Format::kLaneWords),
-        block_scale + member.row.block_scale + first / Format::kLanes, second + member.row.second,
-        factors, Rounding<>(), 0, static_cast<u32>(end - first), kThreads, FlatShape{0, 0, 0, 0},
+        packed + member.row.packed + first * (4 * Format::kGroupWords),
+        block_scale + member.row.block_scale + first / Format::kGroups, second + member.row.second,
+        factors, Rounding<>(), 0, static_cast<u32>(end - first), kThreads, RowShape{0, 0, 0, 0},
         static_cast<int>(rule), high_first != 0);
   });
 }
@@ -110,13 +110,13 @@ __global__ void __launch_bounds__(kThreads, grouped_blocks<T, kFunction>())
 // swizzled_128x4 scales of 16-element blocks, whole tiles across. Rounds are first those of whole
 // tiles, then those of the last tile row if it is not.
 template <class Format, class T, int kRecipe, bool kSecond, class Table>
-__global__ void __launch_bounds__(kThreads, flat_blocks<T>())
+__global__ void __launch_bounds__(kThreads, rowwise_blocks<T>())
     grouped_quantize_rowwise_swizzled_kernel(const typename T::Bits* __restrict__ x,
         const float* __restrict__ second, u8* __restrict__ packed, u8* __restrict__ block_scale,
         const __grid_constant__ Table table, i64 stretch, i64 high_first, i64 rule) {
-  __shared__ ScaleTable factors;
+  __shared__ FactorTable factors;
   for_members(table, stretch, [&](const Member& member, i64 first_round, i64 end_round) {
-    const u32 blocks = static_cast<u32>(member.cols / kLaneElements);
+    const u32 blocks = static_cast<u32>(member.cols / kGroupSize);
     const u32 across = blocks / kTileCols;
     const u32 whole = static_cast<u32>(member.rows / kTileRows128);
     const u32 rest = static_cast<u32>(member.rows % kTileRows128);
@@ -126,21 +126,21 @@ __global__ void __launch_bounds__(kThreads, flat_blocks<T>())
     const auto quantize = [&](auto strips, i64 row, u32 strip, u32 count, u32 rows) {
       quantize_strips<Format, T, kRecipe, kSecond, decltype(strips)>(
           x + member.start + row * member.cols,
-          packed + member.row.packed + row * blocks * (4 * Format::kLaneWords),
+          packed + member.row.packed + row * blocks * (4 * Format::kGroupWords),
           block_scale + member.row.block_scale + row * blocks, second + member.row.second, factors,
           Rounding<>(), strip, count, kWarps, rows, blocks, static_cast<int>(rule),
           high_first != 0);
     };
     if (first < rounds) {
       const u32 stop = end < rounds ? end : rounds;
-      quantize(WholeTiles(), 0, first * kWarps, stop * kWarps, whole * kTileRows128);
+      quantize(FullTiles(), 0, first * kWarps, stop * kWarps, whole * kTileRows128);
     }
     if (end > rounds) {
       if (first < rounds) __syncthreads();
       const u32 begin = first < rounds ? 0 : (first - rounds) * kWarps;
-      const u32 strips = short_tile_strips(rest) * across;
+      const u32 strips = partial_tile_strips(rest) * across;
       const u32 stop = (end - rounds) * kWarps;
-      quantize(ShortTiles(), static_cast<i64>(whole) * kTileRows128, begin,
+      quantize(PartialTiles(), static_cast<i64>(whole) * kTileRows128, begin,
           stop < strips ? stop : strips, rest);
     }
   });

@@ -17,7 +17,7 @@
 namespace fp4kit {
 
 // The arrays of one direction of all members.
-struct GroupSide {
+struct GroupView {
   const float* second;
   u8* packed;
   u8* block_scale;
@@ -32,8 +32,8 @@ struct GroupTiles {
   const typename T::Bits* factor;
   const Table& table;
   u32 total;
-  GroupSide row;
-  GroupSide col;
+  GroupView row;
+  GroupView col;
   u32 stream;
   u32* taken;
   u32 at = 0;  // the member that the tile belongs to
@@ -47,7 +47,7 @@ struct GroupTiles {
   bool same_member = false;
 
   __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const typename T::Bits* factor_,
-      const Table& table_, i64 total_, const GroupSide& row_, const GroupSide& col_, u32 stream_,
+      const Table& table_, i64 total_, const GroupView& row_, const GroupView& col_, u32 stream_,
       u32* taken_)
       : x(x_),
         factor(factor_),
@@ -100,7 +100,7 @@ struct GroupTiles {
     if (!same_member) find_member_from(at);
     tile_row = (tile - begin) / across;
     tile_col = tile - begin - tile_row * across;
-    if constexpr (C::kFolds) fold();
+    if constexpr (C::kPacksRows) fold();
   }
 
   // The place of a tile that may be folded: those of whole rows of tiles come first.
@@ -109,7 +109,7 @@ struct GroupTiles {
     const i64 rows = table.member(at).rows;
     const u32 whole = static_cast<u32>(rows / C::kHeight);
     if (tile_row < whole) return;
-    const u32 height = band_strips<C>(static_cast<u32>(rows % C::kHeight));
+    const u32 height = remainder_blocks<C>(static_cast<u32>(rows % C::kHeight));
     const u32 strips = (tile - begin - whole * across) * C::kDown;
     tile_row = whole;
     tile_col = strips / height;
@@ -125,10 +125,10 @@ struct GroupTiles {
     const i64 start = C::kFunction == kSwiglu ? 2 * member.start : member.start;
     return {x + start, member.rows, member.cols, row0, col0,
         tile_rest(member.rows, row0, C::kHeight),
-        tile_rest(member.cols, col0, C::kFolds ? C::kDown * C::kColumns : C::kColumns),
-        side_of<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
+        tile_rest(member.cols, col0, C::kPacksRows ? C::kDown * C::kColumns : C::kColumns),
+        member_view<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
             member.cols, row.per_vector != 0, C::kLayout),
-        side_of<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
+        member_view<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
             member.rows, col.per_vector != 0, C::kLayout),
         stream + static_cast<u32>(member.number), 0, true, factor + start, strip};
   }

@@ -12,20 +12,20 @@ namespace fp4kit {
 
 constexpr int kScaleBytes = 128;
 
-// Thread blocks per multiprocessor. Each thread holds two lanes' elements.
+// Thread blocks per multiprocessor. Each thread holds two groups' elements.
 template <class T>
-FP4KIT_HD constexpr int flat_blocks() {
+FP4KIT_HD constexpr int rowwise_blocks() {
   return T::kSize == 4 ? FP4KIT_FLAT_BLOCKS_4 : FP4KIT_FLAT_BLOCKS_2;
 }
 
-struct ScaleTable {
+struct FactorTable {
   float factor[kScaleBytes];
   Level level;
 };
 
 // Fills the table; every thread of the block must call it. MX formats need none.
 template <class Format, int kRecipe, bool kSecond>
-__device__ __forceinline__ Level fill_scale_table(ScaleTable& table, const float* second) {
+__device__ __forceinline__ Level fill_factor_table(FactorTable& table, const float* second) {
   static_assert(kThreads >= kScaleBytes, "one thread per entry");
   if constexpr (Format::kIsMx) {
     return Level{1.0f, 1.0f, 1.0f, 1.0f, false};
@@ -40,12 +40,12 @@ __device__ __forceinline__ Level fill_scale_table(ScaleTable& table, const float
   }
 }
 
-// Codes of lane number `lane` and the scale byte of its block. Every thread of the warp must call
+// Codes of group number `group` and the scale byte of its block. Every thread of the warp must call
 // it.
 template <class Format, class T, int kRecipe, bool kSecond, class RoundingType>
-__device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const ScaleTable& table,
-    const Level& level, const RoundingType& rounding, u32 lane, int rule, bool high_first,
-    u32 (&codes)[Format::kLaneWords]) {
+__device__ __forceinline__ u32 quantize_group(const Words<T>& elements, const FactorTable& table,
+    const Level& level, const RoundingType& rounding, u32 group, int rule, bool high_first,
+    u32 (&codes)[Format::kGroupWords]) {
   u32 raw;
   const float amax = block_amax<Format, T>(elements, raw);
   const u32 byte = block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, rule);
@@ -56,10 +56,10 @@ __device__ __forceinline__ u32 quantize_lane(const Words<T>& elements, const Sca
     factor = table.factor[byte % kScaleBytes];
   }
   const bool ordinary = is_ordinary_scale<Format>(byte, rule) && is_ordinary_level<kRecipe>(level);
-  rounding.template encode<Format, kRecipe>(elements, raw, ordinary, factor, lane, codes);
+  rounding.template encode<Format, kRecipe>(elements, raw, ordinary, factor, group, codes);
   if (Format::kIsFp4 && high_first) {
 #pragma unroll
-    for (int i = 0; i < Format::kLaneWords; ++i) codes[i] = swap_nibbles(codes[i]);
+    for (int i = 0; i < Format::kGroupWords; ++i) codes[i] = swap_nibbles(codes[i]);
   }
   return byte;
 }

@@ -6,31 +6,31 @@
 // tiles/quantize_tiles.cu) one after another.
 //
 // Algorithm, for each row:
-//   1. a team of threads holds the whole row in registers, kLanes lanes of 16 elements a thread
+//   1. a team of threads holds the whole row in registers, kGroups groups of 16 elements a thread
 //   2. its amax: integer maxima of magnitude bits, over the team by shuffles and, if it is more
 //      than a warp, one exchange through shared memory. There are two sets of slots in turn, so
 //      that one barrier a row is enough
 //   3. the second level and what follows from it, by each thread for itself
-//   4. scale and codes of each lane, whose registers then take the same lane of the team's next
-//      row: its elements are on their way while the other lanes are encoded
+//   4. scale and codes of each group, whose registers then take the same group of the team's next
+//      row: its elements are on their way while the other groups are encoded
 //
 // Memory layout: as in quantize/rowwise_any.cu, every row a whole number of 16-byte pieces that
 // start on 16 bytes; `second` is float32 (rows,), written. The launcher clears the scales of padded
 // layouts first.
 //
 // Launch: 256 threads; at most as many blocks as the device holds at once, the teams striding over
-// the rows. A row has at least one element and at most kSize * kLanes lanes of the team, and more
-// than kSize * (kLanes - 1): only the last of a thread's lanes may be missing. Fewer than 2^31
+// the rows. A row has at least one element and at most kSize * kGroups groups of the team, and more
+// than kSize * (kGroups - 1): only the last of a thread's groups may be missing. Fewer than 2^31
 // rows.
 #include "tiles/block.cuh"
 
 namespace fp4kit {
 
-// The threads that share a row, a power of two, and how many lanes each of them takes.
-template <u32 kTeamThreads, u32 kThreadLanes>
+// The threads that share a row, a power of two, and how many groups each of them takes.
+template <u32 kTeamThreads, u32 kThreadGroups>
 struct Team {
   static constexpr u32 kSize = kTeamThreads;
-  static constexpr u32 kLanes = kThreadLanes;
+  static constexpr u32 kGroups = kThreadGroups;
 };
 
 template <class ElementType, int kRecipeNumber, bool kStochasticRounding, bool kPerTokenFactor,
@@ -50,7 +50,7 @@ struct MeasuredConfig {
 // division for each element takes more of them.
 template <class T, int kRecipe, class TeamType>
 FP4KIT_HD constexpr int measured_blocks() {
-  constexpr u32 kWords = TeamType::kLanes * Words<T>::kWords;
+  constexpr u32 kWords = TeamType::kGroups * Words<T>::kWords;
   if (kWords > 48) return 2;
   return kWords > 32 || recipe_divides(kRecipe) ? 3 : 4;
 }
@@ -100,13 +100,13 @@ __device__ __forceinline__ u32 team_max(u32 value, u32* slots) {
   return value;
 }
 
-// The amax of each lane without NaN, and of all of them. `finite`: neither NaN nor infinity there.
-template <class T, u32 kLanes>
+// The amax of each group without NaN, and of all of them. `finite`: neither NaN nor infinity there.
+template <class T, u32 kGroups>
 __device__ __forceinline__ u32 amax_bits(
-    const Words<T> (&x)[kLanes], u32 (&amax)[kLanes], bool& finite) {
+    const Words<T> (&x)[kGroups], u32 (&amax)[kGroups], bool& finite) {
   u32 largest = 0;
 #pragma unroll
-  for (u32 l = 0; l < kLanes; ++l) {
+  for (u32 l = 0; l < kGroups; ++l) {
     MaxBits<T> maximum;
 #pragma unroll
     for (int i = 0; i < Words<T>::kWords; ++i) maximum.add(x[l].word[i]);
@@ -117,9 +117,9 @@ __device__ __forceinline__ u32 amax_bits(
   if (largest > T::kInf) {
     largest = 0;
 #pragma unroll
-    for (u32 l = 0; l < kLanes; ++l) {
+    for (u32 l = 0; l < kGroups; ++l) {
       u32 raw;
-      amax[l] = lane_amax_bits<T>(x[l], raw);
+      amax[l] = group_amax_bits<T>(x[l], raw);
       largest = max_u32(largest, amax[l]);
     }
   }
@@ -139,42 +139,42 @@ template <class T, int kRecipe, bool kPerToken, int kLayout, class TeamType, cla
 __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType>())
     quantize_per_token_kernel(const uint4* __restrict__ x, float* __restrict__ second,
         u8* __restrict__ packed, u8* __restrict__ block_scale, SeedWords... seed_words,
-        i64 row_count, i64 row_pieces, i64 row_blocks, i64 stored_cols, i64 high_first,
+        i64 row_count, i64 row_vecs, i64 row_blocks, i64 stored_cols, i64 high_first,
         i64 smallest) {
   constexpr bool kStochastic = sizeof...(SeedWords) > 0;
   using C = MeasuredConfig<T, kRecipe, kStochastic, kPerToken, kLayout>;
   const Seed seed{seed_words...};
   constexpr u32 kSize = TeamType::kSize;
-  constexpr u32 kLanes = TeamType::kLanes;
+  constexpr u32 kGroups = TeamType::kGroups;
   constexpr u32 kTeams = kThreads / kSize;
   constexpr u32 kRowsOfWarp = kSize < 32 ? 32 / kSize : 1;
-  constexpr u32 kLanePieces = Words<T>::kWords / 4;
-  constexpr u32 kCodeBytes = 4 * Nvfp4::kLaneWords;
-  static_assert(kSize % kTileCols == 0, "lanes of a thread are whole scale tiles apart");
+  constexpr u32 kGroupVecs = Words<T>::kWords / 4;
+  constexpr u32 kCodeBytes = 4 * Nvfp4::kGroupWords;
+  static_assert(kSize % kTileCols == 0, "groups of a thread are whole scale tiles apart");
   __shared__ u32 slots[2][kThreads / 32];
 
   // All that is counted fits 32 bits: an address then costs one instruction from the number of what
   // it points at, and few registers are held for it.
   const u32 rows = static_cast<u32>(row_count);
-  const u32 pieces = static_cast<u32>(row_pieces);
+  const u32 vecs = static_cast<u32>(row_vecs);
   const u32 blocks = static_cast<u32>(row_blocks);
   const u32 team = threadIdx.x / kSize;
-  // Where the last lane is missing in half of a team, every other team turns its halves: the warps
+  // Where the last group is missing in half of a team, every other team turns its halves: the warps
   // of either half would all lie in the same quarters of a multiprocessor.
   const u32 turn = (kSize == 64 || kSize == 128) && team % 2 == 1 ? kSize / 2 : 0;
   const u32 place = threadIdx.x % kSize ^ turn;
-  // Pieces that the row has from the thread's last lane on.
+  // Pieces that the row has from the thread's last group on.
   const int rest =
-      static_cast<int>(pieces) - static_cast<int>(((kLanes - 1) * kSize + place) * kLanePieces);
+      static_cast<int>(vecs) - static_cast<int>(((kGroups - 1) * kSize + place) * kGroupVecs);
 
   // What lies past the end of a row stays +0.0.
-  Words<T> elements[kLanes] = {};
+  Words<T> elements[kGroups] = {};
   const auto load = [&](u32 row, u32 l) {
-    const uint4* start = x + (row * pieces + place * kLanePieces);
+    const uint4* start = x + (row * vecs + place * kGroupVecs);
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(kLanePieces); ++i) {
-      if (l + 1 == kLanes && i >= rest) break;
-      const uint4 piece = __ldg(start + l * kSize * kLanePieces + i);
+    for (int i = 0; i < static_cast<int>(kGroupVecs); ++i) {
+      if (l + 1 == kGroups && i >= rest) break;
+      const uint4 piece = __ldg(start + l * kSize * kGroupVecs + i);
       elements[l].word[4 * i] = piece.x;
       elements[l].word[4 * i + 1] = piece.y;
       elements[l].word[4 * i + 2] = piece.z;
@@ -186,13 +186,13 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
   u32 row = blockIdx.x * kTeams + team;
   if (row < rows) {
 #pragma unroll
-    for (u32 l = 0; l < kLanes; ++l) load(row, l);
+    for (u32 l = 0; l < kGroups; ++l) load(row, l);
   }
   u32 parity = 0;
   // The teams of a warp leave together: they shuffle together.
 #pragma unroll 1
   for (; row - team % kRowsOfWarp < rows; row += stride) {
-    u32 amax[kLanes];
+    u32 amax[kGroups];
     bool finite;
     const u32 own = amax_bits(elements, amax, finite);
     const float measured = from_input_bits<T>(team_max<kSize>(own, slots[parity]));
@@ -206,8 +206,8 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
     const u32 first = row * blocks + place;
     const u32 scale = static_cast<u32>(scale_offset(kLayout, row, place, stored_cols));
 #pragma unroll
-    for (u32 l = 0; l < kLanes; ++l) {
-      if (inside && (l + 1 < kLanes || rest > 0)) {
+    for (u32 l = 0; l < kGroups; ++l) {
+      if (inside && (l + 1 < kGroups || rest > 0)) {
         const u32 byte =
             block_scale_byte<Nvfp4, T, kRecipe, true>(from_input_bits<T>(amax[l]), level, 0);
         const float factor = factor_of<C>(byte, level);
@@ -215,17 +215,17 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
             finite && is_ordinary_scale<Nvfp4>(byte, 0) && is_ordinary_level<kRecipe>(level);
         // `ordinary` has looked at the elements already.
         constexpr u32 kRaw = 0;
-        u32 codes[Nvfp4::kLaneWords];
+        u32 codes[Nvfp4::kGroupWords];
         if constexpr (kStochastic) {
           const Random random = philox(first + l * kSize, 0, static_cast<u32>(seed.stream), seed);
-          encode_lane_stochastic(elements[l], kRaw, ordinary, factor, random, codes);
+          encode_group_stochastic(elements[l], kRaw, ordinary, factor, random, codes);
         } else {
-          encode_lane<Nvfp4, T, kRecipe>(elements[l], kRaw, ordinary, factor, codes);
+          encode_group<Nvfp4, T, kRecipe>(elements[l], kRaw, ordinary, factor, codes);
         }
         const Options options{0, high_first != 0, 0.0f, 0, 0, {}};
         // Opaque: the compiler would hold a pointer in two registers, or work `first` out anew.
         u8* const out = packed + static_cast<u64>(opaque(first)) * kCodeBytes;
-        store_lane<C>(out + l * kSize * kCodeBytes, codes, options);
+        store_group<C>(out + l * kSize * kCodeBytes, codes, options);
         (block_scale + scale)[scale_distance<kLayout>(l * kSize)] = static_cast<u8>(byte);
       }
       if (row + stride < rows) load(row + stride, l);

@@ -10,15 +10,15 @@
 //   1. once per thread block, tables in shared memory: element factors (quantize/factor_table.cuh),
 //   and what
 //      each scale byte decodes to, as in dequantize/rowwise.cu
-//   2. a grid that just fills the device strides over tiles of lanes
-//   3. two neighbouring lanes exchange half of their codes, so that a store of both writes 32
+//   2. a grid that just fills the device strides over tiles of groups
+//   3. two neighbouring groups exchange half of their codes, so that a store of both writes 32
 //      contiguous bytes
-// The other one works everything out for each lane.
+// The other one works everything out for each group.
 //
 // Memory layout: x and out are (rows, cols) of one element type, both on 16 bytes with rows of
 // whole 16-byte pieces. The launcher runs the two separate kernels for everything else.
 // Launch: 256 threads; flat: at most FUSED_BLOCKS blocks per multiprocessor, tiles of 256 * unroll
-// lanes; else ceil(lanes / 256) blocks. lanes = rows * blocks * block / 16.
+// groups; else ceil(groups / 256) blocks. groups = rows * blocks * block / 16.
 #include "common/scale_layout.cuh"
 #include "quantize/factor_table.cuh"
 
@@ -29,48 +29,48 @@ FP4KIT_HD constexpr int fused_unroll() {
   return T::kSize == 4 ? FP4KIT_FUSED_UNROLL_4 : FP4KIT_FUSED_UNROLL_2;
 }
 
-// Those of a lane's codes that fill its even (0) or odd (1) 16-byte pieces of output.
+// Those of a group's codes that fill its even (0) or odd (1) 16-byte pieces of output.
 template <class Format, class T>
-__device__ __forceinline__ void codes_of_pieces(
-    const u32 (&codes)[Format::kLaneWords], u32 odd, u32 (&half)[Format::kLaneWords / 2]) {
+__device__ __forceinline__ void codes_of_vecs(
+    const u32 (&codes)[Format::kGroupWords], u32 odd, u32 (&half)[Format::kGroupWords / 2]) {
   if constexpr (T::kSize == 2) {
     // Two pieces of eight elements.
 #pragma unroll
-    for (int i = 0; i < Format::kLaneWords / 2; ++i) {
-      half[i] = odd ? codes[Format::kLaneWords / 2 + i] : codes[i];
+    for (int i = 0; i < Format::kGroupWords / 2; ++i) {
+      half[i] = odd ? codes[Format::kGroupWords / 2 + i] : codes[i];
     }
   } else if constexpr (Format::kIsFp4) {
     // Four pieces of four elements, half a word each.
     half[0] = byte_perm(codes[0], codes[1], odd ? 0x7632u : 0x5410u);
   } else {
 #pragma unroll
-    for (int i = 0; i < Format::kLaneWords / 2; ++i) {
+    for (int i = 0; i < Format::kGroupWords / 2; ++i) {
       half[i] = odd ? codes[2 * i + 1] : codes[2 * i];
     }
   }
 }
 
-template <class Format, class T, int kRecipe, bool kSecond, bool kFlat>
-__global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
+template <class Format, class T, int kRecipe, bool kSecond, bool kContiguous>
+__global__ void __launch_bounds__(kThreads, kContiguous ? FP4KIT_FUSED_BLOCKS : 1)
     quantize_dequantize_kernel(const typename T::Bits* __restrict__ x,
-        const float* __restrict__ second, typename T::Bits* __restrict__ out, i64 lanes, i64 tiles,
+        const float* __restrict__ second, typename T::Bits* __restrict__ out, i64 groups, i64 tiles,
         i64 cols, i64 blocks, i64 magic, i64 shift, i64 scales, i64 rows_per_scale, i64 rule) {
-  if constexpr (kFlat) {
+  if constexpr (kContiguous) {
     constexpr int kUnroll = fused_unroll<T>();
-    constexpr int kPiece = 16 / T::kSize;
-    constexpr int kHalfWords = Format::kLaneWords / 2;
-    constexpr int kHalfElements = kLaneElements / 2;
+    constexpr int kVec = 16 / T::kSize;
+    constexpr int kHalfWords = Format::kGroupWords / 2;
+    constexpr int kHalfElements = kGroupSize / 2;
     // The factor of an MX scale is a shift: only results are worth a table there.
     constexpr bool kTable = Format::kIsFp4 && (!Format::kIsMx || T::kSize == 2);
     constexpr int kEntries = !kTable ? 1 : Format::kIsMx ? 256 : kScaleBytes;
     static_assert(kEntries <= kThreads, "a thread for each scale byte");
-    __shared__ ScaleTable table;
+    __shared__ FactorTable table;
     __shared__ DecoderOf<Format, T> decoders[kEntries];
     if (kTable && threadIdx.x < kEntries) {
       decoders[threadIdx.x] = make_decoder<Format, T, kRecipe, kSecond>(
           threadIdx.x, make_level<kRecipe, kSecond>(kSecond ? __ldg(second) : 1.0f));
     }
-    const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
+    const Level level = fill_factor_table<Format, kRecipe, kSecond>(table, second);
     __syncthreads();
 
     const u32 odd = threadIdx.x % 2;
@@ -78,33 +78,33 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
       // 64 bits for where the tile lies, 32 bits within it.
       const i64 base = tile * (kThreads * kUnroll);
       constexpr u32 kTile = kThreads * kUnroll;
-      const u32 left = lanes - base < kTile ? static_cast<u32>(lanes - base) : kTile;
-      const typename T::Bits* __restrict__ source = x + base * kLaneElements;
-      typename T::Bits* __restrict__ target = out + base * kLaneElements;
+      const u32 left = groups - base < kTile ? static_cast<u32>(groups - base) : kTile;
+      const typename T::Bits* __restrict__ source = x + base * kGroupSize;
+      typename T::Bits* __restrict__ target = out + base * kGroupSize;
       Words<T> elements[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const u32 lane = threadIdx.x + u * kThreads;
+        const u32 group = threadIdx.x + u * kThreads;
         load_elements<true, T>(
-            source + lane * kLaneElements, lane < left ? kLaneElements : 0, elements[u]);
+            source + group * kGroupSize, group < left ? kGroupSize : 0, elements[u]);
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        u32 codes[Format::kLaneWords];
-        const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
+        u32 codes[Format::kGroupWords];
+        const u32 byte = quantize_group<Format, T, kRecipe, kSecond>(
             elements[u], table, level, Rounding<>(), 0, static_cast<int>(rule), false, codes);
         u32 kept[kHalfWords], sent[kHalfWords], received[kHalfWords];
-        codes_of_pieces<Format, T>(codes, odd, kept);
-        codes_of_pieces<Format, T>(codes, odd ^ 1, sent);
+        codes_of_vecs<Format, T>(codes, odd, kept);
+        codes_of_vecs<Format, T>(codes, odd ^ 1, sent);
 #pragma unroll
         for (int i = 0; i < kHalfWords; ++i) {
           received[i] = __shfl_xor_sync(0xFFFFFFFFu, sent[i], 1);
         }
-        // Two lanes of a block have its scale in common.
-        const u32 other = Format::kLanes == 2 ? byte : __shfl_xor_sync(0xFFFFFFFFu, byte, 1);
+        // Two groups of a block have its scale in common.
+        const u32 other = Format::kGroups == 2 ? byte : __shfl_xor_sync(0xFFFFFFFFu, byte, 1);
 #pragma unroll
         for (u32 from = 0; from < 2; ++from) {
-          const u32 lane = (threadIdx.x & ~1u) + from + u * kThreads;
+          const u32 group = (threadIdx.x & ~1u) + from + u * kThreads;
           u32 half[kHalfWords];
 #pragma unroll
           for (int i = 0; i < kHalfWords; ++i) half[i] = odd == from ? kept[i] : received[i];
@@ -116,12 +116,12 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
             decode_words<Format, kRecipe, kSecond>(
                 half, make_decoder<Format, T, kRecipe, kSecond>(scale, level), result);
           }
-          if (lane < left) {
+          if (group < left) {
 #pragma unroll
-            for (int i = 0; i < kHalfElements / kPiece; ++i) {
+            for (int i = 0; i < kHalfElements / kVec; ++i) {
               const u32 piece[4] = {result.word[4 * i], result.word[4 * i + 1],
                   result.word[4 * i + 2], result.word[4 * i + 3]};
-              store_words_aligned(target + lane * kLaneElements + (2 * i + odd) * kPiece, piece);
+              store_words_aligned(target + group * kGroupSize + (2 * i + odd) * kVec, piece);
             }
           }
         }
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
     }
   } else {
     const FastDivide divide{blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
-    const i64 lane = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-    const i64 scale = lane / Format::kLanes;
+    const i64 group = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+    const i64 scale = group / Format::kGroups;
     const i64 row = divide(scale);
     const i64 col =
-        (scale - row * blocks) * Format::kBlockSize + lane % Format::kLanes * kLaneElements;
-    const i64 valid = lane < lanes ? cols - col : 0;
+        (scale - row * blocks) * Format::kBlockSize + group % Format::kGroups * kGroupSize;
+    const i64 valid = group < groups ? cols - col : 0;
     const i64 offset = row * cols + col;
 
     Words<T> elements;
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, kFlat ? FP4KIT_FUSED_BLOCKS : 1)
     const Level level = levels.at(row);
     const u32 byte =
         block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, static_cast<int>(rule));
-    u32 codes[Format::kLaneWords];
-    encode_lane<Format, T, kRecipe>(
+    u32 codes[Format::kGroupWords];
+    encode_group<Format, T, kRecipe>(
         elements, raw, element_factor<Format, kRecipe, kSecond>(byte, level), codes);
     Words<T> result;
     decode_words<Format, kRecipe, kSecond>(

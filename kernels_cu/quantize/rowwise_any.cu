@@ -4,25 +4,26 @@
 // quantize: elements to codes and block scales. Must equal ReferenceBackend.quantize.
 //
 // Algorithm, for each block:
-//   1. load 16 elements a lane, two 16-byte accesses for 16-bit types; the lanes of a 32-block are
+//   1. load 16 elements a group, two 16-byte accesses for 16-bit types; the groups of a 32-block
+//   are
 //      neighbours and share their maximum by one shuffle
 //   2. block amax as an integer maximum of magnitude bits (common/recipes.cuh takes it from there)
 //   3. scale byte under the recipe or MX rule, then the factor of its elements
 //   4. codes of the scaled elements (common/numerics.cuh), eight at a time
-//   5. store 8 bytes (FP4) or 16 (FP8) of codes a lane, and the scale byte in its layout
+//   5. store 8 bytes (FP4) or 16 (FP8) of codes a group, and the scale byte in its layout
 //
 // Memory layout: x is (rows, cols), packed (rows, blocks * block bytes) with whole blocks (elements
 // past cols count as +0.0), block_scale is stored_rows x stored_cols in the order of `layout`. The
 // grid covers the stored scales, so that padding bytes are written, as 0, by the same launch.
 //
-// Launch: 256 threads, ceil(lanes / (256 * unroll)) blocks, lanes = stored scales * block / 16.
+// Launch: 256 threads, ceil(groups / (256 * unroll)) blocks, groups = stored scales * block / 16.
 // second holds `scales` float32 values in the recipe's direction, read here and never on the host.
 #include "common/group16.cuh"
 #include "common/scale_layout.cuh"
 
 namespace fp4kit {
 
-// Lanes in flight per thread: enough loads to cover the memory's latency within the registers. The
+// Groups in flight per thread: enough loads to cover the memory's latency within the registers. The
 // path without vector accesses is for rare pointers and takes one.
 template <class T, bool kVector>
 FP4KIT_HD constexpr int quantize_unroll() {
@@ -34,10 +35,10 @@ template <class Format, class T, int kRecipe, bool kSecond, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     quantize_rowwise_any_kernel(const typename T::Bits* __restrict__ x,
         const float* __restrict__ second, u8* __restrict__ packed, u8* __restrict__ block_scale,
-        i64 rows, i64 cols, i64 blocks, i64 stored_cols, i64 lanes, i64 magic, i64 shift,
+        i64 rows, i64 cols, i64 blocks, i64 stored_cols, i64 groups, i64 magic, i64 shift,
         i64 scales, i64 rows_per_scale, i64 layout, i64 high_first, i64 rule) {
   constexpr int kUnroll = quantize_unroll<T, kVector>();
-  constexpr int kCodeBytes = 4 * Format::kLaneWords;
+  constexpr int kCodeBytes = 4 * Format::kGroupWords;
   const FastDivide divide{stored_cols, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
 
@@ -46,12 +47,12 @@ __global__ void __launch_bounds__(kThreads)
   i64 block[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const i64 lane = first + u * kThreads;
-    const i64 scale = lane / Format::kLanes;
+    const i64 group = first + u * kThreads;
+    const i64 scale = group / Format::kGroups;
     row[u] = divide(scale);
     block[u] = scale - row[u] * stored_cols;
-    const i64 col = block[u] * Format::kBlockSize + lane % Format::kLanes * kLaneElements;
-    // Nothing lies past the last row, nor past the last lane.
+    const i64 col = block[u] * Format::kBlockSize + group % Format::kGroups * kGroupSize;
+    // Nothing lies past the last row, nor past the last group.
     const i64 valid = row[u] < rows ? cols - col : 0;
     load_elements<kVector, T>(x + row[u] * cols + col, valid, elements[u]);
   }
@@ -59,26 +60,26 @@ __global__ void __launch_bounds__(kThreads)
   const Levels<kRecipe, kSecond> levels(second, scales, rows_per_scale);
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const i64 lane = first + u * kThreads;
+    const i64 group = first + u * kThreads;
     const bool inside = row[u] < rows && block[u] < blocks;
     u32 raw;
     const float amax = block_amax<Format, T>(elements[u], raw);
-    if (lane >= lanes) continue;
+    if (group >= groups) continue;
     u32 byte = 0;
     if (inside) {
       const Level level = levels.at(row[u]);
       byte = block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, static_cast<int>(rule));
       const float factor = element_factor<Format, kRecipe, kSecond>(byte, level);
-      u32 codes[Format::kLaneWords];
-      encode_lane<Format, T, kRecipe>(elements[u], raw, factor, codes);
+      u32 codes[Format::kGroupWords];
+      encode_group<Format, T, kRecipe>(elements[u], raw, factor, codes);
       if (Format::kIsFp4 && high_first) {
 #pragma unroll
-        for (int i = 0; i < Format::kLaneWords; ++i) codes[i] = swap_nibbles(codes[i]);
+        for (int i = 0; i < Format::kGroupWords; ++i) codes[i] = swap_nibbles(codes[i]);
       }
-      const i64 piece = (row[u] * blocks + block[u]) * Format::kLanes + lane % Format::kLanes;
+      const i64 piece = (row[u] * blocks + block[u]) * Format::kGroups + group % Format::kGroups;
       store_codes<kVector>(packed + piece * kCodeBytes, codes);
     }
-    if (lane % Format::kLanes == 0) {
+    if (group % Format::kGroups == 0) {
       block_scale[scale_offset(static_cast<int>(layout), row[u], block[u], stored_cols)] =
           static_cast<u8>(byte);
     }

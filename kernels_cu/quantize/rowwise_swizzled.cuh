@@ -11,7 +11,7 @@
 // 128 contiguous bytes of 16-bit elements. Strips are ordered (tile row, line, tile column).
 //
 // Rows past the last one exist only as scales: they are written 0 here, so no padding is left over.
-// Where few rows of a tile exist, most lanes of such strips would have nothing to do: ShortTiles.
+// Where few rows of a tile exist, most lanes of such strips would have nothing to do: PartialTiles.
 #pragma once
 
 #include "common/scale_layout.cuh"
@@ -28,7 +28,7 @@ constexpr u32 kStripsDown = kRowStep / kLines;  // strips of a tile
 constexpr int kWarps = kThreads / 32;
 
 // How a tile is cut into strips: `down` of them below one another, over all tile rows.
-struct WholeTiles {
+struct FullTiles {
   // The first row of a strip, and the one of a lane's byte of the strip's scales from there.
   __device__ static __forceinline__ u32 row(u32 down) {
     return down / kStripsDown * kTileRows128 + down % kStripsDown * kLines;
@@ -38,8 +38,8 @@ struct WholeTiles {
     return place / kLineBytes + place % kLineBytes / kTileCols * kRowStep;
   }
 
-  // Where the strip's scales are, in pieces of kPieceBytes, and a lane's byte from there.
-  static constexpr u32 kPieceBytes = kSectorBytes;
+  // Where the strip's scales are, in pieces of kVecBytes, and a lane's byte from there.
+  static constexpr u32 kVecBytes = kSectorBytes;
 
   __device__ static __forceinline__ u32 piece(u32 down, u32 col, u32 across) {
     return (down / kStripsDown * across + col) * kStripsDown + down % kStripsDown;
@@ -54,14 +54,14 @@ struct WholeTiles {
 // The strips of one row of tiles of which not all rows exist: eight rows below one another. All
 // lanes have something to do if the rows are a multiple of eight, but scales are pieces of four
 // bytes. The first four strips down also write the padding below their rows.
-struct ShortTiles {
+struct PartialTiles {
   static constexpr u32 kRows = 8;
 
   __device__ static __forceinline__ u32 row(u32 down) { return down * kRows; }
 
   __device__ static __forceinline__ u32 lane_row(u32 place) { return place / kTileCols; }
 
-  static constexpr u32 kPieceBytes = kTileCols;
+  static constexpr u32 kVecBytes = kTileCols;
 
   __device__ static __forceinline__ u64 piece(u32 down, u32 col, u32) {
     constexpr u32 kDown = kRowStep / kRows;
@@ -82,10 +82,10 @@ struct ShortTiles {
   }
 };
 
-// Strips of ShortTiles down a tile of so many rows, one at least.
-__device__ __forceinline__ u32 short_tile_strips(u32 rows) {
-  constexpr u32 kLeast = kRowStep / ShortTiles::kRows;
-  const u32 strips = (rows + ShortTiles::kRows - 1) / ShortTiles::kRows;
+// Strips of PartialTiles down a tile of so many rows, one at least.
+__device__ __forceinline__ u32 partial_tile_strips(u32 rows) {
+  constexpr u32 kLeast = kRowStep / PartialTiles::kRows;
+  const u32 strips = (rows + PartialTiles::kRows - 1) / PartialTiles::kRows;
   return strips < kLeast ? kLeast : strips;
 }
 
@@ -95,10 +95,10 @@ __device__ __forceinline__ u32 short_tile_strips(u32 rows) {
 template <class Format, class T, int kRecipe, bool kSecond, class Strips, class RoundingType>
 __device__ __forceinline__ void quantize_strips(const typename T::Bits* __restrict__ x,
     u8* __restrict__ packed, u8* __restrict__ block_scale, const float* __restrict__ second,
-    ScaleTable& table, const RoundingType& rounding, u32 strip, u32 count, u32 stride, u32 rows,
+    FactorTable& table, const RoundingType& rounding, u32 strip, u32 count, u32 stride, u32 rows,
     u32 row_blocks, int rule, bool high_first) {
-  constexpr int kCodeBytes = 4 * Format::kLaneWords;
-  static_assert(Format::kLanes == 1, "a lane takes a block");
+  constexpr int kCodeBytes = 4 * Format::kGroupWords;
+  static_assert(Format::kGroups == 1, "a lane takes a block");
   const u32 across = row_blocks / kTileCols;
   const u32 place = threadIdx.x % 32;  // byte of the strip's scales that this block fills
   const u32 row_offset = Strips::lane_row(place);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void quantize_strips(const typename T::Bits* __restri
   strip += threadIdx.x / 32;
   u32 down = strip / across;
   u32 col = strip % across;  // its tile column
-  Words<T> ahead;
+  Words<T> prefetched;
   u32 block, lane_row, strip_down;
   decltype(Strips::piece(0, 0, 0)) piece;
   bool inside;
@@ -120,16 +120,16 @@ __device__ __forceinline__ void quantize_strips(const typename T::Bits* __restri
     lane_row = row + row_offset;
     inside = strip < count && lane_row < rows;
     load_elements<true, T>(
-        x + static_cast<u64>(block) * kLaneElements, inside ? kLaneElements : 0, ahead);
+        x + static_cast<u64>(block) * kGroupSize, inside ? kGroupSize : 0, prefetched);
   };
   load();
   // Divisions that the first load need not wait for.
   const u32 stride_down = stride / across;
   const u32 stride_across = stride % across;
-  const Level level = fill_scale_table<Format, kRecipe, kSecond>(table, second);
+  const Level level = fill_factor_table<Format, kRecipe, kSecond>(table, second);
 #pragma unroll 1
   while (strip < count) {
-    const Words<T> elements = ahead;
+    const Words<T> elements = prefetched;
     const u32 my_block = block;
     const auto my_piece = piece;
     const u32 my_down = strip_down;
@@ -143,11 +143,11 @@ __device__ __forceinline__ void quantize_strips(const typename T::Bits* __restri
       ++down;
     }
     load();
-    u32 codes[Format::kLaneWords];
-    const u32 byte = quantize_lane<Format, T, kRecipe, kSecond>(
+    u32 codes[Format::kGroupWords];
+    const u32 byte = quantize_group<Format, T, kRecipe, kSecond>(
         elements, table, level, rounding, my_block, rule, high_first, codes);
     if (in_tensor) store_codes<true>(packed + static_cast<u64>(my_block) * kCodeBytes, codes);
-    u8* scale = block_scale + (static_cast<u64>(my_piece) * Strips::kPieceBytes + lane_byte);
+    u8* scale = block_scale + (static_cast<u64>(my_piece) * Strips::kVecBytes + lane_byte);
     *scale = in_tensor ? static_cast<u8>(byte) : 0;
     Strips::clear(scale, my_down, my_row, rows);
   }

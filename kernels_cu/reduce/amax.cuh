@@ -12,7 +12,7 @@ constexpr int kAmaxLoads = 8;
 
 template <class T, bool kCareful>
 __device__ __forceinline__ u32 chunk_max(const typename T::Bits* __restrict__ x, i64 count) {
-  constexpr int kPiece = 16 / T::kSize;
+  constexpr int kVec = 16 / T::kSize;
   MaxBits<T> maximum;
   const auto add = [&maximum](u32 word) {
     if constexpr (kCareful) {
@@ -22,13 +22,13 @@ __device__ __forceinline__ u32 chunk_max(const typename T::Bits* __restrict__ x,
     }
   };
   const u32 misplaced = static_cast<u32>(reinterpret_cast<u64>(x) % 16) / T::kSize;
-  i64 head = misplaced == 0 ? 0 : kPiece - misplaced;
+  i64 head = misplaced == 0 ? 0 : kVec - misplaced;
   if (head > count) head = count;
-  const i64 pieces = (count - head) / kPiece;
+  const i64 vecs = (count - head) / kVec;
   const uint4* __restrict__ body = reinterpret_cast<const uint4*>(x + head);
   i64 i = threadIdx.x;
   if (i < head) add(__ldg(x + i));
-  for (; i + (kAmaxLoads - 1) * kThreads < pieces; i += kAmaxLoads * kThreads) {
+  for (; i + (kAmaxLoads - 1) * kThreads < vecs; i += kAmaxLoads * kThreads) {
     uint4 piece[kAmaxLoads];
 #pragma unroll
     for (int k = 0; k < kAmaxLoads; ++k) piece[k] = __ldg(body + i + k * kThreads);
@@ -40,14 +40,14 @@ __device__ __forceinline__ u32 chunk_max(const typename T::Bits* __restrict__ x,
       add(piece[k].w);
     }
   }
-  for (; i < pieces; i += kThreads) {
+  for (; i < vecs; i += kThreads) {
     const uint4 piece = __ldg(body + i);
     add(piece.x);
     add(piece.y);
     add(piece.z);
     add(piece.w);
   }
-  const i64 tail = head + pieces * kPiece + threadIdx.x;
+  const i64 tail = head + vecs * kVec + threadIdx.x;
   if (tail < count) add(__ldg(x + tail));
   return maximum.result();
 }
@@ -86,7 +86,7 @@ struct Scan {
   template <int kElements>
   __device__ __forceinline__ void add(const Words<T, kElements>& x) {
     u32 own;
-    largest = max_u32(largest, lane_amax_bits(x, own));
+    largest = max_u32(largest, group_amax_bits(x, own));
     raw = max_u32(raw, own);
   }
 

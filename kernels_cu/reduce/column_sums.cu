@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads, 3) column_sums_kernel(
     const typename T::Bits* __restrict__ gate, const typename T::Bits* __restrict__ factor,
     typename T::Bits* __restrict__ out, float* __restrict__ sums, u32* __restrict__ measured,
     i64 rows, i64 cols, i64 pitch, i64 tiles_across) {
-  __shared__ PartialSums<PieceOf<T>::kElements> partial;
+  __shared__ PartialSums<VecOf<T>::kElements> partial;
   const i64 down = blockIdx.x / tiles_across;
   const i64 first_col = (blockIdx.x - down * tiles_across) * sum_columns<T>();
   sum_tile<T, kFunction, kVector>(

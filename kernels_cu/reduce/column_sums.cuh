@@ -16,12 +16,12 @@
 namespace fp4kit {
 
 constexpr int kSumRows = 32;  // activations.SUM_ROWS
-constexpr int kSumLanes = kThreads / kSumRows;
-static_assert(kSumLanes == 8, "a tile is 32 groups of rows, 128 bytes wide");
+constexpr int kSumThreads = kThreads / kSumRows;
+static_assert(kSumThreads == 8, "a tile is 32 groups of rows, 128 bytes wide");
 
 template <class T>
 constexpr int sum_columns() {
-  return kSumLanes * PieceOf<T>::kElements;
+  return kSumThreads * VecOf<T>::kElements;
 }
 
 // Rows in flight of a thread: few where it has much to compute.
@@ -35,11 +35,11 @@ constexpr int sum_batch() {
 // neighbouring threads write neighbouring words.
 template <int kEach>
 struct PartialSums {
-  static constexpr int kColumns = kSumLanes * kEach;
+  static constexpr int kColumns = kSumThreads * kEach;
   float word[kThreads * (kEach + 1)];
 
   __device__ __forceinline__ void put(
-      int group, int lane, int i, float value, int lanes = kSumLanes) {
+      int group, int lane, int i, float value, int lanes = kSumThreads) {
     word[(group * (kEach + 1) + i) * lanes + lane] = value;
   }
   __device__ __forceinline__ float get(int group, int column, int lanes) const {
@@ -47,7 +47,7 @@ struct PartialSums {
   }
 
   // Step 2, of one column.
-  __device__ __forceinline__ float sum(int column, int lanes = kSumLanes) const {
+  __device__ __forceinline__ float sum(int column, int lanes = kSumThreads) const {
     float total = -0.0f;
 #pragma unroll
     for (int g = 0; g < kThreads / lanes; ++g) total = add_rn(total, get(g, column, lanes));
@@ -61,29 +61,29 @@ struct PartialSums {
 // summed is measured as well if `measured` is not null (Scan in reduce/amax.cuh). Rows of the input
 // begin `pitch` elements apart; sums is (ceil(rows / 1024), cols), or null.
 template <class T, int kFunction, bool kVector>
-__device__ __forceinline__ void sum_tile(PartialSums<PieceOf<T>::kElements>& partial,
+__device__ __forceinline__ void sum_tile(PartialSums<VecOf<T>::kElements>& partial,
     const typename T::Bits* __restrict__ gate, const typename T::Bits* __restrict__ factor,
     typename T::Bits* __restrict__ out, float* __restrict__ sums, u32* __restrict__ measured,
     u32* __restrict__ nonfinite, i64 rows, i64 cols, i64 pitch, i64 down, i64 first_col,
-    int lanes = kSumLanes) {
-  constexpr int kPiece = PieceOf<T>::kElements;
+    int lanes = kSumThreads) {
+  constexpr int kVec = VecOf<T>::kElements;
   constexpr int kBatch = sum_batch<kFunction, kVector>();
-  static_assert(kVector || kFunction == kNoFunction, "functions are for whole pieces");
+  static_assert(kVector || kFunction == kNoFunction, "functions are for whole vecs");
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const int group = static_cast<int>(threadIdx.x) / lanes;
-  const i64 col = first_col + lane * kPiece;
+  const i64 col = first_col + lane * kVec;
   const i64 row = (down * kSumRows + group) * kSumRows;
   const i64 valid = cols - col;
   const int count = static_cast<int>(rows - row < kSumRows ? rows - row : kSumRows);
 
   Scan<T> scan;
-  float total[kPiece];
+  float total[kVec];
 #pragma unroll
-  for (int i = 0; i < kPiece; ++i) total[i] = -0.0f;
+  for (int i = 0; i < kVec; ++i) total[i] = -0.0f;
 #pragma unroll 1
   for (int start = 0; start < count; start += kBatch) {
-    Piece<T> gates[kBatch];
-    Piece<T> factors[kBatch];
+    Vec<T> gates[kBatch];
+    Vec<T> factors[kBatch];
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const i64 source = (row + start + k) * pitch + col;
@@ -96,26 +96,26 @@ __device__ __forceinline__ void sum_tile(PartialSums<PieceOf<T>::kElements>& par
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       if (start + k >= count) continue;
-      Piece<T> values = gates[k];
+      Vec<T> values = gates[k];
       if constexpr (kFunction != kNoFunction) {
         values = activate_all<T, kFunction>(gates[k], factors[k]);
-        if (valid > 0) store_piece<T>(out + (row + start + k) * cols + col, values);
+        if (valid > 0) store_vec<T>(out + (row + start + k) * cols + col, values);
       }
       if (measured != nullptr) scan.add(values);
       if (kFunction != kNoFunction && sums == nullptr) continue;
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) total[i] = add_rn(total[i], values.value(i));
+      for (int i = 0; i < kVec; ++i) total[i] = add_rn(total[i], values.value(i));
     }
   }
   if (measured != nullptr) scan.store(measured, nonfinite);
   if (sums == nullptr) return;
   if (group < kThreads / lanes) {
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) partial.put(group, lane, i, total[i], lanes);
+    for (int i = 0; i < kVec; ++i) partial.put(group, lane, i, total[i], lanes);
   }
   __syncthreads();
 #pragma unroll
-  for (int column = threadIdx.x; column < lanes * kPiece; column += kThreads) {
+  for (int column = threadIdx.x; column < lanes * kVec; column += kThreads) {
     if (first_col + column >= cols) continue;
     sums[down * cols + first_col + column] = partial.sum(column, lanes);
   }

@@ -6,7 +6,7 @@
 // up to the order of float64 additions.
 //
 // Algorithm:
-//   1. each thread walks over its lanes of 16 elements and keeps every sum in float64
+//   1. each thread walks over its groups of 16 elements and keeps every sum in float64
 //   2. warp shuffles, then shared memory, give one row of sums per block of threads
 //   3. the host adds the rows. The grid has the same number of blocks everywhere and no atomic is
 //      used, so the result does not depend on the device or on timing
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kThreads) error_sums_kernel(
     const typename X::Bits* __restrict__ x, const typename Y::Bits* __restrict__ y, i64 size,
     i64 x_vector, i64 y_vector, double* __restrict__ partials) {
   Sums sums;
-  const i64 stride = static_cast<i64>(gridDim.x) * kThreads * kLaneElements;
-  i64 start = (static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x) * kLaneElements;
+  const i64 stride = static_cast<i64>(gridDim.x) * kThreads * kGroupSize;
+  i64 start = (static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x) * kGroupSize;
   for (; start < size; start += stride) {
     Words<X> original;
     Words<Y> result;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) error_sums_kernel(
     load_either<Y>(y_vector, y + start, size - start, result);
     // Elements past the end are 0 in both and add nothing.
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) sums.add(original.value(i), result.value(i));
+    for (int i = 0; i < kGroupSize; ++i) sums.add(original.value(i), result.value(i));
   }
   sums.store(partials);
 }
@@ -150,20 +150,20 @@ __global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
     i64 blocks, i64 stored_cols, i64 magic, i64 shift, i64 scales, i64 rows_per_scale, i64 layout,
     i64 high_first, i64 recipe, i64 range, i64 x_vector, double* __restrict__ partials) {
   using Element = typename Format::Element;
-  constexpr int kCodeBytes = 4 * Format::kLaneWords;
+  constexpr int kCodeBytes = 4 * Format::kGroupWords;
   constexpr u32 kCodeMask = (1u << (Element::kBits - 1)) - 1u;
   const FastDivide divide{blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const i64 lanes = rows * blocks * Format::kLanes;
+  const i64 groups = rows * blocks * Format::kGroups;
   const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
   const float largest = static_cast<float>(range);
   Sums sums;
-  // Whole warps walk together: the lanes of a block exchange their maximum.
-  for (i64 base = static_cast<i64>(blockIdx.x) * kThreads; base < lanes; base += stride) {
-    const i64 lane = base + threadIdx.x;
-    const i64 scale = lane / Format::kLanes;
+  // Whole warps walk together: the groups of a block exchange their maximum.
+  for (i64 base = static_cast<i64>(blockIdx.x) * kThreads; base < groups; base += stride) {
+    const i64 group = base + threadIdx.x;
+    const i64 scale = group / Format::kGroups;
     const i64 row = divide(scale);
     const i64 block = scale - row * blocks;
-    const i64 col = block * Format::kBlockSize + lane % Format::kLanes * kLaneElements;
+    const i64 col = block * Format::kBlockSize + group % Format::kGroups * kGroupSize;
     const i64 valid = row < rows ? cols - col : 0;
     Words<T> original;
     load_either<T>(x_vector, x + row * cols + col, valid, original);
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
     if (row >= rows) continue;
 
     const u32 byte = block_scale[scale_offset(static_cast<int>(layout), row, block, stored_cols)];
-    if (lane % Format::kLanes == 0) {
+    if (group % Format::kGroups == 0) {
       const bool not_zero = !is_zero(amax);
       if constexpr (Format::kIsMx) {
         sums.value[kSubnormal] += byte == 0 && not_zero;
@@ -181,12 +181,12 @@ __global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
         sums.value[kSubnormal] += byte > 0 && byte < (1u << E4m3::kMantissaBits);
       }
     }
-    u32 codes[Format::kLaneWords];
+    u32 codes[Format::kGroupWords];
 #pragma unroll
-    for (int i = 0; i < Format::kLaneWords; ++i) {
+    for (int i = 0; i < Format::kGroupWords; ++i) {
       codes[i] = 0;
       for (int k = 0; k < 4; ++k) {
-        codes[i] |= static_cast<u32>(packed[lane * kCodeBytes + 4 * i + k]) << (8 * k);
+        codes[i] |= static_cast<u32>(packed[group * kCodeBytes + 4 * i + k]) << (8 * k);
       }
       if (Format::kIsFp4 && high_first) codes[i] = swap_nibbles(codes[i]);
     }
@@ -196,11 +196,11 @@ __global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
         factors_of<Format>(static_cast<int>(recipe), largest, value_of, byte);
     // Multiplying by a last factor of 1 changes nothing, and a zero's sign has no part in sums:
     // one recipe's decoding serves all.
-    float values[kLaneElements];
-    decode_lane<Format, Format::kIsMx ? kRecipeNone : kRecipeNvfuser, !Format::kIsMx>(
+    float values[kGroupSize];
+    decode_group<Format, Format::kIsMx ? kRecipeNone : kRecipeNvfuser, !Format::kIsMx>(
         codes, factors, values);
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
+    for (int i = 0; i < kGroupSize; ++i) {
       if (i >= valid) continue;
       sums.add(original.value(i), values[i]);
       constexpr int kPerWord = 32 / Element::kBits;

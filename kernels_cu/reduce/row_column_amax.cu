@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
   const i64 rest = unit < units ? span - begin : 0;
   // Of the chunk; the groups of this thread are its `size`-th ones.
   const i64 groups = rest < size * rounds ? rest : size * rounds;
-  const typename T::Bits* from = x + (scale * span + begin) * kLaneElements;
+  const typename T::Bits* from = x + (scale * span + begin) * kGroupSize;
   float most = 0.0f;
 #pragma unroll 1
   for (i64 at = threadIdx.x - number * size; at < groups; at += kEach * size) {
@@ -63,11 +63,11 @@ __global__ void __launch_bounds__(kThreads)
       // together.
       const i64 group = at + k * size;
       const i64 there = group < groups ? group : groups - 1;
-      load_elements<kVector>(from + there * kLaneElements, kLaneElements, elements[k]);
+      load_elements<kVector>(from + there * kGroupSize, kGroupSize, elements[k]);
     }
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      most = lane_butterfly_amax(most, elements[k], static_cast<u32>(mask));
+      most = group_butterfly_amax(most, elements[k], static_cast<u32>(mask));
     }
   }
   raise_result(result + scale, rotated_amax_bits(most, to_bf16 != 0), team);
@@ -87,31 +87,31 @@ __global__ void __launch_bounds__(kThreads)
   const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 slice = index < total ? divide(index) : 0;
   const i64 col = index < total ? (index - slice * width) * kAcross : 0;
-  const i64 row = slice * each * kLaneElements;
+  const i64 row = slice * each * kGroupSize;
   const i64 rest = index < total ? rows - row : 0;
-  i64 left = rest < each * kLaneElements ? rest : each * kLaneElements;
+  i64 left = rest < each * kGroupSize ? rest : each * kGroupSize;
   const typename T::Bits* from = x + row * cols + col;
   float most[kAcross] = {};
   MaxBits<T> maximum;
 #pragma unroll 1
-  for (; left >= kLaneElements; left -= kLaneElements, from += kLaneElements * cols) {
+  for (; left >= kGroupSize; left -= kGroupSize, from += kGroupSize * cols) {
     ColumnGroup<T, kAcross> group;
     group.load(from, cols);
     if constexpr (kRotate) {
       if (plain != nullptr) {
 #pragma unroll
-        for (int i = 0; i < kLaneElements; ++i) maximum.add_careful(group.word[i][0]);
+        for (int i = 0; i < kGroupSize; ++i) maximum.add_careful(group.word[i][0]);
       }
       group.flip_signs(static_cast<u32>(mask));
 #pragma unroll
       for (int c = 0; c < kAcross; ++c) {
-        float v[kLaneElements];
+        float v[kGroupSize];
         group.column(c, v);
         most[c] = butterfly_amax(most[c], v);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kLaneElements; ++i) maximum.add_careful(group.word[i][0]);
+      for (int i = 0; i < kGroupSize; ++i) maximum.add_careful(group.word[i][0]);
     }
   }
   if constexpr (!kRotate) {

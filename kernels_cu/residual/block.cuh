@@ -30,7 +30,7 @@ FP4KIT_HD u32 residual_scale_byte(float amax) {
 
 // What multiplies the elements of a block: fl(1 / q), by scale byte; one for each thread to fill
 // in.
-struct FactorTable {
+struct ResidualFactors {
   float factor[1 << (E4m3::kBits - 1)];
 
   FP4KIT_HD void fill(u32 byte) { factor[byte] = div_rn(1.0f, decode_fp8<E4m3>(byte)); }
@@ -56,12 +56,12 @@ FP4KIT_HD float max_magnitude(float a, float b) {
 }
 
 // The largest magnitude of a block, NaN if there is one.
-FP4KIT_HD float amax_or_nan(const float (&y)[kLaneElements]) {
+FP4KIT_HD float amax_or_nan(const float (&y)[kGroupSize]) {
   float part[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) part[i] = max_magnitude(y[i], y[i + 4]);
 #pragma unroll
-  for (int i = 8; i < kLaneElements; ++i) part[i % 4] = max_magnitude(part[i % 4], y[i]);
+  for (int i = 8; i < kGroupSize; ++i) part[i % 4] = max_magnitude(part[i % 4], y[i]);
   return max_magnitude(max_magnitude(part[0], part[1]), max_magnitude(part[2], part[3]));
 }
 
@@ -82,7 +82,7 @@ FP4KIT_HD float round_if(float value) {
 // The elements of a block, their signs as bit 3 of nibbles whose rest means nothing, and their
 // largest magnitude or NaN.
 struct BlockElements {
-  float y[kLaneElements];
+  float y[kGroupSize];
   u32 signs[2];
   float amax;
 
@@ -90,7 +90,7 @@ struct BlockElements {
   FP4KIT_HD float amax_of_numbers() const {
     u32 result = 0;
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
+    for (int i = 0; i < kGroupSize; ++i) {
       const u32 bits = magnitude_bits(y[i]);
       result = max_u32(result, bits > kInfBits ? 0 : bits);
     }
@@ -104,7 +104,7 @@ template <bool kRounds, class T>
 FP4KIT_HD BlockElements scale_block(const Words<T>& x, float g) {
   BlockElements elements;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) {
+  for (int i = 0; i < kGroupSize; ++i) {
     elements.y[i] = round_if<kRounds>(mul_rn(x.value(i), g));
   }
   elements.signs[0] = sign_nibbles<T>(x.word);

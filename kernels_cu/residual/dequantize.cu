@@ -57,25 +57,25 @@ template <class Out>
 __global__ void __launch_bounds__(kThreads)
     dequantize_residual_kernel(const u8* __restrict__ packed, const u8* __restrict__ block_scale,
         const float* __restrict__ encode_scale, const i64*, typename Out::Bits* __restrict__ out,
-        i64 pieces, i64 main_blocks, i64 first, i64 blocks, i64 stored_cols, i64 row_pieces,
-        i64 magic, i64 shift, i64 layout, i64 interleaved, i64 adds, i64 high_first) {
+        i64 vecs, i64 main_blocks, i64 first, i64 blocks, i64 stored_cols, i64 row_vecs, i64 magic,
+        i64 shift, i64 layout, i64 interleaved, i64 adds, i64 high_first) {
   constexpr int kUnroll = FP4KIT_DEQUANTIZE_UNROLL;
   constexpr int kCount = 16 / Out::kSize;
-  constexpr int kBlockPieces = kLaneElements / kCount;
+  constexpr int kBlockPieces = kGroupSize / kCount;
   constexpr int kBytes = kCount / 2;
   constexpr int kTile = kThreads * kUnroll;
   __shared__ E2m1Table table[ByteTable<Out>::kEntries];
 
   const u32 thread = threadIdx.x;
-  const FastDivide divide{row_pieces, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide{row_vecs, static_cast<u32>(magic), static_cast<u32>(shift)};
   const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
       static_cast<u32>(blocks), interleaved != 0};
   const ScalePlaces scale_places(static_cast<int>(layout), static_cast<u32>(stored_cols));
   const i64 base = static_cast<i64>(blockIdx.x) * kTile;
-  const u32 count = pieces - base < kTile ? static_cast<u32>(pieces - base) : kTile;
+  const u32 count = vecs - base < kTile ? static_cast<u32>(vecs - base) : kTile;
   const u32 first_row = static_cast<u32>(
-      base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_pieces);
-  const u32 first_chunk = static_cast<u32>(base - first_row * row_pieces);
+      base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_vecs);
+  const u32 first_chunk = static_cast<u32>(base - first_row * row_vecs);
 
   const auto load = [&](u32 row, u32 place, u32 part, u32& codes, u32& byte) {
     const u64 block = static_cast<u64>(row) * places.blocks + place;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
     if (u * kThreads + thread < count) {
       const u32 piece = first_chunk + u * kThreads + thread;
       const u32 rows_down = small_quotient(piece, divide);
-      const u32 chunk = piece - rows_down * static_cast<u32>(row_pieces);
+      const u32 chunk = piece - rows_down * static_cast<u32>(row_vecs);
       const u32 row = first_row + rows_down;
       const u32 block = chunk / kBlockPieces;
       load(row, places.main(block), chunk % kBlockPieces, codes[u][0], byte[u]);
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
         i64 magic, i64 shift, i64 layout_number, i64 interleaved, i64 adds, i64 high_first) {
   constexpr u32 kRows = 4 / Out::kSize;  // rows that a word holds a channel of
   constexpr u32 kChannels = 16 / Out::kSize;
-  constexpr u32 kPieces = kLaneElements / kChannels;
+  constexpr u32 kVecs = kGroupSize / kChannels;
   extern __shared__ uint4 memory[];
   const u32 groups = static_cast<u32>(group_count);
   const u32 rows = static_cast<u32>(row_count);
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
   const GroupRows group_rows(layout);
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const u32 cols = places.main_blocks * kLaneElements;
+  const u32 cols = places.main_blocks * kGroupSize;
   const u32 chunks = cols / kChannels;
   const u32 half = together * (cols / 2);
   const u32 steps = kGroupRows / kRows / together;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
 #pragma unroll 4
   for (u32 j = threadIdx.x; j < cols; j += kThreads) {
     const u32 channel = static_cast<u32>(channel_inside(__ldg(order + j), cols));
-    index[index_place(j / kLaneElements, j % kLaneElements, places.main_blocks)] =
+    index[index_place(j / kGroupSize, j % kGroupSize, places.main_blocks)] =
         static_cast<u16>(staged_place<Out>(channel, half));
   }
 
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
       Words<Out> decoded[kRows];
 #pragma unroll
       for (u32 r = 0; r < kRows; ++r) {
-        decoded[r] = decode_either<Out, kLaneElements>(codes[r], byte[r], extra_codes[r],
+        decoded[r] = decode_either<Out, kGroupSize>(codes[r], byte[r], extra_codes[r],
             extra_byte[r], has_extra, high_first != 0, table, inverse);
       }
       const u32 base = my_set * staged_row<Out>(cols) * 4;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
     __syncthreads();
 #pragma unroll 2
     for (u32 piece = threadIdx.x; piece < together * chunks; piece += kThreads) {
-      const u32 my_set = small_quotient(piece / kPieces, divide);
+      const u32 my_set = small_quotient(piece / kVecs, divide);
       const u32 chunk = piece - my_set * chunks;
       const u32 local = (step * together + my_set) * kRows;
       const u32* const staged = word + piece * 4;
@@ -293,16 +293,16 @@ __global__ void __launch_bounds__(kThreads) dequantize_residual_any_kernel(
   u32 byte, extra_byte = 0;
   load(places.main(block), codes, byte);
   if (has_extra) load(places.extra(block), extra_codes, extra_byte);
-  const Words<Out> result = decode_either<Out, kLaneElements>(
+  const Words<Out> result = decode_either<Out, kGroupSize>(
       codes, byte, extra_codes, extra_byte, has_extra, high_first != 0, table, inverse);
-  typename Out::Bits* const row_out = out + row * main_blocks * kLaneElements;
-  const i64 start = block * kLaneElements;
+  typename Out::Bits* const row_out = out + row * main_blocks * kGroupSize;
+  const i64 start = block * kGroupSize;
   if (order == nullptr) {
-    store_elements<false, Out>(row_out + start, kLaneElements, result);
+    store_elements<false, Out>(row_out + start, kGroupSize, result);
   } else {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
-      const i64 channel = channel_inside(__ldg(order + start + i), main_blocks * kLaneElements);
+    for (int i = 0; i < kGroupSize; ++i) {
+      const i64 channel = channel_inside(__ldg(order + start + i), main_blocks * kGroupSize);
       row_out[channel] = static_cast<typename Out::Bits>(result.bits(i));
     }
   }

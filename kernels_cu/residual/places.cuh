@@ -133,7 +133,7 @@ FP4KIT_HD i64 channel_inside(i64 channel, i64 cols) {
 #ifdef __CUDACC__
 
 // Brings the 32 bytes around an address to the second-level cache.
-__device__ __forceinline__ void prefetch_lane(const void* from) {
+__device__ __forceinline__ void prefetch_sector(const void* from) {
 #ifdef __CUDA_ARCH__
   asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
 #else

@@ -23,9 +23,9 @@ namespace fp4kit {
 
 // The elements of a block; nothing is stored that is not asked for.
 template <class T>
-__device__ __forceinline__ void load_ahead(
+__device__ __forceinline__ void load_block(
     const typename T::Bits* __restrict__ from, Words<T>& elements) {
-  load_elements<true, T>(from, kLaneElements, elements);
+  load_elements<true, T>(from, kGroupSize, elements);
 }
 
 // Thread blocks per multiprocessor. Each thread holds a block's elements, packed and in binary32.
@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
         i64 magic, i64 shift, i64 rotation, i64 row_step, i64 x_step, i64 code_step, i64 scale_step,
         i64 row_count, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows, i64 stored_cols,
         i64 layout_number, i64 interleaved, i64 copies, i64 high_first) {
-  __shared__ FactorTable factors;
-  if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) factors.fill(threadIdx.x);
+  __shared__ ResidualFactors factors;
+  if (threadIdx.x < sizeof(ResidualFactors) / sizeof(float)) factors.fill(threadIdx.x);
   __syncthreads();
 
   constexpr u32 kWarps = kThreads / 32;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
   const GroupRows group_rows(layout);
   const u32 local = wide ? 0 : group_rows.local(lane);
 
-  Words<T> ahead{};
+  Words<T> prefetched{};
   u32 row, block;  // of the item that is under way
   const typename T::Bits* from;
   const auto begin = [&](u32 item) {
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
     const u32 unit = turned - small_quotient(turned, divide) * static_cast<u32>(units);
     block = unit * static_cast<u32>(unit_blocks) + block_offset;
     row = wide ? segment * depth : group_rows.row(segment * depth, local);
-    from = x + (static_cast<u64>(row) * places.main_blocks + block) * kLaneElements;
-    if (item < items && block < places.main_blocks && row < rows) load_ahead(from, ahead);
+    from = x + (static_cast<u64>(row) * places.main_blocks + block) * kGroupSize;
+    if (item < items && block < places.main_blocks && row < rows) load_block(from, prefetched);
   };
   u32 item = blockIdx.x * kWarps + threadIdx.x / 32;
   begin(item);
@@ -100,15 +100,15 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
 #pragma unroll 1
     for (u32 left = depth; left > 0; --left) {
       // Of a row past the last one only a scale is stored: what elements there are is of no matter.
-      const BlockElements elements = scale_block<kRounds>(ahead, scale);
+      const BlockElements elements = scale_block<kRounds>(prefetched, scale);
       if (left == 1) {
         begin(item);
       } else {
         from += x_step;
-        if (stored && my_row + static_cast<u32>(row_step) < rows) load_ahead(from, ahead);
+        if (stored && my_row + static_cast<u32>(row_step) < rows) load_block(from, prefetched);
         // One row further is brought nearer only: registers for it there are none.
         if (stored && left > 2 && my_row + 2 * static_cast<u32>(row_step) < rows) {
-          prefetch_lane(from + x_step);
+          prefetch_sector(from + x_step);
         }
       }
       if (stored) {
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kThreads) quantize_residual_any_kernel(
     const i64* __restrict__ order, u8* __restrict__ packed, u8* __restrict__ block_scale, i64 items,
     i64 rows, i64 main_blocks, i64 first, i64 blocks, i64 stored_rows, i64 stored_cols, i64 magic,
     i64 shift, i64 layout, i64 interleaved, i64 copies, i64 high_first) {
-  __shared__ FactorTable factors;
-  if (threadIdx.x < sizeof(FactorTable) / sizeof(float)) factors.fill(threadIdx.x);
+  __shared__ ResidualFactors factors;
+  if (threadIdx.x < sizeof(ResidualFactors) / sizeof(float)) factors.fill(threadIdx.x);
   __syncthreads();
   const BlockPlaces<i64> places{main_blocks, first, blocks, interleaved != 0};
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
@@ -156,15 +156,14 @@ __global__ void __launch_bounds__(kThreads) quantize_residual_any_kernel(
     const i64 extra_place = places.extra(block);
     CodedBlock main{}, extra{};
     if (row < rows) {
-      const typename T::Bits* const elements = x + row * main_blocks * kLaneElements;
-      const i64 start = block * kLaneElements;
+      const typename T::Bits* const elements = x + row * main_blocks * kGroupSize;
+      const i64 start = block * kGroupSize;
       const auto at = [&](int i) -> u32 {
-        return __ldg(
-            elements + channel_inside(__ldg(order + start + i), main_blocks * kLaneElements));
+        return __ldg(elements + channel_inside(__ldg(order + start + i), main_blocks * kGroupSize));
       };
       Words<T> gathered;
       if (order == nullptr) {
-        load_elements<false, T>(elements + start, kLaneElements, gathered);
+        load_elements<false, T>(elements + start, kGroupSize, gathered);
       } else {
 #pragma unroll
         for (int i = 0; i < Words<T>::kWords; ++i) {

@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
 
 // A thread block takes groups of eight rows; a step of it are kTogether rows (or pairs of rows of
 // a 16-bit type), which pass through a buffer of a ring. In a turn a warp writes its part of a step
-// and reads blocks of the one before, or of the same if there is one buffer (not kAhead); with
+// and reads blocks of the one before, or of the same if there is one buffer (not kPrefetches); with
 // three buffers it may be a whole step ahead of others: blocks with residuals are more work, and
 // lie side by side. What comes after that is on its way to the second-level cache.
 //
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
 // stored some steps after they are worked out, so that there are `scale_sets` of them, a power of
 // two of at least 1 + (buffers - 1) / steps of a group. Fewer than 2^31 rows, and fewer than 2^16
 // columns.
-template <class T, bool kRounds, u32 kTogether, bool kAhead>
+template <class T, bool kRounds, u32 kTogether, bool kPrefetches>
 __global__ void __launch_bounds__(kStagedThreads)
     quantize_residual_reordered_kernel(const typename T::Bits* __restrict__ x,
         const float* __restrict__ encode_scale, const i64* __restrict__ order,
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kStagedThreads)
   const int layout = static_cast<int>(layout_number);
   const BlockPlaces<u32> places{static_cast<u32>(main_count), static_cast<u32>(first),
       static_cast<u32>(block_count), interleaved != 0};
-  const u32 cols = places.main_blocks * kLaneElements;
+  const u32 cols = places.main_blocks * kGroupSize;
   const u32 chunks = cols / S::kChannels;
   const u32 items = kTogether * places.main_blocks;
   const u32 buffer_words = kTogether * (cols + kStagedGap);
@@ -104,21 +104,21 @@ __global__ void __launch_bounds__(kStagedThreads)
   // takes half of these.
   const auto prefetch = [&](u32 row, u32 piece) {
     if constexpr (S::kRows == 1) {
-      if (piece % 2 == 0) prefetch_lane(address(row, piece));
+      if (piece % 2 == 0) prefetch_sector(address(row, piece));
     } else {
 #pragma unroll
       for (u32 k = 0; k < S::kRows; k += 2) {
-        prefetch_lane(address(row + piece % 2 + group_rows.down(k), piece));
+        prefetch_sector(address(row + piece % 2 + group_rows.down(k), piece));
       }
     }
   };
   // The channel that stands at j.
   const auto channel = [&](u32 j) { return channel_inside(__ldg(order + j), cols); };
 
-  u32 row_ahead = row_of(0);
-  for (u32 piece = threadIdx.x; piece < chunks; piece += blockDim.x) prefetch(row_ahead, piece);
+  u32 row_written = row_of(0);
+  for (u32 piece = threadIdx.x; piece < chunks; piece += blockDim.x) prefetch(row_written, piece);
   if (threadIdx.x < 2 * kMostBuffers) stage.full[threadIdx.x].begin(blockDim.x / 32);
-  for (u32 i = threadIdx.x; i < sizeof(FactorTable) / sizeof(float); i += blockDim.x) {
+  for (u32 i = threadIdx.x; i < sizeof(ResidualFactors) / sizeof(float); i += blockDim.x) {
     stage.factors->fill(i);
   }
 #pragma unroll 4
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kStagedThreads)
   }
   const bool repeats = __syncthreads_count(lost) != 0;
   const float scale = usable(__ldg(encode_scale));
-  const FactorTable& factors = *stage.factors;
+  const ResidualFactors& factors = *stage.factors;
   const u32 code_step = places.blocks * 8;
   // From a block to its residual block.
   const u32 gap = opaque(interleaved != 0 ? 1 : places.main_blocks - places.first);
@@ -157,26 +157,26 @@ __global__ void __launch_bounds__(kStagedThreads)
     store_group_scales(stage.scales + scales_at(last), block_scale, group_rows, layout,
         group_of(last), rows, static_cast<u32>(stored_cols));
   };
-  constexpr u32 kLead = kAhead ? 1 : 0;  // steps that writing is ahead of reading
+  constexpr u32 kLead = kPrefetches ? 1 : 0;  // steps that writing is prefetched of reading
   // Moves a warp's blocks along from step to step: those with residuals are more work.
   const u32 all_turned = items / 32 * 32;
   const u32 rotation_step = items > 96 ? 96 : 0;
   u32 rotation = 0;
   RingPlace written{0, 0}, before{0, 0};
-  u32 row_before = row_ahead;
+  u32 row_before = row_written;
   // What is left of a step when all warps have had as much of it as each other goes to the first of
   // them, and the next step begins with those that come after these.
   const u32 uneven = (items + 31) / 32 * 32 % blockDim.x;
   u32 mine = threadIdx.x, mine_before = mine;
 #pragma unroll 1
   for (u32 turn = 0; turn < all_steps + kLead; ++turn) {
-    u32* const words_ahead = stage.word + written.buffer * buffer_words;
+    u32* const words_written = stage.word + written.buffer * buffer_words;
     const u32 row_next = opaque(row_of(turn + 1));
     const u32 parts = turn < all_steps ? items : 0;
 #pragma unroll 1
     for (u32 part = mine;; part += blockDim.x) {
 #pragma unroll 1
-      for (u32 k = 0; k < S::kPieces; ++k) {
+      for (u32 k = 0; k < S::kVecs; ++k) {
         // A part of a step is what a thread reads of it, and as much is written.
         const u32 piece = k * items + part;
         uint4 loaded[S::kRows];
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kStagedThreads)
 #pragma unroll
           for (u32 r = 0; r < S::kRows; ++r) {
             loaded[r] = __ldg(
-                reinterpret_cast<const uint4*>(address(row_ahead + group_rows.down(r), piece)));
+                reinterpret_cast<const uint4*>(address(row_written + group_rows.down(r), piece)));
           }
           prefetch(row_next, piece);
         }
@@ -210,18 +210,18 @@ __global__ void __launch_bounds__(kStagedThreads)
         const u32 to = S::place(j, places.main_blocks);
         if (from == to) continue;
         for (u32 set = 0; set < kTogether; ++set) {
-          words_ahead[to ^ (set * 4)] = words_ahead[from ^ (set * 4)];
+          words_written[to ^ (set * 4)] = words_written[from ^ (set * 4)];
         }
       }
     }
     stage.full[written.buffer].arrive();
-    const RingPlace read = kAhead ? before : written;
-    const u32 first_row = kAhead ? row_before : row_ahead;
+    const RingPlace read = kPrefetches ? before : written;
+    const u32 first_row = kPrefetches ? row_before : row_written;
     before = written;
-    row_before = row_ahead;
+    row_before = row_written;
     written.advance(buffers);
-    row_ahead = row_next;
-    const u32 first_item = kAhead ? mine_before : mine;
+    row_written = row_next;
+    const u32 first_item = kPrefetches ? mine_before : mine;
     mine_before = mine;
     mine = mine < uneven ? mine + blockDim.x - uneven : mine - uneven;
     if (turn < kLead) continue;

@@ -18,7 +18,7 @@ constexpr bool kCountsArrivals = false;
 #endif
 
 // In shared memory. A phase ends when every warp of the thread block has arrived.
-struct RingBarrier {
+struct SplitBarrier {
   u64 state;
 
 #ifdef __CUDACC__

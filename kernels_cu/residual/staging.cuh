@@ -17,16 +17,16 @@ constexpr u32 kStagedGap = 4;
 
 // What lies in shared memory, one after the other, all of it whole 16-byte pieces.
 struct Stage {
-  FactorTable* factors;
-  RingBarrier* full;   // of each buffer: all is written
-  RingBarrier* empty;  // all is read
-  u32* word;           // buffers of kTogether rows or pairs of rows
-  u16* place;          // of each channel, in words
-  u8* scales;          // of some groups
+  ResidualFactors* factors;
+  SplitBarrier* full;   // of each buffer: all is written
+  SplitBarrier* empty;  // all is read
+  u32* word;            // buffers of kTogether rows or pairs of rows
+  u16* place;           // of each channel, in words
+  u8* scales;           // of some groups
 
   __device__ __forceinline__ Stage(uint4* memory, u32 words, u32 cols) {
-    factors = reinterpret_cast<FactorTable*>(memory);
-    full = reinterpret_cast<RingBarrier*>(factors + 1);
+    factors = reinterpret_cast<ResidualFactors*>(memory);
+    full = reinterpret_cast<SplitBarrier*>(factors + 1);
     empty = full + kMostBuffers;
     word = reinterpret_cast<u32*>(empty + kMostBuffers);
     place = reinterpret_cast<u16*>(word + words);
@@ -41,16 +41,15 @@ struct Staged {
   static constexpr u32 kRows = kTogether * kShared;
   static constexpr u32 kSteps = kGroupRows / kRows;  // of a group
   static constexpr u32 kChannels = 16 / T::kSize;    // of a 16-byte piece of a row
-  static constexpr u32 kPieces = 4 / kRows;          // that make as many elements as a block
+  static constexpr u32 kVecs = 4 / kRows;            // that make as many elements as a block
 
   // Where channel j of the order stands in a buffer, in words. Pieces of 16 bytes of the rows of a
   // step lie side by side, as do those of neighbouring blocks, so that who reads blocks meets every
   // bank once; which of them is which row's differs by block, so that who writes a row meets all
   // banks as well.
   FP4KIT_HD static u32 place(u32 j, u32 main_blocks) {
-    const u32 block = j / kLaneElements;
-    return (j % kLaneElements / 4 * main_blocks + block) * (4 * kTogether) + 4 * first(block) +
-           j % 4;
+    const u32 block = j / kGroupSize;
+    return (j % kGroupSize / 4 * main_blocks + block) * (4 * kTogether) + 4 * first(block) + j % 4;
   }
 
   // The row (or pair) of a block that lies first. The others are found by exclusive or.
@@ -90,14 +89,14 @@ struct Staged {
 template <class T>
 struct StagedBlock {
   static constexpr int kRows = 4 / static_cast<int>(T::kSize);
-  Words<T, kRows * kLaneElements> found;  // a word for each channel
+  Words<T, kRows * kGroupSize> found;  // a word for each channel
   u32 signs[kRows][2];
   MaxBits<T> maximum;
 
   // From the block's first piece on; `step` words to the next.
   __device__ __forceinline__ StagedBlock(const u32* first, u32 step) {
 #pragma unroll
-    for (int i = 0; i < kLaneElements / 4; ++i) {
+    for (int i = 0; i < kGroupSize / 4; ++i) {
       const uint4 piece = *reinterpret_cast<const uint4*>(first + static_cast<u32>(i) * step);
       found.word[4 * i] = piece.x;
       found.word[4 * i + 1] = piece.y;
@@ -120,7 +119,7 @@ struct StagedBlock {
       }
     }
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) maximum.add(found.word[i]);
+    for (int i = 0; i < kGroupSize; ++i) maximum.add(found.word[i]);
   }
 
   // Of bytes that are full of a sign's bit the low nibbles of one word and the high ones of
@@ -140,7 +139,7 @@ struct StagedBlock {
   __device__ __forceinline__ BlockElements scale(int r, float g) const {
     BlockElements elements;
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
+    for (int i = 0; i < kGroupSize; ++i) {
       elements.y[i] = round_if<kRounds>(mul_rn(found.value(kRows * i + r), g));
     }
     elements.signs[0] = signs[r][0];

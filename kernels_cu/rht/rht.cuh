@@ -10,11 +10,11 @@ namespace fp4kit {
 
 // Butterfly stages of sums and differences, at distances below `kEnd`.
 template <int kEnd>
-FP4KIT_HD void butterfly_stages(float (&v)[kLaneElements]) {
+FP4KIT_HD void butterfly_stages(float (&v)[kGroupSize]) {
 #pragma unroll
   for (int h = 1; h < kEnd; h *= 2) {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
+    for (int i = 0; i < kGroupSize; ++i) {
       if ((i & h) == 0) {
         const float a = v[i];
         const float b = v[i + h];
@@ -26,18 +26,18 @@ FP4KIT_HD void butterfly_stages(float (&v)[kLaneElements]) {
 }
 
 // Four stages, then / 4.
-FP4KIT_HD void butterfly(float (&v)[kLaneElements]) {
-  butterfly_stages<kLaneElements>(v);
+FP4KIT_HD void butterfly(float (&v)[kGroupSize]) {
+  butterfly_stages<kGroupSize>(v);
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) v[i] = mul_rn(v[i], 0.25f);
+  for (int i = 0; i < kGroupSize; ++i) v[i] = mul_rn(v[i], 0.25f);
 }
 
 // The larger of `known` and 4 times any magnitude that butterfly() would leave, NaN ignored. Of a
 // sum and its difference one is the sum of the magnitudes, and no smaller than the other; both are
 // NaN, or this sum is not. It takes half of the last stage, and rounding may follow the maximum of
 // many groups: greater values do not round to smaller ones.
-FP4KIT_HD float butterfly_amax(float known, float (&v)[kLaneElements]) {
-  constexpr int kHalf = kLaneElements / 2;
+FP4KIT_HD float butterfly_amax(float known, float (&v)[kGroupSize]) {
+  constexpr int kHalf = kGroupSize / 2;
   butterfly_stages<kHalf>(v);
   float most[kHalf];
 #pragma unroll
@@ -79,7 +79,7 @@ FP4KIT_HD void flip_signs(Words<T>& x, u32 mask) {
 
 // The rotated elements as R: Bf16 rounds them, F32 does not. NaN may come out as any NaN.
 template <class R>
-FP4KIT_HD Words<R> rotate_floats(float (&v)[kLaneElements]) {
+FP4KIT_HD Words<R> rotate_floats(float (&v)[kGroupSize]) {
   butterfly(v);
   Words<R> result;
 #pragma unroll
@@ -95,22 +95,22 @@ FP4KIT_HD Words<R> rotate_floats(float (&v)[kLaneElements]) {
 
 // The elements as floats, those in `mask` negated.
 template <class T>
-FP4KIT_HD void signed_values(Words<T> x, u32 mask, float (&v)[kLaneElements]) {
+FP4KIT_HD void signed_values(Words<T> x, u32 mask, float (&v)[kGroupSize]) {
   flip_signs(x, mask);
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) v[i] = x.value(i);
+  for (int i = 0; i < kGroupSize; ++i) v[i] = x.value(i);
 }
 
 template <class R, class T>
-FP4KIT_HD Words<R> rotate_lane(const Words<T>& x, u32 mask) {
-  float v[kLaneElements];
+FP4KIT_HD Words<R> rotate_group(const Words<T>& x, u32 mask) {
+  float v[kGroupSize];
   signed_values(x, mask, v);
   return rotate_floats<R>(v);
 }
 
 template <class T>
-FP4KIT_HD float lane_butterfly_amax(float known, const Words<T>& x, u32 mask) {
-  float v[kLaneElements];
+FP4KIT_HD float group_butterfly_amax(float known, const Words<T>& x, u32 mask) {
+  float v[kGroupSize];
   signed_values(x, mask, v);
   return butterfly_amax(known, v);
 }

@@ -23,10 +23,10 @@ namespace fp4kit {
 
 // Rounds to bfloat16 in between, unless the result is rounded so anyway. NaN may come out as any.
 template <class Out>
-__device__ __forceinline__ void round_between(float (&v)[kLaneElements], bool to_bf16) {
+__device__ __forceinline__ void round_between(float (&v)[kGroupSize], bool to_bf16) {
   if (SameType<Out, Bf16>::kValue || !to_bf16) return;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; i += 2) {
+  for (int i = 0; i < kGroupSize; i += 2) {
     const Words<Bf16, 2> pair{{pack_pair<Bf16>(v[i], v[i + 1])}};
     v[i] = pair.value(0);
     v[i + 1] = pair.value(1);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void canonical_nans(u32* word) {
 template <class Out, class T>
 __device__ __forceinline__ Words<Out> rotated_group(
     const Words<T>& x, u32 before, u32 after, bool to_bf16) {
-  float v[kLaneElements];
+  float v[kGroupSize];
   signed_values(x, before, v);
   butterfly(v);
   round_between<Out>(v, to_bf16);
@@ -82,10 +82,10 @@ __device__ __forceinline__ Words<Out> rotated_group(
 template <class Out>
 __device__ __forceinline__ void store_groups(
     typename Out::Bits* __restrict__ first, i64 groups, const Words<Out>& x) {
-  constexpr int kPiece = 16 / Out::kSize;
+  constexpr int kVec = 16 / Out::kSize;
   const u32 lane = threadIdx.x % 32;
   const bool odd = lane % 2 != 0;
-  typename Out::Bits* const out = first + lane / 2 * kLaneElements + lane % 2 * kPiece;
+  typename Out::Bits* const out = first + lane / 2 * kGroupSize + lane % 2 * kVec;
 #pragma unroll
   for (int sector = 0; sector < Words<Out>::kWords / 8; ++sector) {
     u32 low[4];
@@ -98,9 +98,9 @@ __device__ __forceinline__ void store_groups(
       low[i] = odd ? other : mine;
       high[i] = odd ? next : other;
     }
-    if (lane / 2 < groups) store_words_aligned(out + sector * 2 * kPiece, low);
+    if (lane / 2 < groups) store_words_aligned(out + sector * 2 * kVec, low);
     if (16 + lane / 2 < groups) {
-      store_words_aligned(out + 16 * kLaneElements + sector * 2 * kPiece, high);
+      store_words_aligned(out + 16 * kGroupSize + sector * 2 * kVec, high);
     }
   }
 }
@@ -122,17 +122,17 @@ __global__ void __launch_bounds__(kThreads)
     // The last group again, not nothing: loads without a condition stay together.
     const i64 group = first + k * 32 + mine;
     const i64 there = group < groups ? group : groups - 1;
-    load_elements<kVector>(x + there * kLaneElements, kLaneElements, elements[k]);
+    load_elements<kVector>(x + there * kGroupSize, kGroupSize, elements[k]);
   }
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {
     const Words<Out> result = rotated_group<Out>(elements[k], before, after, to_bf16 != 0);
     const i64 start = first + k * 32;
     if constexpr (kVector) {
-      store_groups<Out>(out + start * kLaneElements, groups - start, result);
+      store_groups<Out>(out + start * kGroupSize, groups - start, result);
     } else {
       store_elements<false, Out>(
-          out + (start + mine) * kLaneElements, start + mine < groups ? kLaneElements : 0, result);
+          out + (start + mine) * kGroupSize, start + mine < groups ? kGroupSize : 0, result);
     }
   }
 }
@@ -147,11 +147,11 @@ __global__ void __launch_bounds__(kThreads) rotate_columns_kernel(
   const i64 width = cols / kAcross;
   const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 down = divide(index);
-  const i64 start = down * kLaneElements * cols + (index - down * width) * kAcross;
+  const i64 start = down * kGroupSize * cols + (index - down * width) * kAcross;
   ColumnGroup<T, kAcross> group;
   group.load(x + start, cols);
   group.flip_signs(inverse ? 0 : static_cast<u32>(mask));
-  float v[kAcross][kLaneElements];
+  float v[kAcross][kGroupSize];
 #pragma unroll
   for (int c = 0; c < kAcross; ++c) {
     group.column(c, v[c]);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads) rotate_columns_kernel(
   }
   ColumnGroup<Out, kAcross> result;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i) {
+  for (int i = 0; i < kGroupSize; ++i) {
     if constexpr (Out::kSize == 4) {
 #pragma unroll
       for (int c = 0; c < kAcross; ++c) result.word[i][c] = as_bits(v[c][i]);
@@ -169,10 +169,10 @@ __global__ void __launch_bounds__(kThreads) rotate_columns_kernel(
     }
   }
   result.flip_signs(inverse ? static_cast<u32>(mask) : 0);
-  canonical_nans<Out, kLaneElements * ColumnGroup<Out, kAcross>::kRowWords>(&result.word[0][0]);
+  canonical_nans<Out, kGroupSize * ColumnGroup<Out, kAcross>::kRowWords>(&result.word[0][0]);
   typename Out::Bits* row = out + start;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; ++i, row += cols) result.store_row(row, i);
+  for (int i = 0; i < kGroupSize; ++i, row += cols) result.store_row(row, i);
 }
 
 }  // namespace fp4kit

@@ -12,15 +12,15 @@
 namespace fp4kit {
 
 constexpr u32 kRepeats = FP4KIT_NVFP4_BLOCK_SIZE;
-constexpr i64 kPieceBytes = sizeof(uint2);
+constexpr i64 kVecBytes = sizeof(uint2);
 
 __global__ void __launch_bounds__(kThreads) repeat_scales_kernel(
-    u8* row_scale, u8* col_scale, i64 row_pieces, i64 row_stored, i64 col_pieces, i64 col_stored) {
+    u8* row_scale, u8* col_scale, i64 row_vecs, i64 row_stored, i64 col_pieces, i64 col_stored) {
   i64 piece = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const bool columns = piece >= row_pieces;
-  if (columns) piece -= row_pieces;
+  const bool columns = piece >= row_vecs;
+  if (columns) piece -= row_vecs;
   if (columns && piece >= col_pieces) return;
-  const i64 across = (columns ? col_stored : row_stored) / kPieceBytes;
+  const i64 across = (columns ? col_stored : row_stored) / kVecBytes;
   const i64 group = piece / across;
   uint2* to = reinterpret_cast<uint2*>(columns ? col_scale : row_scale) +
               (group * kRepeats * across + (piece - group * across));

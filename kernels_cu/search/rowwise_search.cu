@@ -24,10 +24,10 @@ struct SearchShared {
 };
 
 template <class T, int kSearch, int kError, int kLayout>
-__global__ void __launch_bounds__(kThreads, FP4KIT_TILE_BLOCKS)
-    quantize_rowwise_search_kernel(const typename T::Bits* __restrict__ x,
-        const float* __restrict__ second, u8* __restrict__ packed, u8* __restrict__ block_scale,
-        i64 lanes, i64 blocks, i64 stored_cols, i64 magic, i64 shift, i64 high_first, i64 largest) {
+__global__ void __launch_bounds__(kThreads, FP4KIT_TILE_BLOCKS) quantize_rowwise_search_kernel(
+    const typename T::Bits* __restrict__ x, const float* __restrict__ second,
+    u8* __restrict__ packed, u8* __restrict__ block_scale, i64 groups, i64 blocks, i64 stored_cols,
+    i64 magic, i64 shift, i64 high_first, i64 largest) {
   __shared__ SearchShared<kSearch> shared;
   const float range = static_cast<float>(largest);
   const Level level = make_te_level(__ldg(second), range);
@@ -38,27 +38,27 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_TILE_BLOCKS)
 
   const SharedTable table(shared.decoded);
   const SharedCandidates candidate_of(shared.candidate);
-  const FlatShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
+  const RowShape shape{static_cast<u32>(blocks), static_cast<u32>(magic), static_cast<u32>(shift),
       static_cast<u32>(stored_cols)};
-  const u32 count = static_cast<u32>(lanes);
+  const u32 count = static_cast<u32>(groups);
   const u32 stride = gridDim.x * kThreads;
   // No sum of count and stride exceeds 32 bits.
 #pragma unroll 1
-  for (u32 lane = blockIdx.x * kThreads + threadIdx.x; lane < count; lane += stride) {
+  for (u32 group = blockIdx.x * kThreads + threadIdx.x; group < count; group += stride) {
     Words<T> elements;
-    load_elements<true, T>(x + static_cast<u64>(lane) * kLaneElements, kLaneElements, elements);
+    load_elements<true, T>(x + static_cast<u64>(group) * kGroupSize, kGroupSize, elements);
     const u32 raw = maximum_of<T>(elements.word).result();
     const auto amax_of = [&] {
       u32 same;
-      return from_input_bits<T>(lane_amax_bits<T>(elements, same));
+      return from_input_bits<T>(group_amax_bits<T>(elements, same));
     };
     Found found = search_scale<kSearch, kError>(
         elements, raw, amax_of, level, range, table, candidate_of, AloneSum());
     if (static_cast<u32>(high_first) != 0) {
       for (u32& word : found.codes) word = swap_nibbles(word);
     }
-    store_codes<true>(packed + static_cast<u64>(lane) * sizeof(found.codes), found.codes);
-    block_scale[flat_scale_offset<kLayout>(lane, shape)] = static_cast<u8>(found.byte);
+    store_codes<true>(packed + static_cast<u64>(group) * sizeof(found.codes), found.codes);
+    block_scale[rowwise_scale_offset<kLayout>(group, shape)] = static_cast<u8>(found.byte);
   }
 }
 

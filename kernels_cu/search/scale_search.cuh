@@ -109,14 +109,14 @@ FP4KIT_HD void fill_decoded(const Table& table, const Candidate& candidate, u32 
   }
 }
 
-// A lane's elements as floats, unpacked once for all scales.
+// A group's elements as floats, unpacked once for all scales.
 struct Values {
-  float value[kLaneElements];
+  float value[kGroupSize];
 
   template <class T>
   FP4KIT_HD explicit Values(const Words<T>& x) {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) value[i] = as_float(opaque(as_bits(x.value(i))));
+    for (int i = 0; i < kGroupSize; ++i) value[i] = as_float(opaque(as_bits(x.value(i))));
   }
 };
 
@@ -148,7 +148,7 @@ FP4KIT_HD float block_error(
     const Values& x, const Table& table, float factor, const Level& level, u32 (&codes)[2]) {
   float total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kLaneElements; i += 4) {
+  for (int i = 0; i < kGroupSize; i += 4) {
     u32 code[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -323,7 +323,7 @@ FP4KIT_HD Found sweep_ordinary(const Values& x, u32 own, const Level& level, con
 #pragma unroll 1
   for (u32 step = 5; step <= 6; ++step) attempt(above(step), Number<kReachFour>());
 #pragma unroll
-  for (int i = 0; i < kLaneElements; i += 4) {
+  for (int i = 0; i < kGroupSize; i += 4) {
     u32 code[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -342,8 +342,8 @@ FP4KIT_HD Found with_signs(const Words<T>& x, Found found) {
   return found;
 }
 
-// scale_search.search for a lane whose largest magnitude, NaN included, is `raw`, and its codes.
-// `amax_of` gives the amax, of the lane or of its tile.
+// scale_search.search for a group whose largest magnitude, NaN included, is `raw`, and its codes.
+// `amax_of` gives the amax, of the group or of its tile.
 template <int kSearch, int kError, class T, class Amax, class Table, class Candidates, class Sum>
 FP4KIT_HD Found search_scale(const Words<T>& words, u32 raw, const Amax& amax_of,
     const Level& level, float range, const Table& table, const Candidates& candidate_of,
@@ -370,7 +370,7 @@ FP4KIT_HD Found search_scale(const Words<T>& words, u32 raw, const Amax& amax_of
   }
   Found found = search_any<kSearch, kError>(x, amax_of(), level, range, table, candidate_of, sum);
   if (kSearch == kSearchFourOverSix && raw < T::kInf) return with_signs(words, found);
-  encode_lane<Nvfp4, T, kRecipeTe>(words, raw, found.factor, found.codes);
+  encode_group<Nvfp4, T, kRecipeTe>(words, raw, found.factor, found.codes);
   return found;
 }
 

@@ -14,7 +14,7 @@ namespace fp4kit {
 // that would be on its way.
 template <class C, int kFunctionNumber>
 struct Activated : C {
-  static_assert(C::kColumns == kWide && !C::kWhole, "");
+  static_assert(C::kColumns == kWide && !C::kFull, "");
   static constexpr int kFunction = kFunctionNumber;
   static constexpr int kBuffers = has_factor(kFunction) ? 1 : C::kBuffers;
   static constexpr int kTiles = has_factor(kFunction) ? 2 : kBuffers;
@@ -37,19 +37,19 @@ __device__ __forceinline__ void load_activated(
 template <class C>
 __device__ __forceinline__ void activate_tile(typename C::TileType* tiles) {
   using T = typename C::T;
-  constexpr u32 kPieces = C::TileType::kWords / 4;  // in a row
+  constexpr u32 kVecs = C::TileType::kWords / 4;  // in a row
   const auto load = [](const u32* from) {
     const uint4 piece = *reinterpret_cast<const uint4*>(from);
-    return Piece<T>{{piece.x, piece.y, piece.z, piece.w}};
+    return Vec<T>{{piece.x, piece.y, piece.z, piece.w}};
   };
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < kTileRows * kPieces; i += kThreads) {
-    u32* const own = &tiles[0].at(i / kPieces, i % kPieces * 4);
-    Piece<T> factor{};
+  for (u32 i = threadIdx.x; i < kTileRows * kVecs; i += kThreads) {
+    u32* const own = &tiles[0].at(i / kVecs, i % kVecs * 4);
+    Vec<T> factor{};
     if constexpr (has_factor(C::kFunction)) {
-      factor = load(&tiles[1].at(i / kPieces, i % kPieces * 4));
+      factor = load(&tiles[1].at(i / kVecs, i % kVecs * 4));
     }
-    const Piece<T> result = activate_all<T, C::kFunction>(load(own), factor);
+    const Vec<T> result = activate_all<T, C::kFunction>(load(own), factor);
     *reinterpret_cast<uint4*>(own) =
         make_uint4(result.word[0], result.word[1], result.word[2], result.word[3]);
   }

@@ -48,8 +48,8 @@ struct TileShared {
   u8 square_byte[C::kDown][C::kAcross];
   u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
   typename Maybe<C::kSearches, Decoded<C>>::Type decoded;
-  typename Maybe<C::kHolds, HeldWords>::Type held;
-  typename Maybe<C::kWhole && C::V::kSquare, SquareScales>::Type squares;
+  typename Maybe<C::kBuffersScales, BufferedScales>::Type held;
+  typename Maybe<C::kFull && C::V::kSquare, SquareScales>::Type squares;
 };
 
 template <class C>
@@ -73,8 +73,8 @@ __device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
 
 // Thread number `thread` of those that fill in the levels of a direction.
 template <class C, u32 kVectors>
-__device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels, const Side& side,
-    i64 vector0, i64 vectors, float range, u32 thread) {
+__device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels,
+    const QuantizedView& side, i64 vector0, i64 vectors, float range, u32 thread) {
   if constexpr (C::kOneLevel) {
     if (thread < kScaleBytes) {
       const Level level = level_of<C>(C::kHasLevels ? __ldg(side.second) : 1.0f, range);
@@ -117,7 +117,7 @@ struct ScalePlace {
   u32 vector;  // of the first one in its layout tile
   u32 block;
 
-  __device__ __forceinline__ ScalePlace(const Side& side, i64 vector0, i64 block0) {
+  __device__ __forceinline__ ScalePlace(const QuantizedView& side, i64 vector0, i64 block0) {
     const u64 tiles = static_cast<u64>(side.stored_cols) / kTileCols;
     const u64 v = static_cast<u64>(vector0);
     const u64 b = static_cast<u64>(block0);
@@ -178,7 +178,7 @@ struct SquareSum {
   __device__ __forceinline__ float operator()(float error) const {
     const u32 half = 0xFFFFu << (threadIdx.x & 16u);
 #pragma unroll
-    for (int distance = kLaneElements / 2; distance > 0; distance /= 2) {
+    for (int distance = kGroupSize / 2; distance > 0; distance /= 2) {
       error = add_rn(error, __shfl_xor_sync(half, error, distance));
     }
     return error;
@@ -188,29 +188,29 @@ struct SquareSum {
 // A block's codes, low nibble first, and its scale.
 template <class Format>
 struct Coded {
-  u32 code[Format::kLanes][Format::kLaneWords];
+  u32 code[Format::kGroups][Format::kGroupWords];
   u32 byte;
 };
 
 template <class Format, class R>
-__device__ __forceinline__ float lanes_amax(
-    const Words<R> (&x)[Format::kLanes], u32 (&raw)[Format::kLanes]) {
+__device__ __forceinline__ float block_amax_of(
+    const Words<R> (&x)[Format::kGroups], u32 (&raw)[Format::kGroups]) {
   u32 bits = 0;
 #pragma unroll
-  for (int l = 0; l < Format::kLanes; ++l) bits = max_u32(bits, lane_amax_bits<R>(x[l], raw[l]));
+  for (int l = 0; l < Format::kGroups; ++l) bits = max_u32(bits, group_amax_bits<R>(x[l], raw[l]));
   return from_input_bits<R>(bits);
 }
 
-// The lanes of a block as they are quantized; only those of the first `left` elements are rotated:
+// The groups of a block as they are quantized; only those of the first `left` elements are rotated:
 // what fills a block up stays +0.0.
-template <bool kRotate, class R, class T, int kLanes>
+template <bool kRotate, class R, class T, int kGroups>
 __device__ __forceinline__ void maybe_rotate(
-    const Words<T> (&x)[kLanes], u32 mask, u32 left, Words<R> (&result)[kLanes]) {
+    const Words<T> (&x)[kGroups], u32 mask, u32 left, Words<R> (&result)[kGroups]) {
 #pragma unroll
-  for (int l = 0; l < kLanes; ++l) {
+  for (int l = 0; l < kGroups; ++l) {
     if constexpr (kRotate) {
-      if (kLanes == 1 || l * kLaneElements < left) {
-        result[l] = rotate_lane<R>(x[l], mask);
+      if (kGroups == 1 || l * kGroupSize < left) {
+        result[l] = rotate_group<R>(x[l], mask);
       } else {
         result[l] = Words<R>{};
       }
@@ -253,7 +253,7 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
 // Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
 template <class C, class R, u32 kVectors>
 __device__ __forceinline__ void encode_block(TileShared<C>& shared,
-    const Words<R> (&x)[C::Format::kLanes], float amax, const u32 (&raw)[C::Format::kLanes],
+    const Words<R> (&x)[C::Format::kGroups], float amax, const u32 (&raw)[C::Format::kGroups],
     const TileLevels<C, kVectors>& levels, u32 vector, const Options& options, u64 group,
     u32 direction, u32 stream, Coded<typename C::Format>& coded) {
   using Format = typename C::Format;
@@ -269,25 +269,25 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
     const bool ordinary =
         is_ordinary_scale<Format>(coded.byte, options.rule) && is_ordinary_level<C::kRecipe>(level);
 #pragma unroll
-    for (int l = 0; l < Format::kLanes; ++l) {
+    for (int l = 0; l < Format::kGroups; ++l) {
       if constexpr (C::V::kStochastic) {
         const Random random = philox(group + l, direction, stream, options.seed);
-        encode_lane_stochastic(x[l], raw[l], ordinary, factor, random, coded.code[l]);
+        encode_group_stochastic(x[l], raw[l], ordinary, factor, random, coded.code[l]);
       } else {
-        encode_lane<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor, coded.code[l]);
+        encode_group<Format, R, C::kRecipe>(x[l], raw[l], ordinary, factor, coded.code[l]);
       }
     }
   }
 }
 
-// Codes of a lane to memory, in the order of nibbles that is asked for.
+// Codes of a group to memory, in the order of nibbles that is asked for.
 template <class C>
-__device__ __forceinline__ void store_lane(
-    u8* __restrict__ out, const u32 (&code)[C::Format::kLaneWords], const Options& options) {
+__device__ __forceinline__ void store_group(
+    u8* __restrict__ out, const u32 (&code)[C::Format::kGroupWords], const Options& options) {
   if (C::Format::kIsFp4 && options.high_first) {
-    u32 swapped[C::Format::kLaneWords];
+    u32 swapped[C::Format::kGroupWords];
 #pragma unroll
-    for (int i = 0; i < C::Format::kLaneWords; ++i) swapped[i] = swap_nibbles(code[i]);
+    for (int i = 0; i < C::Format::kGroupWords; ++i) swapped[i] = swap_nibbles(code[i]);
     store_codes<C::kVector, C::kStreams>(out, swapped);
   } else {
     store_codes<C::kVector, C::kStreams>(out, code);

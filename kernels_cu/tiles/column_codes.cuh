@@ -18,18 +18,18 @@ __device__ __forceinline__ float half_value(u32 word, u32 half) {
 }
 
 // The elements of one of the columns that share words, as they would lie in memory.
-template <class T, u32 kLanes>
+template <class T, u32 kGroups>
 __device__ __forceinline__ void gather_column(
-    const u32 (&word)[kLanes * kLaneElements], u32 half, Words<T> (&result)[kLanes]) {
+    const u32 (&word)[kGroups * kGroupSize], u32 half, Words<T> (&result)[kGroups]) {
   const u32 selector = half == 0 ? 0x5410u : 0x7632u;
 #pragma unroll
-  for (u32 l = 0; l < kLanes; ++l) {
+  for (u32 l = 0; l < kGroups; ++l) {
 #pragma unroll
     for (u32 i = 0; i < Words<T>::kWords; ++i) {
       if constexpr (T::kSize == 4) {
-        result[l].word[i] = word[l * kLaneElements + i];
+        result[l].word[i] = word[l * kGroupSize + i];
       } else {
-        const u32 at = l * kLaneElements + 2 * i;
+        const u32 at = l * kGroupSize + 2 * i;
         result[l].word[i] = byte_perm(word[at], word[at + 1], selector);
       }
     }
@@ -51,7 +51,7 @@ FP4KIT_HD constexpr bool encodes_pairs() {
 // Four rows at a time: the codes of both columns fill the halves of a word.
 template <class C>
 __device__ __forceinline__ void encode_pair(
-    const u32 (&word)[C::kBlock], const float (&factor)[2], u32 (&code)[2][C::Format::kLanes][2]) {
+    const u32 (&word)[C::kBlock], const float (&factor)[2], u32 (&code)[2][C::Format::kGroups][2]) {
   using T = typename C::T;
 #pragma unroll
   for (u32 first = 0; first < C::kBlock; first += 8) {
@@ -74,8 +74,8 @@ __device__ __forceinline__ void encode_pair(
       fours[f] =
           byte_perm(joined[0], joined[1], 0x5410u) | (even & 0x08080808u) | (odd & 0x80808080u);
     }
-    const u32 l = first / kLaneElements;
-    const u32 i = first % kLaneElements / 8;
+    const u32 l = first / kGroupSize;
+    const u32 i = first % kGroupSize / 8;
     code[0][l][i] = byte_perm(fours[0], fours[1], 0x5410u);
     code[1][l][i] = byte_perm(fours[0], fours[1], 0x7632u);
   }
@@ -84,7 +84,7 @@ __device__ __forceinline__ void encode_pair(
 template <class R, class T, int kAcross>
 __device__ __forceinline__ Words<R> rotate_column(
     const ColumnGroup<T, kAcross>& signed_group, u32 column) {
-  float v[kLaneElements];
+  float v[kGroupSize];
   signed_group.column(static_cast<int>(column), v);
   return rotate_floats<R>(v);
 }
@@ -101,11 +101,11 @@ __device__ __forceinline__ u32 column_word(const u32* first, u32 i) {
 template <class C>
 __device__ __forceinline__ void encode_columns(TileShared<C>& shared, const u32 (&word)[C::kBlock],
     u32 w, u32 left, u64 piece, u64 pitch, u32 stream, const Options& options,
-    u32 (&code)[2][C::Format::kLanes][2], u32 (&byte)[2]) {
+    u32 (&code)[2][C::Format::kGroups][2], u32 (&byte)[2]) {
   using Format = typename C::Format;
   using T = typename C::T;
   using R = typename C::ColR;
-  constexpr u32 kLanes = Format::kLanes;
+  constexpr u32 kGroups = Format::kGroups;
   constexpr u32 kBlock = C::kBlock;
   constexpr u32 kHalves = C::TileType::kPerWord;
   bool done = false;
@@ -128,41 +128,40 @@ __device__ __forceinline__ void encode_columns(TileShared<C>& shared, const u32 
   if (!done) {
     // With random numbers beside them the signed words do not fit registers.
     constexpr bool kFromWords = C::kRotateCols && !C::V::kStochastic;
-    ColumnGroup<T, kHalves> group[kLanes];
+    ColumnGroup<T, kHalves> group[kGroups];
     if constexpr (kFromWords) {
 #pragma unroll
-      for (u32 i = 0; i < kBlock; ++i)
-        group[i / kLaneElements].word[i % kLaneElements][0] = word[i];
+      for (u32 i = 0; i < kBlock; ++i) group[i / kGroupSize].word[i % kGroupSize][0] = word[i];
 #pragma unroll
-      for (u32 l = 0; l < kLanes; ++l) group[l].flip_signs(options.col_mask);
+      for (u32 l = 0; l < kGroups; ++l) group[l].flip_signs(options.col_mask);
     }
     // Rare where pairs are possible, and then not worth more code.
 #pragma unroll(encodes_pairs<C>() ? 1 : kHalves)
     for (u32 half = 0; half < kHalves; ++half) {
       const u32 col = w * kHalves + half;
-      Words<R> x[kLanes];
+      Words<R> x[kGroups];
       if constexpr (kFromWords) {
 #pragma unroll
-        for (u32 l = 0; l < kLanes; ++l) {
-          // What fills a block up stays +0.0. Rows come in whole lanes.
-          const bool inside = kLanes == 1 || l * kLaneElements < left;
+        for (u32 l = 0; l < kGroups; ++l) {
+          // What fills a block up stays +0.0. Rows come in whole groups.
+          const bool inside = kGroups == 1 || l * kGroupSize < left;
           x[l] = inside ? rotate_column<R>(group[l], half) : Words<R>{};
         }
       } else if constexpr (C::kRotateCols) {
-        Words<T> elements[kLanes];
+        Words<T> elements[kGroups];
         gather_column<T>(word, half, elements);
         maybe_rotate<true>(elements, options.col_mask, left, x);
       } else {
         gather_column<T>(word, half, x);
       }
-      u32 raw[kLanes];
-      const float amax = lanes_amax<Format, R>(x, raw);
-      const u64 group = (piece + half * pitch) * kLanes;
+      u32 raw[kGroups];
+      const float amax = block_amax_of<Format, R>(x, raw);
+      const u64 group = (piece + half * pitch) * kGroups;
       Coded<Format> coded;
       encode_block(shared, x, amax, raw, shared.cols, col, options, group, 1, stream, coded);
       const bool first = half == 0;
 #pragma unroll
-      for (u32 l = 0; l < kLanes; ++l) {
+      for (u32 l = 0; l < kGroups; ++l) {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
           // Selected, not indexed: the array stays in registers.

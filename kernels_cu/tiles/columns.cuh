@@ -13,10 +13,10 @@ template <class C>
 __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     typename C::TileType& tile, const Task<typename C::T>& task, const Options& options) {
   using Format = typename C::Format;
-  constexpr u32 kLanes = Format::kLanes;
+  constexpr u32 kGroups = Format::kGroups;
   constexpr u32 kBlock = C::kBlock;
   constexpr u32 kHalves = C::TileType::kPerWord;
-  constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
+  constexpr u32 kGroupBytes = 4 * Format::kGroupWords;
   constexpr u32 kItems = C::TileType::kWords * C::kDown;
   constexpr u32 kEach = kItems < kThreads ? 1 : kItems / kThreads;
   constexpr u32 kStep = kThreads / C::kDown;  // words
@@ -25,7 +25,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   const u32 b = threadIdx.x % C::kDown;
   const u32 first_w = threadIdx.x / C::kDown;
   const Strip strip = strip_of<C>(task, b);
-  if (!C::kWhole && (!strip.inside || (kItems < kThreads && threadIdx.x >= kItems))) return;
+  if (!C::kFull && (!strip.inside || (kItems < kThreads && threadIdx.x >= kItems))) return;
   const u32 above = strip.down * kBlock;
   const u32 left = task.rows_left > above ? task.rows_left - above : 0;
   u32 scales = 0;  // of a whole matrix, one byte each
@@ -34,7 +34,7 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   // The number of the block in the first of a thread's columns.
   u64 piece = static_cast<u64>(strip.col0 + first_w * kHalves) * pitch +
               static_cast<u64>(block0 + strip.down);
-  u8* out = task.col.packed + piece * (kLanes * kLaneBytes);
+  u8* out = task.col.packed + piece * (kGroups * kGroupBytes);
   const ScalePlace<C::kLayout> place(task.col, strip.col0, block0);
   u8* scale = place.at(first_w * kHalves, strip.down);
 #pragma unroll 1
@@ -44,34 +44,34 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     const u32* first_word = &tile.at(b * kBlock, w);
 #pragma unroll
     for (u32 i = 0; i < kBlock; ++i) word[i] = column_word<C>(first_word, i);
-    u32 code[2][kLanes][2];
+    u32 code[2][kGroups][2];
     u32 byte[2];
     encode_columns<C>(shared, word, w, left, piece, pitch, task.stream, options, code, byte);
 #pragma unroll
     for (u32 half = 0; half < kHalves; ++half) {
-      if (!C::kWhole && w * kHalves + half >= strip.cols_left) continue;
-      u8* target = out + half * (pitch * (kLanes * kLaneBytes));
+      if (!C::kFull && w * kHalves + half >= strip.cols_left) continue;
+      u8* target = out + half * (pitch * (kGroups * kGroupBytes));
 #pragma unroll
-      for (u32 l = 0; l < kLanes; ++l) {
-        store_lane<C>(target + l * kLaneBytes, code[half][l], options);
+      for (u32 l = 0; l < kGroups; ++l) {
+        store_group<C>(target + l * kGroupBytes, code[half][l], options);
       }
-      if constexpr (C::kWhole) {
+      if constexpr (C::kFull) {
         scales = scales >> 8 | byte[half] << 24;
       } else {
         scale[half * place.to_odd()] = static_cast<u8>(byte[half]);
       }
     }
     piece += kStep * kHalves * pitch;
-    out += kStep * kHalves * pitch * (kLanes * kLaneBytes);
+    out += kStep * kHalves * pitch * (kGroups * kGroupBytes);
     scale += place.step(kStep * kHalves);
   }
-  if constexpr (C::kWhole) {
+  if constexpr (C::kFull) {
     static_assert(kEach * kHalves == 4, "four bytes of four lanes");
     const u32 column = (first_w + b % 4 / kHalves * kStep) * kHalves + b % kHalves;
-    const u32 turned = turn_scales(scales);
-    if constexpr (C::kHolds) {
+    const u32 turned = transpose_scales(scales);
+    if constexpr (C::kBuffersScales) {
       u8* target = place.at(column, 0) - task.part * kTileScales;
-      store_column_scales(target, shared.held, turned, task.part, task.alone);
+      store_buffered_scales(target, shared.held, turned, task.part, task.alone);
     } else {
       *reinterpret_cast<u32*>(place.at(column, b / 4 * 4)) = turned;
     }
@@ -151,7 +151,7 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
 }
 
 // Byte j of four words, as word j.
-__device__ __forceinline__ void turn_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out)[4]) {
+__device__ __forceinline__ void transpose_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out)[4]) {
   const u32 low_ab = byte_perm(a, b, 0x5140u);
   const u32 high_ab = byte_perm(a, b, 0x7362u);
   const u32 low_cd = byte_perm(c, d, 0x5140u);
@@ -164,9 +164,9 @@ __device__ __forceinline__ void turn_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out
 
 // Columns of squares: the codes of the rows, turned, eight rows and eight columns at a time.
 template <class C>
-__device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::TileType& tile,
+__device__ __forceinline__ void transpose_codes(TileShared<C>& shared, typename C::TileType& tile,
     const Task<typename C::T>& task, const Options& options) {
-  constexpr u32 kPieces = kTileRows / 8;
+  constexpr u32 kVecs = kTileRows / 8;
   constexpr u32 kBlock = C::kBlock;
   constexpr u32 kWords = C::kColumns / 8;  // of a row of codes
   constexpr u32 kBlockCodes = kBlock / 8;  // words of a block's codes, and of its elements
@@ -175,17 +175,17 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::Ti
   const u32 blocks_left = (task.rows_left + kBlock - 1) / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks) * (kBlock / 2);
   u8* packed = task.col.packed + task.col0 * pitch + task.row0 / 2;
-  for (u32 index = threadIdx.x; index < kPieces * kWords; index += kThreads) {
-    const u32 piece = index % kPieces;
-    const u32 w = index / kPieces;
-    if (!C::kWhole && piece * 8 / kBlock >= blocks_left) continue;
+  for (u32 index = threadIdx.x; index < kVecs * kWords; index += kThreads) {
+    const u32 piece = index % kVecs;
+    const u32 w = index / kVecs;
+    if (!C::kFull && piece * 8 / kBlock >= blocks_left) continue;
     const u32* first = &tile.at(piece * 8, w / kBlockCodes * kBlockWords + w % kBlockCodes);
     u32 word[8];
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) word[i] = first[C::TileType::offset(i, 0)];
     u32 even[4], odd[4];
-    turn_bytes(word[0], word[2], word[4], word[6], even);
-    turn_bytes(word[1], word[3], word[5], word[7], odd);
+    transpose_bytes(word[0], word[2], word[4], word[6], even);
+    transpose_bytes(word[1], word[3], word[5], word[7], odd);
     u8* out = packed + w * 8 * pitch + piece * 4;
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
@@ -194,14 +194,14 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::Ti
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         const u32 codes[1] = {options.high_first ? swap_nibbles(columns[half]) : columns[half]};
-        if (C::kWhole || w * 8 + 2 * j + half < task.cols_left) {
+        if (C::kFull || w * 8 + 2 * j + half < task.cols_left) {
           store_codes<C::kVector, C::kStreams>(out, codes);
         }
         out += pitch;
       }
     }
   }
-  if (C::kWhole) return;
+  if (C::kFull) return;
   const ScalePlace<C::kLayout> place(task.col, task.col0, block0);
   constexpr u32 kStep = kThreads / C::kDown;
   static_assert(kStep % 32 == 0, "so that places of scales add up");
@@ -217,8 +217,8 @@ __device__ __forceinline__ void turn_codes(TileShared<C>& shared, typename C::Ti
 template <class C>
 __device__ __forceinline__ void quantize_columns(TileShared<C>& shared, typename C::TileType& tile,
     const Task<typename C::T>& task, const Options& options) {
-  if constexpr (C::kTurns) {
-    turn_codes<C>(shared, tile, task, options);
+  if constexpr (C::kTransposes) {
+    transpose_codes<C>(shared, tile, task, options);
   } else if constexpr (C::Format::kIsFp4) {
     quantize_columns_fp4<C>(shared, tile, task, options);
   } else {

@@ -12,7 +12,7 @@
 namespace fp4kit {
 
 // One direction of a result. A direction that is not asked for is not looked at.
-struct Side {
+struct QuantizedView {
   const float* second;
   u8* packed;
   u8* block_scale;
@@ -33,8 +33,8 @@ struct Task {
   i64 col0;
   u32 rows_left;
   u32 cols_left;
-  Side row;
-  Side col;
+  QuantizedView row;
+  QuantizedView col;
   u32 stream;
   // Where scales are held (tiles/sector_scales.cuh): the tile's number in its stack, and whether
   // the block takes no other tile of it.
@@ -106,19 +106,19 @@ struct TileConfig {
   static constexpr int kFunction = kNoFunction;
   static constexpr int kTiles = kBuffers;
   // Columns of squares are the rows' codes, turned.
-  static constexpr bool kTurns = V::kSquare && kCols && Format::kIsFp4;
+  static constexpr bool kTransposes = V::kSquare && kCols && Format::kIsFp4;
   // What a launch asks for beyond 48 KiB (cuda_module.py).
   static constexpr u32 kSharedBytes = !kOneLevel ? FP4KIT_WIDE_BYTES_MOST : FP4KIT_WIDE_BYTES;
   // Candidates of a search are worked out once, where there is room.
-  static constexpr bool kTabled = kSearches && kOneLevel && !(kTurns && T::kSize == 4);
+  static constexpr bool kTabled = kSearches && kOneLevel && !(kTransposes && T::kSize == 4);
   // Several tiles write to a line of the result.
   static constexpr bool kStreams = false;
   // Tiles are whole, so that scales can be stored as words.
-  static constexpr bool kWhole = false;
+  static constexpr bool kFull = false;
   // Those of columns are kept over a stack of tiles (tiles/sector_scales.cuh).
-  static constexpr bool kHolds = false;
+  static constexpr bool kBuffersScales = false;
   // Tiles are tall, and those of few rows take columns from further on (tiles/remainder_rows.cuh).
-  static constexpr bool kFolds = false;
+  static constexpr bool kPacksRows = false;
   // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;
 };
@@ -126,10 +126,10 @@ struct TileConfig {
 // The same for matrices that are whole tiles, with scales of 16 elements each and the low nibble
 // first. With linear scales of vectors they are whole stacks.
 template <class C>
-struct Whole : C {
+struct Full : C {
   static_assert(C::kColumns == kWide && C::kBlock == 16 && C::kLayout != kLayoutSwizzled8x4, "");
-  static constexpr bool kWhole = true;
-  static constexpr bool kHolds = C::kCols && !C::V::kSquare && C::kLayout == kLayoutLinear;
+  static constexpr bool kFull = true;
+  static constexpr bool kBuffersScales = C::kCols && !C::V::kSquare && C::kLayout == kLayoutLinear;
 };
 
 }  // namespace fp4kit

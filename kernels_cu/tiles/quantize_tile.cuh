@@ -21,7 +21,7 @@ namespace fp4kit {
 // What the scale bytes come to as candidates, if all vectors share one second level.
 template <class C>
 __device__ __forceinline__ void fill_candidates(
-    TileShared<C>& shared, const Side& side, float range) {
+    TileShared<C>& shared, const QuantizedView& side, float range) {
   if (C::kTabled && threadIdx.x < kScaleBytes) {
     const Level level = level_of<C>(__ldg(side.second), range);
     shared.decoded.candidate[threadIdx.x] =
@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_task(
     typename C::TileType* tile, const Task<typename C::T>& task) {
   if constexpr (C::kFunction != kNoFunction) {
     load_activated<C>(tile, task);
-  } else if constexpr (C::kFolds) {
-    load_folded<C>(*tile, task);
+  } else if constexpr (C::kPacksRows) {
+    load_tall<C>(*tile, task);
   } else {
     load_tile<C::kVector>(*tile, task.x + (task.row0 * task.cols + task.col0), task.cols,
         task.rows_left, task.cols_left);
@@ -90,8 +90,8 @@ template <class C>
 __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C::TileType& tile,
     const Task<typename C::T>& task, const Options& options, u32 parity) {
   if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, tile, task, options, parity);
-  if constexpr (C::V::kSquare && (C::kCols || C::kWhole)) __syncthreads();
-  if constexpr (C::V::kSquare && C::kWhole) store_all_squares<C>(shared, task);
+  if constexpr (C::V::kSquare && (C::kCols || C::kFull)) __syncthreads();
+  if constexpr (C::V::kSquare && C::kFull) store_all_squares<C>(shared, task);
   if constexpr (C::kCols) {
     if constexpr (C::kSearches && C::kRows && !C::V::kSquare) {
       __syncthreads();

@@ -53,8 +53,8 @@ struct MatrixTiles {
     result.row0 = static_cast<i64>(down) * kTileRows;
     result.col0 = static_cast<i64>(col) * C::kColumns;
     // Only the last tile of a column or row can be less than whole.
-    const bool low = !C::kWhole && down == last_down;
-    const bool right = !C::kWhole && col == last_col;
+    const bool low = !C::kFull && down == last_down;
+    const bool right = !C::kFull && col == last_col;
     result.rows_left = low ? static_cast<u32>(matrix.rows - result.row0) : kTileRows;
     result.cols_left = right ? static_cast<u32>(matrix.cols - result.col0) : C::kColumns;
     return result;
@@ -125,7 +125,7 @@ struct StacksOfTiles {
   }
 };
 
-template <class C, bool kHolds>
+template <class C, bool kBuffersScales>
 struct TilesOf {
   using Type = MatrixTiles<C>;
 };
@@ -143,9 +143,9 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
         i64 rows, i64 cols, i64 across, i64 total, i64 row_blocks, i64 row_stored, i64 row_scales,
         i64 row_per_scale, i64 col_blocks, i64 col_stored, i64 col_scales, i64 col_per_scale,
         i64 high_first, i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 magic, i64 shift) {
-  using Tiles = typename TilesOf<C, C::kHolds>::Type;
+  using Tiles = typename TilesOf<C, C::kBuffersScales>::Type;
   TileShared<C>& shared = tile_shared<C>();
-  const Options options{static_cast<int>(rule), !C::kWhole && static_cast<u32>(high_first) != 0,
+  const Options options{static_cast<int>(rule), !C::kFull && static_cast<u32>(high_first) != 0,
       static_cast<float>(range), static_cast<u32>(row_mask), static_cast<u32>(col_mask), {seed...}};
   Task<typename C::T> matrix{x, rows, cols, 0, 0, 0, 0,
       {row_second, row_packed, row_scale, row_blocks, row_stored, row_scales, row_per_scale},

@@ -18,10 +18,10 @@ namespace fp4kit {
 
 // Such a configuration, from that of wide tiles.
 template <class C>
-struct Folded : C {
-  static_assert(C::kIsWide && C::kVector && C::kCols && !C::kRows && !C::kWhole, "columns alone");
+struct Tall : C {
+  static_assert(C::kIsWide && C::kVector && C::kCols && !C::kRows && !C::kFull, "columns alone");
   static_assert(C::Format::kIsFp4 && !C::V::kSquare && C::kOneLevel, "of one factor table");
-  static constexpr bool kFolds = true;
+  static constexpr bool kPacksRows = true;
   static constexpr u32 kColumns = kNarrow;
   static constexpr u32 kHeight = 2 * kTileRows;
   static constexpr u32 kDown = kHeight / C::kBlock;
@@ -31,7 +31,7 @@ struct Folded : C {
 
 // Strips of a band of so many rows.
 template <class C>
-__device__ __forceinline__ u32 band_strips(u32 rows) {
+__device__ __forceinline__ u32 remainder_blocks(u32 rows) {
   return (rows + C::kBlock - 1) / C::kBlock;
 }
 
@@ -47,8 +47,8 @@ struct Strip {
 // Strip number `number` of a tile.
 template <class C>
 __device__ __forceinline__ Strip strip_of(const Task<typename C::T>& task, u32 number) {
-  if constexpr (C::kFolds) {
-    const u32 height = band_strips<C>(task.rows_left);
+  if constexpr (C::kPacksRows) {
+    const u32 height = remainder_blocks<C>(task.rows_left);
     if (height != C::kDown) {
       const u32 count = task.first_strip + number;
       const u32 right = count / height;
@@ -58,35 +58,35 @@ __device__ __forceinline__ Strip strip_of(const Task<typename C::T>& task, u32 n
     }
     return {number, task.col0, task.cols_left, true};
   } else {
-    return {number, task.col0, task.cols_left, number < band_strips<C>(task.rows_left)};
+    return {number, task.col0, task.cols_left, number < remainder_blocks<C>(task.rows_left)};
   }
 }
 
 // load_tile of a tile that may be folded.
 template <class C>
-__device__ __forceinline__ void load_folded(
+__device__ __forceinline__ void load_tall(
     typename C::TileType& tile, const Task<typename C::T>& task) {
   using T = typename C::T;
-  constexpr u32 kPieces = C::TileType::kWords / 4;  // of 16 bytes in a row
-  constexpr u32 kRowsAtOnce = kThreads / kPieces;
+  constexpr u32 kVecs = C::TileType::kWords / 4;  // of 16 bytes in a row
+  constexpr u32 kRowsAtOnce = kThreads / kVecs;
   constexpr u32 kRounds = C::kHeight / kRowsAtOnce;
   constexpr u32 kStrips = kRowsAtOnce / C::kBlock;  // of a round
   static_assert(kStrips * C::kBlock == kRowsAtOnce, "whole strips");
-  const u32 first = threadIdx.x / kPieces;
-  const u32 place = threadIdx.x % kPieces * (16 / T::kSize);
+  const u32 first = threadIdx.x / kVecs;
+  const u32 place = threadIdx.x % kVecs * (16 / T::kSize);
   const typename T::Bits* source = task.x + (task.row0 * task.cols + task.col0 + place);
-  u32* target = &tile.at(first, threadIdx.x % kPieces * 4);
+  u32* target = &tile.at(first, threadIdx.x % kVecs * 4);
   i64 step = kRowsAtOnce * task.cols;
   if (task.rows_left == C::kHeight && task.cols_left >= C::kColumns) {
     source += first * task.cols;
 #pragma unroll
     for (u32 k = 0; k < kRounds; ++k) {
-      copy_piece(target + C::TileType::offset(k * kRowsAtOnce, 0), source, true);
+      copy_vec(target + C::TileType::offset(k * kRowsAtOnce, 0), source, true);
       source += step;
     }
     return;
   }
-  const u32 height = band_strips<C>(task.rows_left);
+  const u32 height = remainder_blocks<C>(task.rows_left);
   const u32 end = height * C::kBlock;
   const i64 back = end * task.cols - C::kColumns;  // from below the band to the next columns
   const Strip begin = strip_of<C>(task, first / C::kBlock);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_folded(
   if (flat) step = cols;
 #pragma unroll
   for (u32 k = 0; k < kRounds; ++k) {
-    copy_piece(target + C::TileType::offset(k * kRowsAtOnce, 0), source,
+    copy_vec(target + C::TileType::offset(k * kRowsAtOnce, 0), source,
         row < task.rows_left && col < task.cols_left);
     row += rows;
     col += cols;

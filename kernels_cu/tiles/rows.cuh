@@ -36,24 +36,24 @@ struct RowBlocks {
     }
   }
 
-  template <int kLanes>
+  template <int kGroups>
   __device__ __forceinline__ void load(
-      typename C::TileType& tile, u32 k, Words<typename C::T> (&x)[kLanes]) const {
+      typename C::TileType& tile, u32 k, Words<typename C::T> (&x)[kGroups]) const {
     const u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
 #pragma unroll
-    for (u32 l = 0; l < kLanes; ++l)
-      x[l] = tile_lane<typename C::T>(first + l * kBlockWords / kLanes);
+    for (u32 l = 0; l < kGroups; ++l)
+      x[l] = tile_group<typename C::T>(first + l * kBlockWords / kGroups);
   }
 
   // Codes take the place of the first elements of their own block, which nobody else looks at.
-  template <int kLanes, int kLaneWords>
+  template <int kGroups, int kGroupWords>
   __device__ __forceinline__ void store_codes(
-      typename C::TileType& tile, u32 k, const u32 (&code)[kLanes][kLaneWords]) const {
+      typename C::TileType& tile, u32 k, const u32 (&code)[kGroups][kGroupWords]) const {
     u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
 #pragma unroll
-    for (u32 l = 0; l < kLanes; ++l) {
+    for (u32 l = 0; l < kGroups; ++l) {
 #pragma unroll
-      for (u32 i = 0; i < kLaneWords; ++i) first[l * kLaneWords + i] = code[l][i];
+      for (u32 i = 0; i < kGroupWords; ++i) first[l * kGroupWords + i] = code[l][i];
     }
   }
 };
@@ -68,10 +68,10 @@ __device__ __forceinline__ void gather_squares(
   const Place place;
 #pragma unroll
   for (u32 k = 0; k < C::kEach; ++k) {
-    Words<T> x[Format::kLanes];
+    Words<T> x[Format::kGroups];
     place.load(tile, k, x);
-    u32 raw[Format::kLanes];
-    u32 bits = as_bits(lanes_amax<Format, T>(x, raw));
+    u32 raw[Format::kGroups];
+    u32 bits = as_bits(block_amax_of<Format, T>(x, raw));
     // A warp holds rows of one square, in lanes that differ by these distances.
 #pragma unroll
     for (u32 distance = Place::kLow; distance < 8; distance *= 2) {
@@ -95,10 +95,10 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
     const Task<typename C::T>& task, const Options& options, u32 parity) {
   using Format = typename C::Format;
   using R = typename C::RowR;
-  constexpr u32 kLanes = Format::kLanes;
+  constexpr u32 kGroups = Format::kGroups;
   constexpr u32 kBlock = C::kBlock;
-  constexpr u32 kLaneBytes = 4 * Format::kLaneWords;
-  const Side& side = C::kRows ? task.row : task.col;
+  constexpr u32 kGroupBytes = 4 * Format::kGroupWords;
+  const QuantizedView& side = C::kRows ? task.row : task.col;
   constexpr u32 kStep = RowBlocks<C>::kStep;
   const i64 block0 = task.col0 / kBlock;
   const i64 across = C::kRows ? side.blocks : (task.cols + kBlock - 1) / kBlock;
@@ -106,23 +106,23 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
   const u32 b = at.block;
   // The number of a block, also where the columns alone are asked for.
   u64 piece = static_cast<u64>((task.row0 + at.row) * across + block0 + b);
-  u8* out = side.packed + piece * (kLanes * kLaneBytes);
+  u8* out = side.packed + piece * (kGroups * kGroupBytes);
   const ScalePlace<C::kLayout> place(side, task.row0, block0);
   u8* scale = place.at(at.row, b);
   const u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
   if constexpr (C::kGathers) gather_squares(shared, tile, parity);
   u32 scales = 0;  // of a whole matrix, one byte each
   // What costs much is not repeated in the code, nor where it makes no difference (whole matrices).
-#pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows || C::kWhole ? 1 : C::kEach)
+#pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows || C::kFull ? 1 : C::kEach)
   for (u32 k = 0; k < C::kEach; ++k) {
     const u32 r = at.row + k * kStep;
-    Words<typename C::T> elements[kLanes];
+    Words<typename C::T> elements[kGroups];
     at.load(tile, k, elements);
-    Words<R> x[kLanes];
+    Words<R> x[kGroups];
     const u32 left = task.cols_left > b * kBlock ? task.cols_left - b * kBlock : 0;
     maybe_rotate<C::kRotateRows>(elements, options.row_mask, left, x);
-    u32 raw[kLanes];
-    float amax = lanes_amax<Format, R>(x, raw);
+    u32 raw[kGroups];
+    float amax = block_amax_of<Format, R>(x, raw);
     if constexpr (C::kGathers) {
       amax = as_float(shared.square_amax[parity][r / kBlock][b]);
     } else if constexpr (C::V::kSquare) {
@@ -136,28 +136,28 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
     Coded<Format> coded;
     if constexpr (C::kRows) {
       encode_block(
-          shared, x, amax, raw, shared.rows, r, options, piece * kLanes, 0, task.stream, coded);
+          shared, x, amax, raw, shared.rows, r, options, piece * kGroups, 0, task.stream, coded);
     } else {
       encode_block(
-          shared, x, amax, raw, shared.cols, 0, options, piece * kLanes, 0, task.stream, coded);
+          shared, x, amax, raw, shared.cols, 0, options, piece * kGroups, 0, task.stream, coded);
     }
     if constexpr (C::V::kSquare) {
       if (r % kBlock == 0) {
-        if constexpr (C::kWhole) {
+        if constexpr (C::kFull) {
           shared.squares.set(r / kBlock, b, coded.byte);
         } else {
           shared.square_byte[r / kBlock][b] = static_cast<u8>(coded.byte);
         }
       }
     }
-    if constexpr (C::kTurns) at.store_codes(tile, k, coded.code);
+    if constexpr (C::kTransposes) at.store_codes(tile, k, coded.code);
     if constexpr (C::kRows) {
-      if (C::kWhole || (r < task.rows_left && b < blocks_left)) {
+      if (C::kFull || (r < task.rows_left && b < blocks_left)) {
 #pragma unroll
-        for (u32 l = 0; l < kLanes; ++l) {
-          store_lane<C>(out + l * kLaneBytes, coded.code[l], options);
+        for (u32 l = 0; l < kGroups; ++l) {
+          store_group<C>(out + l * kGroupBytes, coded.code[l], options);
         }
-        if constexpr (C::kWhole) {
+        if constexpr (C::kFull) {
           scales |= coded.byte << (8 * k);
         } else {
           *scale = static_cast<u8>(coded.byte);
@@ -165,12 +165,12 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
       }
     }
     piece += kStep * static_cast<u64>(across);
-    out += kStep * static_cast<u64>(across) * (kLanes * kLaneBytes);
+    out += kStep * static_cast<u64>(across) * (kGroups * kGroupBytes);
     scale += place.step(kStep);
   }
-  if constexpr (C::kWhole && C::kRows && !C::V::kSquare) {
+  if constexpr (C::kFull && C::kRows && !C::V::kSquare) {
     static_assert(C::kEach == 4 && RowBlocks<C>::kLow == 4, "four bytes of four lanes");
-    *reinterpret_cast<u32*>(place.at(at.row + b % 4 * kStep, b / 4 * 4)) = turn_scales(scales);
+    *reinterpret_cast<u32*>(place.at(at.row + b % 4 * kStep, b / 4 * 4)) = transpose_scales(scales);
   }
 }
 

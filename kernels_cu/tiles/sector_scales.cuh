@@ -15,7 +15,7 @@ constexpr u32 kStack = 4;                    // tiles
 constexpr u32 kTileScales = kTileRows / 16;  // of a vector in a tile, along rows and columns
 
 // Four scales of one column in each of the tiles but the last, for each thread.
-struct HeldWords {
+struct BufferedScales {
   u32 word[kStack - 1][kThreads];
 };
 
@@ -23,7 +23,7 @@ struct HeldWords {
 
 // Four lanes side by side have four blocks, of four vectors each: one byte per vector. Gives lane i
 // those of vector i, one byte per block.
-__device__ __forceinline__ u32 turn_scales(u32 bytes) {
+__device__ __forceinline__ u32 transpose_scales(u32 bytes) {
   u32 other = __shfl_xor_sync(0xFFFFFFFFu, bytes, 1);
   bytes = byte_perm(bytes, other, threadIdx.x & 1 ? 0x3715u : 0x6240u);
   other = __shfl_xor_sync(0xFFFFFFFFu, bytes, 2);
@@ -32,8 +32,8 @@ __device__ __forceinline__ u32 turn_scales(u32 bytes) {
 
 // Stores the scales of a column, of which this lane has four and the one four lanes from it the
 // other four of this tile. `target`: where those of the stack begin; `part`: which tile of it.
-__device__ __forceinline__ void store_column_scales(
-    u8* target, HeldWords& held, u32 word, u32 part, bool alone) {
+__device__ __forceinline__ void store_buffered_scales(
+    u8* target, BufferedScales& held, u32 word, u32 part, bool alone) {
   const bool second = threadIdx.x / 4 % 2;
   const auto kept = [&](u32 number) -> u32& { return held.word[number][threadIdx.x]; };
   if (alone) {

@@ -16,7 +16,7 @@ namespace fp4kit {
 constexpr u32 kTileRows = 128;
 constexpr u32 kTileColumns = 64;  // where nothing else is said
 constexpr int kNarrow = 64;
-constexpr int kWide = 128;  // elements of 16 bits: pieces of 64 bytes of a row of codes
+constexpr int kWide = 128;  // elements of 16 bits: vecs of 64 bytes of a row of codes
 constexpr u32 kRowGroup = 16;
 constexpr u32 kPadding = 4;
 
@@ -62,7 +62,7 @@ constexpr bool kCopiesAsync = false;
 #endif
 
 // Copies 16 bytes, or writes zeros without looking at the source.
-__device__ __forceinline__ void copy_piece(u32* target, const void* source, bool inside) {
+__device__ __forceinline__ void copy_vec(u32* target, const void* source, bool inside) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
       :
@@ -95,18 +95,18 @@ __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
     const typename T::Bits* __restrict__ x, i64 cols, u32 rows_left, u32 cols_left) {
   constexpr u32 kWords = Tile<T, kWidth>::kWords;
   if constexpr (kVector) {
-    constexpr u32 kPieces = kWords / 4;  // of 16 bytes in a row
-    constexpr u32 kRowsAtOnce = kThreads / kPieces;
+    constexpr u32 kVecs = kWords / 4;  // of 16 bytes in a row
+    constexpr u32 kRowsAtOnce = kThreads / kVecs;
     constexpr u32 kElements = 16 / T::kSize;
-    const u32 first = threadIdx.x / kPieces;
-    const u32 place = threadIdx.x % kPieces;
+    const u32 first = threadIdx.x / kVecs;
+    const u32 place = threadIdx.x % kVecs;
     const bool inside = place * kElements < cols_left;
     const typename T::Bits* source = x + first * cols + place * kElements;
     u32* target = &tile.at(first, 4 * place);
     const auto copy = [&](const auto is_inside) {
 #pragma unroll
       for (u32 k = 0; k < kTileRows / kRowsAtOnce; ++k) {
-        copy_piece(target + Tile<T, kWidth>::offset(k * kRowsAtOnce, 0), source,
+        copy_vec(target + Tile<T, kWidth>::offset(k * kRowsAtOnce, 0), source,
             is_inside(first + k * kRowsAtOnce));
         source += kRowsAtOnce * cols;
       }
@@ -136,7 +136,7 @@ __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
 
 // The 16 elements that begin at a word of a tile, on 16 bytes.
 template <class T>
-__device__ __forceinline__ Words<T> tile_lane(const u32* first) {
+__device__ __forceinline__ Words<T> tile_group(const u32* first) {
   Words<T> result;
   const uint4* source = reinterpret_cast<const uint4*>(first);
 #pragma unroll
