@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from fp4kit.checkpoint.verify.notes import reader_notes
-from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults
+from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults, reader_notes
 from fp4kit.io.read.open import check_source
 
 from .options import (

@@ -13,7 +13,7 @@ import pytest
 from fp4kit.checkpoint.models.fusion import fusion_group
 from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.read.detect import detect
+from fp4kit.checkpoint.read.config_facts import detect
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.checkpoint.verify.values import value_faults
 from fp4kit.errors import FileFormatError, OptionError

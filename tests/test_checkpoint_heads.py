@@ -4,7 +4,7 @@
 
 import pytest
 
-from fp4kit.checkpoint.plan.heads import absent_head
+from fp4kit.checkpoint.plan.ignored import absent_head
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp4kit.checkpoint.layouts.ignore_list import IgnoreList
 from fp4kit.checkpoint.operations import plan_quantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.plan.rules import Rules, is_embedding, is_linear_weight
-from fp4kit.checkpoint.read.detect import matches_ignore
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.errors import OptionError
 from weight_names import KEPT, PREFIXES, QUANTIZED, L
@@ -233,8 +233,8 @@ def test_the_ignore_list_is_what_was_left(checkpoints, tmp_path, layout, pattern
     assert listed == (kept if layout == "modelopt" else kept - embeddings | base)
     assert len(scheme["ignore"]) == len(listed)
     quantized = {name.removesuffix(".weight_scale") for name in written if "weight_scale" in name}
-    assert not any(matches_ignore(module, listed, layout) for module in quantized)
-    assert all(matches_ignore(module, listed, layout) for module in kept - embeddings)
+    assert not any(IgnoreList(listed, layout).matches(module) for module in quantized)
+    assert all(IgnoreList(listed, layout).matches(module) for module in kept - embeddings)
     assert structure_faults(tmp_path / "out") == []
     assert set(report.ignore) | embeddings == kept | (base if layout != "modelopt" else set())
 

@@ -12,7 +12,7 @@ from fp4kit.checkpoint.models.experts import model_types
 from fp4kit.checkpoint.models.reader_faults import KNOWN, reader_faults
 from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.verify.notes import reader_notes
+from fp4kit.checkpoint.verify.paths import reader_notes
 
 EXPERT = "model.layers.0.mlp.experts.3.up_proj"
 DENSE = "model.layers.0.mlp.up_proj"

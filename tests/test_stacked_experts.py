@@ -10,7 +10,7 @@ from checkpoints import config_of, normal, save
 from fp4kit.checkpoint.layouts.ignore_list import IgnoreList
 from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.plan.stacked_experts import stacked_modules
+from fp4kit.checkpoint.plan.ignored import stacked_modules
 from fp4kit.checkpoint.verify.structure import structure_faults
 
 

@@ -39,7 +39,7 @@ from fp4kit.io.stream.chunks import (
 
 
 @dataclass
-class Pair:
+class ComparedPair:
     """A tensor of the original and what became of it.
 
     Attributes:
@@ -138,7 +138,7 @@ def _missing(names: list[str], path: Path) -> None:
         raise FileFormatError(f"{path}: {len(names)} {plural} missing, the first: {listed}")
 
 
-def _pairs(a: Side, b: Side) -> list[Pair]:
+def _pairs(a: Side, b: Side) -> list[ComparedPair]:
     """Tensors of equal name (or the only ones there are), checked for equal shape and kind."""
     originals = _originals(a)
     others = b.tensors
@@ -166,20 +166,20 @@ def _pairs(a: Side, b: Side) -> list[Pair]:
                 f"{b.path}: tensor {name!r} is {other.dtype}, in {a.path} {original.dtype}; only "
                 "float32, float16 and bfloat16 are compared with each other"
             )
-        pairs.append(Pair(original, other, measured))
+        pairs.append(ComparedPair(original, other, measured))
     return pairs
 
 
 @dataclass(frozen=True)
-class Step:
+class ComparedRows:
     """Rows (of a quantized pair), elements (of a float pair) or bytes `first` to `last`."""
 
-    pair: Pair
+    pair: ComparedPair
     first: int
     last: int
 
 
-def _chunks(a: Side, b: Side, pairs: list[Pair]) -> Iterator[Chunk[Step]]:
+def _chunks(a: Side, b: Side, pairs: list[ComparedPair]) -> Iterator[Chunk[ComparedRows]]:
     for pair in pairs:
         name, other = pair.original.name, pair.other
         if isinstance(other, QuantizedEntry):
@@ -187,7 +187,7 @@ def _chunks(a: Side, b: Side, pairs: list[Pair]) -> Iterator[Chunk[Step]]:
             for first, last in row_ranges(other.plan.rows, row, row_step(other.plan)):
                 parts = entry_parts(b.coded, other, first, last)
                 own = ByteRange(a.source, name, first * row, last * row)
-                yield Chunk(Step(pair, first, last), (own, *parts))
+                yield Chunk(ComparedRows(pair, first, last), (own, *parts))
             continue
         size, other_size = _itemsize(pair.original), _itemsize(other)
         for start, stop in byte_ranges(pair.original):
@@ -196,7 +196,7 @@ def _chunks(a: Side, b: Side, pairs: list[Pair]) -> Iterator[Chunk[Step]]:
                 ByteRange(a.source, name, start, stop),
                 ByteRange(b.source, other.name, *ratio),
             )
-            yield Chunk(Step(pair, start, stop), (own, its))
+            yield Chunk(ComparedRows(pair, start, stop), (own, its))
 
 
 def _itemsize(tensor: SourceTensor) -> int:
@@ -205,7 +205,7 @@ def _itemsize(tensor: SourceTensor) -> int:
     return max(tensor.spec.nbytes // elements, 1) if elements else 1
 
 
-def _measure(engine: DeviceBackend, step: Step, parts: list[Bytes]) -> None:
+def _measure(engine: DeviceBackend, step: ComparedRows, parts: list[Bytes]) -> None:
     pair, other = step.pair, step.pair.other
     if not len(parts[0]):
         return
@@ -221,6 +221,19 @@ def _measure(engine: DeviceBackend, step: Step, parts: list[Bytes]) -> None:
         pair.sums += engine.quantized_sums(plan, parts[0], dtype, parts[1], parts[2], other.second)
     else:
         pair.sums += engine.sums(parts[0], pair.original.dtype, parts[1], other.dtype)
+
+
+def measure(
+    a: Side, b: Side, pairs: list[ComparedPair], *, device: str, progress: Progress | None
+) -> None:
+    """Reads both tensors of every pair once, and fills in its sums and differences."""
+    dtypes = {pair.original.dtype for pair in pairs if pair.measured}
+    plans = [pair.other.plan.decoding for pair in pairs if isinstance(pair.other, QuantizedEntry)]
+    engine = DeviceBackend(device, dtypes, "error_stats", plans)
+    tally = Tally(progress, sum(pair.original.spec.nbytes for pair in pairs))
+    for step, parts in read_ahead(_chunks(a, b, pairs)):
+        _measure(engine, step, parts)
+        tally.add(len(parts[0]))
 
 
 @by_ieee
@@ -245,13 +258,7 @@ def compare_sides(
     """
     started = time.perf_counter()
     pairs = _pairs(a, b)
-    dtypes = {pair.original.dtype for pair in pairs if pair.measured}
-    plans = [pair.other.plan.decoding for pair in pairs if isinstance(pair.other, QuantizedEntry)]
-    engine = DeviceBackend(device, dtypes, "error_stats", plans)
-    tally = Tally(progress, sum(pair.original.spec.nbytes for pair in pairs))
-    for step, parts in read_ahead(_chunks(a, b, pairs)):
-        _measure(engine, step, parts)
-        tally.add(len(parts[0]))
+    measure(a, b, pairs, device=device, progress=progress)
     tensors = [pair.report() for pair in pairs]
     return FileReport(
         source=str(a.path),

@@ -16,7 +16,7 @@ import torch
 from expected import ROUNDED, ROUNDED_ERROR
 from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
-from fp4kit.checkpoint.verify.notes import reader_notes
+from fp4kit.checkpoint.verify.paths import reader_notes
 from fp4kit.checkpoint.verify.structure import structure_faults
 from fp4kit.checkpoint.verify.values import value_faults
 from names import Faults, ignored, kept_modules, prefixes, some, stored_shapes

@@ -64,7 +64,9 @@ class Layout(ABC):
             its input by; None if they do not know it.
         single_file: whether a file without a directory is complete.
         by_transformers: whether transformers reads it, which can leave heads away.
-        matches_inside: whether a reader takes a listed name for every module whose name holds it.
+        matches_inside: whether a reader takes a listed name for every module whose name holds it,
+            and names with wildcards as globs.
+        in_hf_quant_config: whether its readers want hf_quant_config.json.
         decoded_dtype: the only element type that transformers decodes it to, None if that follows
             the model or it does not read it.
         in_params: whether readers of Mistral's own format take it from params.json.
@@ -81,6 +83,7 @@ class Layout(ABC):
     single_file: bool = False
     by_transformers: bool = False
     matches_inside: bool = False
+    in_hf_quant_config: bool = False
     decoded_dtype: str | None = None
     in_params: bool = False
     diffusion: bool = True

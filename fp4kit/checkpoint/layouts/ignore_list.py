@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
-from fp4kit.checkpoint.layouts import modelopt
+from fp4kit.checkpoint.layouts import get_layout
+from fp4kit.checkpoint.models.fusion import groups
 
 from .expressions import PatternError, compiled
 
@@ -36,7 +37,7 @@ class IgnoreList:
             layout: whose rules apply.
         """
         self.faults: list[str] = []
-        self._by_parent = layout == modelopt.METHOD
+        self._by_parent = get_layout(layout).matches_inside
         self._names: set[str] = set()
         self._tests: list[tuple[str, Callable[[str], object]]] = []
         left = MAX_EXPRESSIONS
@@ -89,3 +90,32 @@ class IgnoreList:
             if fault not in self.faults:
                 self.faults.append(fault)
             return False
+
+
+def check_ignore(
+    quantized: Iterable[str], kept: Iterable[str], patterns: Iterable[str], layout: str
+) -> Iterator[str]:
+    """What is wrong with an ignore list: engines build quantized layers for all it does not name.
+
+    Args:
+        quantized: modules whose weights are quantized.
+        kept: modules of linear weights that are not.
+        patterns: the list.
+        layout: whose rules apply.
+    """
+    listed = IgnoreList(patterns, layout)
+    for module in quantized:
+        if listed.matches(module):
+            yield f"{module} is quantized, but in the ignore list"
+    ignored = []
+    for module in kept:
+        if listed.matches(module):
+            ignored.append(module)
+        else:
+            yield f"{module} is not quantized, but not in the ignore list"
+    yield from listed.faults
+    both = groups([f"{name}.weight" for name in (*quantized, *ignored)])
+    left = {f"{name}.weight" for name in ignored}
+    for members in both.values():
+        if 0 < len(left.intersection(members)) < len(members):
+            yield f"of the fused weights {', '.join(members)} only some are quantized"

@@ -57,6 +57,7 @@ class ModelOpt(Layout):
     activation_shape = ()
     pre_scale_suffix = ".pre_quant_scale"
     matches_inside = True  # vLLM does
+    in_hf_quant_config = True
 
     def tail_pattern(self, tail: str) -> str:
         """A glob: ModelOpt has no regular expressions."""

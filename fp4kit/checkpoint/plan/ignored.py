@@ -10,7 +10,7 @@ builds (`models/architectures.py`). Names that also fit a quantized module are l
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from fp4kit.checkpoint.layouts import Layout, module_of
@@ -21,14 +21,32 @@ from fp4kit.checkpoint.models.fusion import absent_siblings
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.io.quantize_plan import TensorPlan
 
-from .heads import absent_head, may_be_tied
-from .rules import WRAPPERS, is_linear_weight
-from .stacked_experts import stacked_modules
+from .rules import WRAPPERS, is_linear_weight, setting
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 #: Convolutions along the tokens, which engines build as linear layers.
 SHORT_CONVOLUTIONS = ("conv", "short_conv")
+# Output heads that a checkpoint does not store, as they share the weight of the embedding, for model
+# types that the table of models/architectures.py does not have.
+#: What such a head is called, by a module that is stored before it.
+BY_NEIGHBOUR = {
+    "cls.predictions.transform": "cls.predictions.decoder",
+    "lm_head.dense": "lm_head.decoder",
+    "predictions.dense": "predictions.decoder",
+    "vocab_transform": "vocab_projector",
+}
+#: The same by model type, where nothing is stored before it.
+BY_TYPE = dict.fromkeys(("whisper", "moonshine", "moonshine_streaming"), "proj_out")
+USUAL = "lm_head"
+#: Ends of names of architectures that have such a head; most tie it unless config.json says no.
+ARCHITECTURES = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "LMHeadModel")
+#: Last parts of the names of stacked projections, whatever their module is called.
+STACKED_PROJECTIONS = frozenset(
+    ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "input_linear", "output_linear")
+)
+EXPERTS = "experts"
+SHARED = ("shared_experts", "shared_expert", "share_expert")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -218,3 +236,84 @@ def unknown_type_warnings(checkpoint: Checkpoint, layout: Layout | None) -> list
         "patterns of their ends; check that the engine reports no missing weight"
         for name in unknown
     ]
+
+
+def may_be_tied(config: dict[str, Any]) -> bool:
+    """Whether a head may share the weight of the embedding: not if all that is said is no."""
+    said = list(_said_tied(config))
+    return not said or any(said)
+
+
+def _said_tied(config: dict[str, Any]) -> Iterator[bool]:
+    """What a config.json says about tying, for the whole and for its parts."""
+    if config.get("tie_word_embeddings") is not None:
+        yield bool(config["tie_word_embeddings"])
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _said_tied(value)
+
+
+def absent_head(names: Iterable[str], config: dict[str, Any]) -> str | None:
+    """The output head that an engine ties to the embedding, None if there is none or it is stored.
+
+    Args:
+        names: every tensor of the checkpoint.
+        config: content of config.json.
+    """
+    tied = setting(config, "tie_word_embeddings")
+    said = config.get("architectures")
+    architectures = said if isinstance(said, list) else []
+    built = any(str(name).endswith(ARCHITECTURES) for name in architectures)
+    if tied is False or not (tied or built):
+        return None
+    stored = list(names)
+    head = BY_TYPE.get(str(config.get("model_type")), USUAL)
+    for neighbour, name in BY_NEIGHBOUR.items():
+        if any(tensor.startswith(f"{neighbour}.") for tensor in stored):
+            head = name
+    found = any(tensor.removesuffix(".weight").endswith(head) for tensor in stored)
+    return None if found else head
+
+
+def _stacked_names(name: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """Names that engines may build for a tensor, if it holds stacked experts.
+
+    What is stored as one tensor of three axes (or as DBRX does, of two that hold all experts) is no
+    linear layer by itself. An engine builds one layer of experts for it, under the name of their
+    module, or linear layers where the experts are shared: all these belong in an ignore list.
+    """
+    module = module_of(name)
+    parts = module.split(".")
+    parent = ".".join(parts[:-1])
+    if EXPERTS in parts:
+        at = parts.index(EXPERTS) + 1
+        stacked = len(shape) == 3 or (len(shape) == 2 and module == name)
+        if stacked and not "".join(parts[at : at + 1]).isdigit() and "bias" not in parts[-1]:
+            yield ".".join(parts[:at])
+    if len(shape) != 3 or not parent or parts[-1] not in STACKED_PROJECTIONS:
+        return
+    yield module
+    if parts[-2] in SHARED:
+        yield parent
+        yield f"{parent}.gate_up_proj"
+    elif EXPERTS not in parts:
+        yield f"{parent}.{EXPERTS}"
+
+
+def stacked_modules(
+    kept: Mapping[str, tuple[int, ...]], quantized: Collection[str]
+) -> tuple[str, ...]:
+    """What an ignore list has to name for stacked experts.
+
+    Args:
+        kept: weight to its shape, of all that are not quantized.
+        quantized: weights that are: no name that holds one of them is given.
+    """
+    taken: set[str] = set()
+    for name in quantized:
+        parts = name.split(".")
+        taken.update(".".join(parts[:count]) for count in range(1, len(parts)))
+    found = dict.fromkeys(
+        module for name, shape in kept.items() for module in _stacked_names(name, shape)
+    )
+    return tuple(module for module in found if module not in taken)

@@ -9,7 +9,7 @@ rotations, zero points and low-rank corrections do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -313,3 +313,41 @@ def comfy_facts(layers: dict[str, str]) -> QuantFacts:
     named = set(layers.values())
     formats = frozenset(name for name in named if name in comfy.FORMATS)
     return QuantFacts(comfy.METHOD, formats, fp8=not named.isdisjoint(COMFY_FORMATS), layers=layers)
+
+
+def detect(
+    config: dict[str, Any], hf_quant: dict[str, Any] | None, headers: Iterable[dict[str, str]]
+) -> QuantFacts | None:
+    """What the JSON files and headers of a checkpoint say about its quantization.
+
+    Args:
+        config: content of config.json, empty without one.
+        hf_quant: content of hf_quant_config.json, or None.
+        headers: header metadata of the weight files.
+
+    Returns:
+        The facts, None if it does not say that it is quantized. Methods that are not read here
+        come with their name and nothing else.
+
+    Raises:
+        FileFormatError: if a method that is read here is used in a way that is not.
+    """
+    given = config.get("quantization_config")
+    if given is None and isinstance(config.get("text_config"), dict):
+        given = config["text_config"].get("quantization_config")
+    if given is None:
+        given = config.get("compression_config")
+    if given is not None and not isinstance(given, dict):
+        raise FileFormatError("config.json: quantization_config is no object")
+    method = given.get("quant_method") if given is not None else None
+    if method == modelopt.METHOD or (given is None and hf_quant is not None):
+        return modelopt_facts(given, hf_quant)
+    if method == compressed_tensors.METHOD:
+        assert given is not None
+        return compressed_facts(given)
+    if given is not None:
+        return QuantFacts(str(method or "an unnamed method")[:80])
+    layers = comfy.recorded_layers(headers, "header")
+    if layers:
+        return comfy_facts(layers)
+    return None

@@ -27,8 +27,7 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, complete, entries_by_names
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .config_facts import QuantFacts, comfy_facts
-from .detect import detect
+from .config_facts import QuantFacts, comfy_facts, detect
 from .directory import Checkpoint, listed
 from .foreign_codes import unread_codes
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Verifying whatever is quantized: checkpoints, and the files that fp4kit writes by itself."""
+"""Verifying whatever is quantized: checkpoints from any tool, and the files of fp4kit's own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fp4kit.checkpoint.compare import compare_paths, is_checkpoint
+from fp4kit.checkpoint.layouts import module_of
+from fp4kit.checkpoint.models import architectures
+from fp4kit.checkpoint.models.reader_faults import reader_faults
+from fp4kit.checkpoint.read.components import component_faults, is_pipeline
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.read.quantized import find_quantized_weights
 from fp4kit.errors import Fp4kitError
 from fp4kit.io.dequantize import open_quantized
 from fp4kit.io.read.open import open_source
@@ -15,7 +21,7 @@ from fp4kit.io.report import TensorReport
 from fp4kit.io.stream.chunks import Progress
 
 from .structure import scale_faults, second_faults, structure_faults
-from .values import MIN_SQNR, far, value_faults
+from .values import far, value_faults
 
 
 def path_faults(path: Path) -> list[str]:
@@ -77,9 +83,47 @@ def path_value_faults(
 def _faults(tensor: TensorReport) -> Iterator[str]:
     """What is wrong with a tensor that was compared with its source."""
     if tensor.format is not None:
-        if tensor.stats is not None and not tensor.stats.sqnr >= MIN_SQNR:
-            yield far(tensor.name, tensor.stats)
+        if tensor.stats is not None:
+            yield from far(tensor.name, tensor.stats)
     elif tensor.differs:
         yield f"{tensor.name}: is not quantized, but its values differ from the source"
     elif tensor.reason not in ("", "equal"):
         yield f"{tensor.name}: is not quantized, but {tensor.reason} from the source"
+
+
+def reader_notes(path: Path) -> list[str]:
+    """Readers that are known to fail on a checkpoint, and what could not be checked.
+
+    Args:
+        path: model directory or .safetensors file, from any tool.
+
+    Returns:
+        One line per note; empty if there is none, or if the checkpoint has faults that keep it from
+        being read (:func:`path_faults` tells them).
+    """
+    try:
+        if is_pipeline(path):
+            return component_faults(path, lambda name: reader_notes(path / name))
+        with Checkpoint(path) as checkpoint:
+            return _notes(checkpoint)
+    except Fp4kitError:
+        return []
+
+
+def _notes(checkpoint: Checkpoint) -> list[str]:
+    quantized = find_quantized_weights(checkpoint)
+    if quantized is None or not quantized.entries or quantized.layout.single_file:
+        return []
+    config, notes = checkpoint.config, []
+    if quantized.layout.by_transformers:
+        formats = {entry.plan.format.name for entry in quantized.entries.values()}
+        notes = reader_faults(config, formats, [module_of(name) for name in quantized.entries])
+    if checkpoint.native or checkpoint.is_diffusion:
+        return notes
+    unknown = architectures.unknown_types(config, architectures.models(config, ()))
+    notes += [
+        f"model type {name!r} is not one of transformers {architectures.version()}: the ignore "
+        "list was checked by the stored names only"
+        for name in unknown
+    ]
+    return notes

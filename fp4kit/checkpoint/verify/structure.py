@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from fp4kit.checkpoint.layouts import module_of
 from fp4kit.checkpoint.layouts.comfy import recorded_layers
+from fp4kit.checkpoint.layouts.ignore_list import check_ignore
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.models.fusion import groups
 from fp4kit.checkpoint.models.mistral import built_name
 from fp4kit.checkpoint.plan.ignored import Unquantized
 from fp4kit.checkpoint.read.components import component_faults, is_pipeline
 from fp4kit.checkpoint.read.config_facts import QuantFacts
-from fp4kit.checkpoint.read.detect import check_ignore
 from fp4kit.checkpoint.read.directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint, read_json
 from fp4kit.checkpoint.read.quantized import Quantized, find_quantized_weights
 from fp4kit.checkpoint.views.fp8 import Fp8View
@@ -122,7 +122,7 @@ def _config_faults(
         return
     for fault in facts.faults:
         yield f"{where}: {fault}"
-    if layout.name == "modelopt" and checkpoint.hf_quant_config is None:
+    if layout.in_hf_quant_config and checkpoint.hf_quant_config is None:
         yield f"{HF_QUANT_CONFIG}: is missing"
     for name, entry in quantized.entries.items():
         if facts.formats and entry.plan.format.name not in facts.formats:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fp4kit.checkpoint.layouts import module_of
+from fp4kit.checkpoint.layouts import ALL_LAYOUTS, module_of
 from fp4kit.checkpoint.layouts.comfy import layer_formats, record_faults
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.models.fusion import WEIGHT
@@ -78,12 +78,7 @@ class Remaining(Source):
 
 def _check_method(checkpoint: Checkpoint, facts: QuantFacts | None) -> None:
     """Refuses a quantization that no view decodes."""
-    if facts is not None and facts.method not in (
-        *DECODED_METHODS,
-        "compressed-tensors",
-        "modelopt",
-        "comfy",
-    ):
+    if facts is not None and facts.method not in (*DECODED_METHODS, *ALL_LAYOUTS):
         raise FileFormatError(
             f"{checkpoint.path}: is quantized already by {facts.method}, which is not read here; "
             "give the original checkpoint"
