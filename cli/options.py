@@ -13,7 +13,7 @@ import click
 
 from fp4kit import BackendUnavailableError, backend_status
 from fp4kit.api.backends import get_backend
-from fp4kit.checkpoint.models.experts import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
+from fp4kit.checkpoint.models.expert_types import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
 from fp4kit.cpu.threads import THREADS_VARIABLE, most_threads
 from fp4kit.formats import (
     ALL_FORMATS,

@@ -9,8 +9,8 @@ import numpy as np
 from checkpoints import DTYPES, NAMES, array, normal, read, read_file, write_file
 from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
+from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY
 from fp4kit.checkpoint.verify.structure import structure_faults
-from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY
 
 E, H, M = 3, 96, 64
 #: Model type to how its files hold experts: (layout, names of the fused tensors, biases).

@@ -13,7 +13,7 @@ from checkpoints import DTYPES, normal, read, read_file, save, write_file
 from command_line import fail, succeed
 from fp4kit.checkpoint.operations import convert_checkpoint
 from fp4kit.checkpoint.options import ConvertOptions
-from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY
+from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY
 from fp4kit.errors import FileFormatError, OptionError
 from fused_experts import (
     KINDS,

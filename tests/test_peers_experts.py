@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fp4kit.checkpoint.models.experts import READ_FUSED, READ_SINGLE
+from fp4kit.checkpoint.models.expert_types import READ_FUSED, READ_SINGLE
 from fp4kit.checkpoint.models.reader_faults import reader_faults
 from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from command_line import invoke
-from fp4kit.checkpoint.models.experts import model_types
+from fp4kit.checkpoint.models.expert_types import model_types
 from fp4kit.checkpoint.models.reader_faults import KNOWN, reader_faults
 from fp4kit.checkpoint.operations import quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions

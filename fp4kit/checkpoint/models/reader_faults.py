@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from .experts import model_types, reading
+from fp4kit.checkpoint.models.expert_types import model_types, reading
 
 READER = "transformers 5.24"
 ANY_FORMAT = ("nvfp4", "mxfp4", "mxfp8")

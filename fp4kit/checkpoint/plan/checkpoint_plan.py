@@ -15,9 +15,9 @@ from fp4kit.checkpoint.layouts import Layout, Summary, module_of
 from fp4kit.checkpoint.layouts.comfy import LAYERS_KEY, SHAPES_KEY
 from fp4kit.checkpoint.models.mistral import ignore_list
 from fp4kit.checkpoint.options import Options
+from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.views.codes import Codes
-from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import TensorSpec

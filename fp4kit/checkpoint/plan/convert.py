@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.options import ConvertOptions
+from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY, describe, recorded
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.read.quantized import Quantized
 from fp4kit.checkpoint.views.codes import Codes
-from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY, describe, recorded
 from fp4kit.checkpoint.views.opened import Opened, entry_codes, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import get_recipe

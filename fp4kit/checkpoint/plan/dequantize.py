@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 from fp4kit.checkpoint.layouts import Summary
+from fp4kit.checkpoint.models.experts import FusedTensor
 from fp4kit.checkpoint.options import DequantizeOptions
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.views.base import View
-from fp4kit.checkpoint.views.expert_record import FusedTensor
 from fp4kit.checkpoint.views.joined import EntryView, join
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import Opened, open_quantized

@@ -2,38 +2,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which single experts are put together again once they are plain numbers.
 
-What fp4kit separated is noted in the headers. Files of other tools hold no such note: there the
-model type tells, as a reader that knows fused experts only would leave them random, without an
-error. A part that is missing or does not fit is an error for the same reason.
+Single experts do not say that the model's own form is one tensor of all of them, nor how it lies.
+So what fp4kit separated is noted in the header of every shard, whichever shards the parts are in.
+Files of other tools hold no such note: there the model type tells, as a reader that knows fused
+experts only would leave them random, without an error. A part that is missing or does not fit is an
+error for the same reason.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fp4kit.checkpoint.models.experts import (
+from fp4kit.checkpoint.models.expert_types import (
     EXPERT_KEYS,
     EXPERTS_LAYOUTS,
     FUSED_NAMES,
     OPTION,
-    PROJECTIONS,
     RESTORED_LAYOUTS,
     SINGLE,
-    ExpertsLayout,
     config_sizes,
-    expert_name,
     option_layout,
     read_layout,
     reading,
 )
+from fp4kit.checkpoint.models.experts import (
+    PROJECTIONS,
+    ExpertsLayout,
+    FusedTensor,
+    expert_name,
+    fused_bias,
+    fused_weight,
+)
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
-from fp4kit.checkpoint.views.expert_record import EXPERTS_KEY, FusedTensor, describe, recorded
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import one_of
+from fp4kit.io.json_text import strict_json
+from fp4kit.io.source import Source
 
+#: Header metadata: the fused tensors that single experts were made from.
+EXPERTS_KEY = "fp4kit_experts"
+VERSION = 1
 WAY_OUT = f"pass {OPTION} {SINGLE} to leave them single"
 _EXPERT = re.compile(
     r"(?P<prefix>.+)\.(?P<expert>\d{1,6})\."
@@ -84,6 +97,75 @@ def note(source: LogicalSource) -> dict[str, str]:
         if name not in source.views
     }
     return {EXPERTS_KEY: describe([])} if _experts(plain) else {}
+
+
+def describe(fused: Iterable[FusedTensor]) -> str:
+    """The value of the header metadata."""
+    groups: dict[tuple[tuple[int, ...], ExpertsLayout], list[str]] = {}
+    for tensor in fused:
+        groups.setdefault((tensor.shape, tensor.layout), []).append(tensor.name)
+    tensors = [
+        {
+            "shape": list(shape),
+            "transposed": layout.transposed,
+            "interleaved": layout.interleaved,
+            "names": names,
+        }
+        for (shape, layout), names in groups.items()
+    ]
+    return json.dumps({"version": VERSION, "tensors": tensors}, separators=(",", ":"))
+
+
+def _parse_group(group: dict[str, Any]) -> Iterator[FusedTensor]:
+    """The tensors of one entry.
+
+    Raises:
+        ValueError: if it is none; KeyError and TypeError too.
+    """
+    shape = tuple(group["shape"])
+    if len(shape) not in (2, 3) or not all(type(size) is int and size > 0 for size in shape):
+        raise ValueError(f"shape {shape} is not one of fused experts")
+    layout = ExpertsLayout(group["transposed"], group["interleaved"])
+    if not all(type(value) is bool for value in (layout.transposed, layout.interleaved)):
+        raise ValueError("transposed and interleaved are true or false")
+    for name in group["names"]:
+        tensor = FusedTensor(str(name), shape, layout)
+        found = fused_bias(str(name)) if tensor.is_bias else fused_weight(str(name))
+        if found is None:
+            raise ValueError(f"{name!r} is no name of fused experts")
+        if found[1] == "gate_up_proj" and tensor.outputs % 2:
+            raise ValueError(f"{name!r} of shape {list(shape)} is no gate and up")
+        yield tensor
+
+
+def recorded(source: Source) -> list[FusedTensor]:
+    """The fused tensors that the header of a checkpoint notes.
+
+    Raises:
+        FileFormatError: if the note is damaged, or of a later version.
+    """
+    text = source.metadata.get(EXPERTS_KEY)
+    if text is None:
+        return []
+    where = f"{source.path}: metadata {EXPERTS_KEY!r}"
+    try:
+        content = strict_json(text)
+        version = content["version"]
+        tensors = [
+            tensor
+            for group in (content["tensors"] if version == VERSION else ())
+            for tensor in _parse_group(group)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{where}: damaged: {error!s}") from None
+    if version != VERSION:
+        raise FileFormatError(
+            f"{where}: version {version!r} is not known, this fp4kit reads {VERSION}; update fp4kit"
+        )
+    names = {tensor.name for tensor in tensors}
+    if len(names) < len(tensors):
+        raise FileFormatError(f"{where}: damaged: names a tensor twice")
+    return tensors
 
 
 def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | None) -> Found:

@@ -27,8 +27,8 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 #: Convolutions along the tokens, which engines build as linear layers.
 SHORT_CONVOLUTIONS = ("conv", "short_conv")
-# Output heads that a checkpoint does not store, as they share the weight of the embedding, for model
-# types that the table of models/architectures.py does not have.
+# Output heads that are not stored, as they share the weight of the embedding, for model types that
+# the table of models/architectures.py does not have.
 #: What such a head is called, by a module that is stored before it.
 BY_NEIGHBOUR = {
     "cls.predictions.transform": "cls.predictions.decoder",

@@ -5,18 +5,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4kit.checkpoint.models.experts import FusedTensor
+from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import DTYPES, TensorSpec
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .expert_record import FusedTensor
-
 Bytes = NDArray[np.uint8]
+#: Element types of which only the bits matter, by their number.
+UNSIGNED = {16: np.uint16, 32: np.uint32}
 #: Logical bytes that are computed at a time; temporary memory is a fraction of it, or one row.
 PIECE_BYTES = 16 << 20
 #: Stored bytes that are read at a time where only some of them are wanted.
@@ -89,6 +91,42 @@ class RowView(View):
             piece = buffer.reshape(-1)[skip : skip + len(left)]
             left[: len(piece)] = piece
             done += len(piece)
+
+
+class TransposedMatrices(RowView):
+    """Stacked matrices [E, out, in] of another view as [E, in, out]."""
+
+    # All stored rows of a matrix are passed through for any number of columns.
+    uncut = True
+
+    def __init__(self, stored: View, note: str) -> None:
+        spec = stored.tensor.spec
+        experts, self._out, self._inputs = spec.shape
+        self._element = UNSIGNED[DTYPES[spec.dtype].bits]
+        shape = (experts, self._inputs, self._out)
+        self.tensor = described(spec.name, spec.dtype, shape, stored.tensor.stored, note)
+        self.consumed = stored.consumed
+
+    @abstractmethod
+    def chunks(
+        self, matrix: int, begin: int, end: int
+    ) -> Iterator[tuple[int, NDArray[np.generic], int]]:
+        """Stored rows of a matrix with at least the columns begin..end.
+
+        Yields:
+            Index of the first row, the rows, and where column `begin` is in them.
+        """
+
+    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
+        target = out.view(self._element)
+        done = first
+        while done < last:
+            matrix, begin = divmod(done, self._inputs)
+            end = min(begin + last - done, self._inputs)
+            lines = target[done - first : done - first + end - begin]
+            for row, chunk, skip in self.chunks(matrix, begin, end):
+                transpose(chunk.view(self._element), skip, 1, lines, row)
+            done += end - begin
 
 
 class Overlay(Source):

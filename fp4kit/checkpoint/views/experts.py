@@ -5,170 +5,104 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fp4kit.checkpoint.models.expert_types import decide
 from fp4kit.checkpoint.models.experts import (
     Excluded,
+    ExpertPart,
     ExpertsLayout,
-    decide,
-    expert_name,
+    FusedTensor,
     fused_bias,
     fused_weight,
     nothing,
-    projections,
     stay_fused,
 )
+from fp4kit.checkpoint.read.fp8_names import FLOATS
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .base import READ_BYTES, Bytes, RowView, View, described, fetch, fetch_rows
-from .base import where as about_tensor
-from .expert_record import FusedTensor
+from .base import READ_BYTES, UNSIGNED, Bytes, RowView, View, described, fetch, fetch_rows, where
 
-FLOATS = ("F32", "BF16", "F16")
 #: Whole source rows are read unless more than this many times what is wanted would be.
 MOST_EXCESS = 4
-UNSIGNED = {16: np.uint16, 32: np.uint32}
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Which rows (or columns) of which expert a view shows.
-
-    Attributes:
-        expert: number of the expert.
-        start: first index along the fused axis.
-        step: distance between indices.
-    """
-
-    expert: int
-    start: int = 0
-    step: int = 1
 
 
 class ExpertView(RowView):
-    """Rows of one expert of an [E, out, in] tensor."""
+    """Rows of one expert of an [E, out, in] tensor, or elements of one of a bias [E, out]."""
 
     def __init__(
-        self, source: Source, tensor: SourceTensor, shown: SourceTensor, part: Slice
+        self, source: Source, tensor: SourceTensor, shown: SourceTensor, part: ExpertPart
     ) -> None:
         self._source = source
-        self._name = tensor.name
-        self._start = part.expert * tensor.spec.shape[1] + part.start
-        self._step = part.step
+        self._fused = tensor
+        self._part = part
+        self._item = DTYPES[tensor.spec.dtype].bits // 8
         self.tensor = shown
         self.consumed = (tensor.name,)
 
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
-        fetch_rows(self._source, self._name, self._start + first * self._step, self._step, out)
+        part, shape = self._part, self._fused.spec.shape
+        start = part.expert * shape[1] + part.start + first * part.step
+        # Of a bias every element is a row to fetch_rows.
+        lines = out if len(shape) == 3 else out.reshape(-1, self._item)
+        fetch_rows(self._source, self._fused.name, start, part.step, lines)
 
 
-class BiasView(ExpertView):
-    """Elements of one expert of a bias [E, out]."""
-
-    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
-        item = DTYPES[self.tensor.spec.dtype].bits // 8
-        # To fetch_rows every element is a row.
-        fetch_rows(self._source, self._name, self._start, self._step, out.reshape(-1, item))
-
-
-class TransposedView(RowView):
+class TransposedView(ExpertView):
     """Columns of one expert of an [E, in, out] tensor, shown as rows."""
 
     # All source rows are passed through for any number of columns.
     uncut = True
 
-    def __init__(
-        self, source: Source, tensor: SourceTensor, shown: SourceTensor, part: Slice
-    ) -> None:
-        self._source = source
-        self._name = tensor.name
-        self._item = DTYPES[tensor.spec.dtype].bits // 8
-        self._element = UNSIGNED[self._item * 8]
-        self._inputs, self._width = tensor.spec.shape[1:]
-        self._first_input = part.expert * self._inputs
-        self._part = part
-        self.tensor = shown
-        self.consumed = (tensor.name,)
-
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
-        part, item = self._part, self._item
+        part, item, element = self._part, self._item, UNSIGNED[self._item * 8]
+        inputs, columns = self._fused.spec.shape[1:]
         start = part.start + first * part.step
         wanted = (last - first - 1) * part.step + 1
-        target = out.view(self._element)
         # Whole source rows are one read; single columns of each are as many reads as rows.
-        begin, width = (0, self._width) if self._width <= MOST_EXCESS * wanted else (start, wanted)
-        count = max(min(READ_BYTES // (width * item), self._inputs), 1)
-        buffer = np.empty((count, width), self._element)
-        for row in range(0, self._inputs, count):
-            chunk = buffer[: min(count, self._inputs - row)]
-            self._fetch(self._first_input + row, begin, chunk)
-            transpose(chunk, start - begin, part.step, target, row)
-
-    def _fetch(self, row: int, begin: int, chunk: np.ndarray) -> None:
-        """Reads `chunk.shape[1]` columns from `begin` on of some source rows."""
-        if chunk.shape[1] == self._width:
-            fetch(self._source, self._name, row * self._width * self._item, chunk)
-            return
-        for number, line in enumerate(chunk):
-            at = ((row + number) * self._width + begin) * self._item
-            fetch(self._source, self._name, at, line)
+        begin, width = (0, columns) if columns <= MOST_EXCESS * wanted else (start, wanted)
+        count = max(min(READ_BYTES // (width * item), inputs), 1)
+        buffer = np.empty((count, width), element)
+        for row in range(0, inputs, count):
+            chunk = buffer[: min(count, inputs - row)]
+            at = ((part.expert * inputs + row) * columns + begin) * item
+            for lines, offset in (
+                [(chunk, at)]
+                if width == columns
+                else [(line, at + number * columns * item) for number, line in enumerate(chunk)]
+            ):
+                fetch(self._source, self._fused.name, offset, lines)
+            transpose(chunk, start - begin, part.step, out.view(element), row)
 
 
-def weight_views(
-    source: Source, prefix: str, role: str, tensor: SourceTensor, layout: ExpertsLayout
-) -> Iterator[View]:
-    """One view per expert and projection of a fused weight.
+def split(source: Source, tensor: SourceTensor, layout: ExpertsLayout) -> Iterator[View]:
+    """One view per expert and projection of a fused weight [E, ., .] or bias [E, out].
 
     Args:
         source: where the tensor is read.
-        prefix: name of the module of all experts.
-        role: `gate_up_proj` or `down_proj`.
-        tensor: the weight, three-dimensional.
+        tensor: the fused tensor.
         layout: how it lies.
     """
-    experts, out, inputs = tensor.spec.shape
-    if layout.transposed:
-        out, inputs = inputs, out
-    kind = TransposedView if layout.transposed else ExpertView
-    fused = FusedTensor(tensor.name, tensor.spec.shape, layout)
-    for expert in range(experts):
-        for projection, rows, start, step in projections(role, out, layout):
-            shown = described(
-                expert_name(prefix, expert, projection),
-                tensor.spec.dtype,
-                (rows, inputs),
-                tensor.stored * rows // max(experts * out, 1),
-                f"expert {expert} of {tensor.name} ({layout.note})",
-            )
-            view = kind(source, tensor, shown, Slice(expert, start, step))
-            view.fused = fused
-            yield view
-
-
-def bias_views(
-    source: Source, prefix: str, role: str, tensor: SourceTensor, layout: ExpertsLayout
-) -> Iterator[View]:
-    """One view per expert and projection of a fused bias [E, out]; see :func:`weight_views`."""
-    experts, out = tensor.spec.shape
-    fused = FusedTensor(tensor.name, tensor.spec.shape, layout)
-    for expert in range(experts):
-        for projection, size, start, step in projections(role, out, layout):
-            shown = described(
-                expert_name(prefix, expert, projection, "bias"),
-                tensor.spec.dtype,
-                (size,),
-                tensor.stored * size // max(experts * out, 1),
-                f"expert {expert} of {tensor.name}",
-            )
-            view = BiasView(source, tensor, shown, Slice(expert, start, step))
-            view.fused = fused
-            yield view
+    shape = tensor.spec.shape
+    fused = FusedTensor(tensor.name, shape, layout)
+    kind = TransposedView if layout.transposed and not fused.is_bias else ExpertView
+    note = "" if fused.is_bias else f" ({layout.note})"
+    for part in fused.parts():
+        shown = described(
+            part.name,
+            tensor.spec.dtype,
+            fused.part_shape(part),
+            tensor.stored * part.rows // max(shape[0] * fused.outputs, 1),
+            f"expert {part.expert} of {tensor.name}{note}",
+        )
+        view = kind(source, tensor, shown, part)
+        view.fused = fused
+        yield view
 
 
 def fused_biases(source: Source) -> dict[str, dict[str, SourceTensor]]:
@@ -190,14 +124,9 @@ def _check_bias(
     expected = (experts, inputs if layout.transposed else out)
     if bias.spec.shape != expected:
         raise FileFormatError(
-            f"{about_tensor(source, bias.name)} has shape {list(bias.spec.shape)}, "
+            f"{where(source, bias.name)} has shape {list(bias.spec.shape)}, "
             f"{weight.name!r} needs {list(expected)}"
         )
-
-
-def _names(weights: dict[str, SourceTensor]) -> dict[str, tuple[str, int]]:
-    """Role to the name and number of experts."""
-    return {role: (tensor.name, tensor.spec.shape[0]) for role, tensor in weights.items()}
 
 
 def _is_experts(prefix: str, weights: dict[str, SourceTensor], source: Source) -> bool:
@@ -242,7 +171,11 @@ def find_views(
         prefix: weights
         for prefix, weights in fused.items()
         if _is_experts(prefix, weights, source)
-        and not stay_fused(prefix, _names(weights), excluded)
+        and not stay_fused(
+            prefix,
+            {role: (tensor.name, tensor.spec.shape[0]) for role, tensor in weights.items()},
+            excluded,
+        )
     }
     biases = fused_biases(source) if fused else {}
     views: list[View] = []
@@ -254,12 +187,12 @@ def find_views(
             shapes.get("gate_up_proj"),
             shapes.get("down_proj"),
             prefix in biases,
-            about_tensor(source, next(iter(weights.values())).name),
+            where(source, next(iter(weights.values())).name),
             prefix,
         )
-        for role, tensor in weights.items():
-            views += weight_views(source, prefix, role, tensor, layout)
+        for tensor in weights.values():
+            views += split(source, tensor, layout)
         for role, tensor in biases.get(prefix, {}).items():
             _check_bias(source, tensor, weights.get(role), layout)
-            views += bias_views(source, prefix, role, tensor, layout)
+            views += split(source, tensor, layout)
     return views

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator
 
-from fp4kit.cpu.transpose import transpose
+import numpy as np
+
+from fp4kit.checkpoint.models.experts import ExpertPart, FusedTensor
 from fp4kit.io.containers import DTYPE_CODES, DTYPES
 from fp4kit.io.dequantize import entry_parts
 from fp4kit.io.metadata import QuantizedEntry
@@ -15,9 +16,7 @@ from fp4kit.io.read.source import Source
 from fp4kit.io.stream import chunks
 from fp4kit.io.stream.chunks import DeviceBackend, chunk_plan, row_step
 
-from .base import READ_BYTES, Bytes, RowView, described
-from .expert_record import FusedTensor, Part
-from .experts import UNSIGNED
+from .base import READ_BYTES, Bytes, RowView, TransposedMatrices, described
 
 
 def _read(part: chunks.ByteRange) -> Bytes:
@@ -80,14 +79,14 @@ class JoinedView(RowView):
             dtype: their element type.
         """
         self._source = source
-        self._experts: list[list[Part]] = [[] for _ in range(fused.shape[0])]
+        self._experts: list[list[ExpertPart]] = [[] for _ in range(fused.shape[0])]
         stored = 0
         for part in fused.parts():
             self._experts[part.expert].append(part)
             stored += source.tensors[part.name].stored
         self._outputs = fused.outputs
-        # To this class an element of a bias is a row.
-        self._width = fused.inputs * (DTYPES[DTYPE_CODES[dtype]].bits // 8)
+        #: Bytes of a row; of a bias, every element is one.
+        self.width = fused.inputs * (DTYPES[DTYPE_CODES[dtype]].bits // 8)
         shape = (fused.shape[0], fused.outputs)
         self.tensor = described(
             fused.name,
@@ -100,8 +99,8 @@ class JoinedView(RowView):
 
     def rows(self, first: int, last: int, out: Bytes) -> None:
         """Rows of the tensor; those of a bias are whole experts."""
-        per_row = out.shape[1] // self._width
-        self.outputs(first * per_row, last * per_row, out.reshape(-1, self._width))
+        per_row = out.shape[1] // self.width
+        self.outputs(first * per_row, last * per_row, out.reshape(-1, self.width))
 
     def outputs(self, first: int, last: int, out: Bytes) -> None:
         """Fills what belongs to some outputs, experts one after the other."""
@@ -114,7 +113,7 @@ class JoinedView(RowView):
                 self._read(part, begin, end, target)
             done += end - begin
 
-    def _read(self, part: Part, begin: int, end: int, out: Bytes) -> None:
+    def _read(self, part: ExpertPart, begin: int, end: int, out: Bytes) -> None:
         """Fills the rows of one part that lie in begin..end of an expert."""
         low = min(max(-(-(begin - part.start) // part.step), 0), part.rows)
         high = min(max(-(-(end - part.start) // part.step), low), part.rows)
@@ -123,47 +122,29 @@ class JoinedView(RowView):
         at = part.start + low * part.step - begin
         target = out[at : at + (high - low - 1) * part.step + 1 : part.step]
         data = target if part.step == 1 else np.empty(target.shape, np.uint8)
-        self._source.read(part.name, low * self._width, data.reshape(-1).data)
+        self._source.read(part.name, low * self.width, data.reshape(-1).data)
         if part.step > 1:
             target[:] = data
 
 
-class Transposed(RowView):
+class JoinedTransposed(TransposedMatrices):
     """Single experts as one tensor [E, in, out]."""
 
-    # All experts' rows are passed through for any number of columns.
-    uncut = True
-
     def __init__(self, joined: JoinedView) -> None:
+        super().__init__(joined, joined.tensor.note)
         self._joined = joined
-        spec = joined.tensor.spec
-        experts, self._out, self._inputs = spec.shape
-        self._item = DTYPES[spec.dtype].bits // 8
-        self._element = UNSIGNED[self._item * 8]
-        shape = (experts, self._inputs, self._out)
-        note, stored = joined.tensor.note, joined.tensor.stored
-        self.tensor = described(spec.name, spec.dtype, shape, stored, note)
-        self.consumed = joined.consumed
 
-    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
-        target = out.view(self._element)
-        done = first
-        while done < last:
-            expert, begin = divmod(done, self._inputs)
-            end = min(begin + last - done, self._inputs)
-            self._columns(expert, begin, target[done - first : done - first + end - begin])
-            done += end - begin
-
-    def _columns(self, expert: int, begin: int, target: NDArray[np.unsignedinteger]) -> None:
-        """Columns from `begin` on of one expert, as rows."""
-        width = self._inputs * self._item
+    def chunks(  # noqa: D102
+        self, matrix: int, begin: int, end: int
+    ) -> Iterator[tuple[int, Bytes, int]]:
+        width = self._joined.width
         count = max(min(READ_BYTES // width, self._out), 1)
         buffer = np.empty((count, width), np.uint8)
         for row in range(0, self._out, count):
             chunk = buffer[: min(count, self._out - row)]
-            start = expert * self._out + row
+            start = matrix * self._out + row
             self._joined.outputs(start, start + len(chunk), chunk)
-            transpose(chunk.view(self._element), begin, 1, target, row)
+            yield row, chunk, begin
 
 
 def join(source: Source, fused: FusedTensor, dtype: str) -> RowView:
@@ -175,4 +156,4 @@ def join(source: Source, fused: FusedTensor, dtype: str) -> RowView:
         dtype: their element type.
     """
     joined = JoinedView(source, fused, dtype)
-    return Transposed(joined) if fused.layout.transposed and not fused.is_bias else joined
+    return JoinedTransposed(joined) if fused.layout.transposed and not fused.is_bias else joined

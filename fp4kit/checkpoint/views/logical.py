@@ -9,6 +9,7 @@ from dataclasses import replace as with_changes
 
 import numpy as np
 
+from fp4kit.checkpoint.models.experts import FusedTensor
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.cpu.cast import round_float32
 from fp4kit.formats import DTYPES as FLOATS
@@ -16,7 +17,6 @@ from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.read.source import SourceTensor
 
 from .base import Bytes, Overlay, RowView, View
-from .expert_record import FusedTensor
 
 #: Bytes of float32 that are computed and rounded at a time: a few megabytes would have views that
 #: pass through a whole matrix for any number of rows do that many times.

@@ -12,6 +12,7 @@ holds exactly (or overflows to infinity).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,28 +20,23 @@ from numpy.typing import NDArray
 
 from fp4kit.api.backends import select
 from fp4kit.backend.interface import Plan, Request
+from fp4kit.checkpoint.models.expert_types import interleaving, order_is_clear, transposes_floats
 from fp4kit.checkpoint.models.experts import (
     Excluded,
     ExpertsLayout,
-    expert_name,
+    FusedTensor,
     fused_weight,
-    interleaving,
     nothing,
-    order_is_clear,
-    projections,
     stay_fused,
-    transposes_floats,
 )
 from fp4kit.checkpoint.read.fp8_names import scale_names
-from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import E8M0_NAN, MXFP4
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .base import READ_BYTES, Bytes, RowView, View, described, fetch_rows, where
-from .expert_record import FusedTensor
-from .experts import bias_views, fused_biases
+from .base import READ_BYTES, Bytes, RowView, TransposedMatrices, View, described, fetch_rows, where
+from .experts import fused_biases, split
 
 CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
 SCALE_DTYPES = ("U8", "F8_E8M0")
@@ -122,55 +118,36 @@ class Mxfp4View(RowView):
         return packed, scale
 
 
-class Mxfp4TransposedView(RowView):
+class Mxfp4TransposedView(TransposedMatrices):
     """Stacked matrices [E, out, in] of MXFP4, as float32 [E, in, out].
 
     Attributes:
         stored: the same as it lies in the file.
     """
 
-    # All stored rows of a matrix are passed through for any number of columns.
-    uncut = True
-
     def __init__(self, stored: Mxfp4View) -> None:
+        super().__init__(stored, f"{stored.tensor.note}, transposed")
         self.stored = stored
-        spec = stored.tensor.spec
-        experts, self._out, self._inputs = spec.shape
-        self.consumed = stored.consumed
-        self.tensor = described(
-            spec.name,
-            "F32",
-            (experts, self._inputs, self._out),
-            stored.tensor.stored,
-            f"{stored.tensor.note}, transposed",
-        )
 
-    def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
-        target = out.view(np.float32)
-        done = 0
-        while done < last - first:
-            expert, begin = divmod(first + done, self._inputs)
-            end = min(begin + last - first - done, self._inputs)
-            self._columns(expert, begin, end, target[done : done + end - begin])
-            done += end - begin
-
-    def _columns(self, expert: int, begin: int, end: int, target: NDArray[np.float32]) -> None:
-        """Columns begin..end of one matrix, as rows."""
+    def chunks(  # noqa: D102
+        self, matrix: int, begin: int, end: int
+    ) -> Iterator[tuple[int, NDArray[np.float32], int]]:
         size = MXFP4.block_size
         blocks = slice(begin // size, -(-end // size))
         nibbles = slice(blocks.start * CODE_BYTES, blocks.stop * CODE_BYTES)
-        skip = begin - blocks.start * size
-        count = max(READ_BYTES // ((blocks.stop - blocks.start) * size * 4), 1)
+        width = (blocks.stop - blocks.start) * size
+        count = max(READ_BYTES // (width * 4), 1)
+        first = matrix * self._out
         for row in range(0, self._out, count):
             stop = min(row + count, self._out)
-            packed, scale = self.stored.codes(expert * self._out + row, expert * self._out + stop)
-            wide = np.empty((stop - row, (blocks.stop - blocks.start) * size), np.float32)
+            packed, scale = self.stored.codes(first + row, first + stop)
+            wide = np.empty((stop - row, width), np.float32)
             decode(
                 np.ascontiguousarray(packed[:, nibbles]),
                 np.ascontiguousarray(scale[:, blocks]),
                 wide,
             )
-            transpose(wide, skip, 1, target, row)
+            yield row, wide, begin - blocks.start * size
 
 
 def decode(packed: Bytes, scale: Bytes, out: NDArray[np.float32]) -> None:
@@ -287,14 +264,14 @@ def _block_views(
     if role == "gate_up_proj" and out % 2:
         raise FileFormatError(f"{about} has {out} rows an expert, which is no gate and up")
     layout = ExpertsLayout(False, interleaving(config, experts_layout, about, prefix))
-    fused_as = _float_form(base, (lead[0], out, cols), layout, config)
+    shape = (lead[0], out, cols)
+    fused_as = _float_form(base, shape, layout, config)
     views: list[View] = []
-    for expert in range(lead[0]):
-        for projection, rows, start, step in projections(role, out, layout):
-            spec = TensorSpec(expert_name(prefix, expert, projection), "F32", (rows, cols))
-            view = Mxfp4View(source, (codes, scale), spec, expert * out + start, step)
-            view.fused = fused_as
-            views.append(view)
+    for part in FusedTensor(base, shape, layout).parts():
+        spec = TensorSpec(part.name, "F32", (part.rows, cols))
+        view = Mxfp4View(source, (codes, scale), spec, part.expert * out + part.start, part.step)
+        view.fused = fused_as
+        views.append(view)
     bias = fused_biases(source).get(prefix, {}).get(role)
     if bias is not None:
         if bias.spec.shape != (lead[0], out):
@@ -302,7 +279,7 @@ def _block_views(
                 f"{where(source, bias.name)} has shape {list(bias.spec.shape)}, {name!r} needs "
                 f"{[lead[0], out]}"
             )
-        views += bias_views(source, prefix, role, bias, layout)
+        views += split(source, bias, layout)
     return views
 
 
