@@ -133,12 +133,7 @@ def _is_plain_model(path: Path) -> bool:
 def checkpoint_side(
     checkpoint: Checkpoint, experts_layout: str | None, stacked: Collection[str]
 ) -> Side:
-    """The logical tensors of a checkpoint, quantized or not.
-
-    Raises:
-        FileFormatError: if it is malformed, or quantized in a way that is not known.
-        OptionError: if it cannot be told how experts are fused.
-    """
+    """The logical tensors of a checkpoint, quantized or not."""
     found = find_quantized_weights(checkpoint)
     if found is not None and found.entries:
         opened = open_quantized(checkpoint)

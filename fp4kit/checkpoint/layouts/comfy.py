@@ -44,11 +44,7 @@ def _records(headers: Iterable[Mapping[str, str]], key: str) -> Iterator[Any]:
 
 
 def recorded_layers(headers: Iterable[Mapping[str, str]], where: object) -> dict[str, str]:
-    """Modules that the headers of a checkpoint's files call quantized, with their formats.
-
-    Raises:
-        FileFormatError: if a record is damaged.
-    """
+    """Modules that the headers of a checkpoint's files call quantized, with their formats."""
     layers: dict[str, str] = {}
     try:
         for record in _records(headers, LAYERS_KEY):
@@ -66,11 +62,7 @@ def is_marker(tensor: SourceTensor) -> bool:
 def layer_records(
     source: Source, headers: Iterable[Mapping[str, str]], where: object
 ) -> dict[str, dict[str, Any]]:
-    """What headers and marker tensors say about each quantized module; a marker counts more.
-
-    Raises:
-        FileFormatError: if one of them is damaged.
-    """
+    """What headers and marker tensors say about each quantized module; a marker counts more."""
     records: dict[str, dict[str, Any]] = {}
     try:
         for record in _records(headers, LAYERS_KEY):
@@ -112,10 +104,6 @@ def record_faults(
 
     `full_precision_matrix_mult` only says how to multiply, and `group_size` what the format has
     anyway; AWQ's scales must be there if they are announced.
-
-    Args:
-        records: module to facts.
-        tensors: every tensor of the checkpoint.
     """
     for module, facts in records.items():
         inner = facts.get("params")
@@ -135,11 +123,7 @@ def record_faults(
 def padded_shapes(
     headers: Iterable[Mapping[str, str]], where: object
 ) -> dict[str, tuple[int, ...]]:
-    """Logical shapes that the headers of a checkpoint's files record.
-
-    Raises:
-        FileFormatError: if a record is damaged.
-    """
+    """Logical shapes that the headers of a checkpoint's files record."""
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         for record in _records(headers, SHAPES_KEY):

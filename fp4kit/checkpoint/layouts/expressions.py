@@ -250,14 +250,7 @@ def _choices(parsed: Any) -> int:
 
 @lru_cache(maxsize=4096)
 def compiled(pattern: str) -> Callable[[str], bool]:
-    """Whether a regular expression matches from the start of a text, as a function of the text.
-
-    Args:
-        pattern: the expression, in Python's syntax.
-
-    Raises:
-        PatternError: if it is none, or cannot be matched in bounded time.
-    """
+    """Whether a regular expression matches from the start of a text, as a function of the text."""
     if len(pattern) > MAX_PATTERN:
         raise PatternError(f"it is {len(pattern)} characters long, at most {MAX_PATTERN} are read")
     try:

@@ -95,14 +95,7 @@ class IgnoreList:
 def check_ignore(
     quantized: Iterable[str], kept: Iterable[str], patterns: Iterable[str], layout: str
 ) -> Iterator[str]:
-    """What is wrong with an ignore list: engines build quantized layers for all it does not name.
-
-    Args:
-        quantized: modules whose weights are quantized.
-        kept: modules of linear weights that are not.
-        patterns: the list.
-        layout: whose rules apply.
-    """
+    """What is wrong with an ignore list: engines build quantized layers for the rest."""
     listed = IgnoreList(patterns, layout)
     for module in quantized:
         if listed.matches(module):

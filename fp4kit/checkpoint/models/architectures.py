@@ -135,14 +135,7 @@ class Model:
     """One class that a checkpoint can be loaded as."""
 
     def __init__(self, name: str, kind: str, config: Config, names: Iterable[str]) -> None:
-        """Looks the class up.
-
-        Args:
-            name: a class of the table.
-            kind: its model type.
-            config: content of config.json.
-            names: every stored tensor.
-        """
+        """Looks the class up."""
         row = table()["classes"][name]
         self._prefix = row.get("prefix", "")
         self._children = frozenset(row.get("children", ()))
@@ -185,10 +178,6 @@ class Model:
 def models(config: Config, names: Iterable[str]) -> list[Model]:
     """The classes of transformers that a checkpoint is loaded as.
 
-    Args:
-        config: content of config.json.
-        names: every stored tensor.
-
     Returns:
         The class that config.json names (or the one that says most about its model type) first,
         then those that are made from it on request: the base model, and a causal language model.
@@ -210,10 +199,6 @@ def models(config: Config, names: Iterable[str]) -> list[Model]:
 
 def unknown_types(config: Config, found: list[Model]) -> list[str]:
     """Model types of a checkpoint that the table does not have.
-
-    Args:
-        config: content of config.json.
-        found: the classes that it is loaded as.
 
     Returns:
         That of the whole, `none` without one, unless its class is known; and those of parts.

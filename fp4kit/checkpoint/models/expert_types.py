@@ -170,9 +170,6 @@ def interleaving(
         experts_layout: the user's word, one of EXPERTS_LAYOUTS, or None.
         about: beginning of a message.
         module: name of the module of all experts.
-
-    Raises:
-        OptionError: if neither the model type nor the user says it, or the user contradicts.
     """
     if experts_layout == "in_out":
         raise OptionError(
@@ -215,9 +212,6 @@ def decide(
         has_bias: the experts have biases, as only interleaved ones are known to.
         about: beginning of a message.
         module: name of the module of all experts.
-
-    Raises:
-        OptionError: if the facts are contradictory, or leave more than one layout.
     """
     found = f"gate_up_proj {_text(gate_up)} and down_proj {_text(down)}"
     advice = f"pass {OPTION} {'|'.join(EXPERTS_LAYOUTS)}, or {_leave(module)}"

@@ -78,11 +78,7 @@ def groups(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def absent_siblings(names: Iterable[str]) -> list[str]:
-    """Weights that an engine builds beside these in one fused module, but that are not there.
-
-    Args:
-        names: weights that are left alone.
-    """
+    """Weights that an engine builds beside these in one fused module, but that are not there."""
     given = set(names)
     siblings = []
     for name in names:

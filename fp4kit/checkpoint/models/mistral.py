@@ -56,12 +56,7 @@ REORDERED = re.compile(r"layers\.\d+\.attention\.w[qk]\.weight")
 
 
 def as_config(params: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of params.json, as config.json names them.
-
-    Args:
-        params: content of params.json.
-        config: content of config.json, which the rest is taken from.
-    """
+    """The settings of params.json, as config.json names them."""
     found = {**config, **params}
     for ours, theirs in KEYS.items():
         if ours in params:
@@ -106,12 +101,7 @@ def built_name(module: str) -> str:
 
 
 def ignore_list(ignore: Iterable[str], quantized: Iterable[str]) -> tuple[str, ...]:
-    """Modules that are not quantized, under stored names and those that readers build.
-
-    Args:
-        ignore: their stored names.
-        quantized: stored names of modules that are quantized.
-    """
+    """Modules that are not quantized, under stored names and those that readers build."""
     stored, others = set(ignore), set(quantized)
     towers = {
         f"re:{tower}.*"

@@ -130,11 +130,6 @@ def reader_faults(
 ) -> list[str]:
     """What a user should know about the reader of a compressed-tensors checkpoint.
 
-    Args:
-        config: content of config.json.
-        formats: block formats of the quantized weights.
-        quantized: modules that are quantized.
-
     Returns:
         One line for each fault that is known; empty if there is none.
     """

@@ -38,10 +38,6 @@ def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dic
 
     Returns:
         Module to amax; empty for weights only.
-
-    Raises:
-        FileFormatError: if the file is malformed.
-        OptionError: if it lacks a module.
     """
     wanted = list(modules)
     if options.activations is None:

@@ -75,9 +75,6 @@ class Found:
 def note(source: LogicalSource) -> dict[str, str]:
     """Header metadata of a checkpoint whose experts are single from now on.
 
-    Args:
-        source: its logical tensors, separated experts among them.
-
     Returns:
         The note under its key: an empty one where experts were single already and the model type
         does not say so. Nothing for other models.
@@ -117,11 +114,7 @@ def describe(fused: Iterable[FusedTensor]) -> str:
 
 
 def _parse_group(group: dict[str, Any]) -> Iterator[FusedTensor]:
-    """The tensors of one entry.
-
-    Raises:
-        ValueError: if it is none; KeyError and TypeError too.
-    """
+    """The tensors of one entry."""
     shape = tuple(group["shape"])
     if len(shape) not in (2, 3) or not all(type(size) is int and size > 0 for size in shape):
         raise ValueError(f"shape {shape} is not one of fused experts")
@@ -139,11 +132,7 @@ def _parse_group(group: dict[str, Any]) -> Iterator[FusedTensor]:
 
 
 def recorded(source: Source) -> list[FusedTensor]:
-    """The fused tensors that the header of a checkpoint notes.
-
-    Raises:
-        FileFormatError: if the note is damaged, or of a later version.
-    """
+    """The fused tensors that the header of a checkpoint notes."""
     text = source.metadata.get(EXPERTS_KEY)
     if text is None:
         return []
@@ -176,10 +165,6 @@ def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | No
         tensors: name and logical shape of everything that it holds in plain numbers or decoded.
         experts_layout: the user's word, one of RESTORED_LAYOUTS, or None. It decides where no
             header does; `single` always does.
-
-    Raises:
-        OptionError: for another value.
-        FileFormatError: if a part is missing or does not fit, or a note is damaged.
     """
     if experts_layout is not None:
         one_of("experts_layout", experts_layout, RESTORED_LAYOUTS)
@@ -210,11 +195,7 @@ def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | No
 def _is_there(
     checkpoint: Checkpoint, tensors: Shapes, modules: dict[str, Kinds], fused: FusedTensor
 ) -> bool:
-    """Whether single experts of a noted tensor are there.
-
-    Raises:
-        FileFormatError: if only some of its parts are, or one has another shape.
-    """
+    """Whether single experts of a noted tensor are there."""
     kinds = modules.get(fused.prefix, {})
     experts = kinds.get("bias" if fused.is_bias else "weight", {})
     if not any(found.keys() & set(PROJECTIONS[fused.role]) for found in experts.values()):
@@ -266,11 +247,7 @@ def _unknown(checkpoint: Checkpoint, prefixes: list[str]) -> list[str]:
 def _fuse(
     checkpoint: Checkpoint, prefix: str, kind: str, experts: Experts, layout: ExpertsLayout
 ) -> list[FusedTensor]:
-    """The fused tensors of one module.
-
-    Raises:
-        FileFormatError: if experts are missing, incomplete or of different shapes.
-    """
+    """The fused tensors of one module."""
     count = len(experts)
     where = f"{checkpoint.path}: {prefix}"
     wanted = config_sizes(checkpoint.config, EXPERT_KEYS)

@@ -135,10 +135,6 @@ class Unquantized:
     def ignored(self, layout: Layout, *, patterns: bool = True) -> tuple[str, ...]:
         """The ignore list.
 
-        Args:
-            layout: whose readers read it.
-            patterns: whether it may have some.
-
         Returns:
             Names of modules, and patterns where the model type is not known; sorted. None of what
             was added to the stored names fits a quantized module.
@@ -209,13 +205,7 @@ def _tail(module: str) -> str:
 def ignored_modules(
     works: Mapping[str, TensorPlan], checkpoint: Checkpoint, layout: Layout
 ) -> tuple[str, ...]:
-    """The ignore list of a plan.
-
-    Args:
-        works: weight to what happens to it.
-        checkpoint: what they are from.
-        layout: whose readers read the list.
-    """
+    """The ignore list of a plan."""
     kept = {name: work.tensor.spec.shape for name, work in works.items() if work.entry is None}
     quantized = [name for name, work in works.items() if work.entry is not None]
     # Mistral's own format has names of its own for the second namespace, whatever the model type.
@@ -254,12 +244,7 @@ def _said_tied(config: dict[str, Any]) -> Iterator[bool]:
 
 
 def absent_head(names: Iterable[str], config: dict[str, Any]) -> str | None:
-    """The output head that an engine ties to the embedding, None if there is none or it is stored.
-
-    Args:
-        names: every tensor of the checkpoint.
-        config: content of config.json.
-    """
+    """The head that an engine ties to the embedding, None if there is none or it is stored."""
     tied = setting(config, "tie_word_embeddings")
     said = config.get("architectures")
     architectures = said if isinstance(said, list) else []

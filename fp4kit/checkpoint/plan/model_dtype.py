@@ -53,10 +53,6 @@ def stating(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     transformers that states none does so from now on: else the first tensor of the weights would
     decide, which need not be one of those that are decoded.
 
-    Args:
-        config: content of config.json.
-        dtype: the type.
-
     Returns:
         The keys of the outermost level whose values change, with the new values.
     """

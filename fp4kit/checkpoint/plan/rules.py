@@ -261,9 +261,6 @@ class Rules:
             exclude: patterns of those left alone; wins over `include`.
             config: content of config.json.
             names: every tensor of the model: a `gate` beside experts is a router.
-
-        Raises:
-            OptionError: for a bad regular expression.
         """
         self._include = Patterns(include, "include")
         self._exclude = Patterns(exclude, "exclude")
@@ -277,11 +274,7 @@ class Rules:
         return patterns.match(name) or patterns.match(name.removesuffix(WEIGHT))
 
     def check_used(self, names: Iterable[str]) -> None:
-        """Refuses patterns that match nothing: most likely they are misspelt.
-
-        Raises:
-            OptionError: naming the pattern.
-        """
+        """Refuses patterns that match nothing: most likely they are misspelt."""
         listed = [*names, *self._excluded]
         both = listed + [name.removesuffix(WEIGHT) for name in listed]
         for patterns in (self._include, self._exclude):
@@ -303,13 +296,7 @@ class Rules:
         return True
 
     def reason_to_keep(self, name: str, shape: tuple[int, ...], dtype: str) -> str:
-        """Why a tensor is left alone, "" if it is quantized.
-
-        Args:
-            name: name of the tensor.
-            shape: its shape.
-            dtype: its element type.
-        """
+        """Why a tensor is left alone, "" if it is quantized."""
         if dtype not in DTYPES:
             return f"{dtype} is not quantized"
         excluded = self._match(self._exclude, name)

@@ -33,11 +33,7 @@ def is_pipeline(path: Path) -> bool:
 
 
 def denoisers(path: Path) -> list[str]:
-    """The folders of a pipeline that are quantized.
-
-    Raises:
-        FileFormatError: if there are none.
-    """
+    """The folders of a pipeline that are quantized."""
     index = read_json(path / PIPELINE)
     folders = folders_with_weights(path)
     found = [name for name in folders if DENOISER.fullmatch(name) or _denoises(index.get(name))]
@@ -57,11 +53,7 @@ def _denoises(entry: Any) -> bool:
 
 
 def quantized_components(path: Path) -> list[str]:
-    """The folders of a pipeline whose weights are quantized in a known layout.
-
-    Raises:
-        FileFormatError: if there are none, or one is malformed.
-    """
+    """The folders of a pipeline whose weights are quantized in a known layout."""
     found = []
     for name in folders_with_weights(path):
         with Checkpoint(path / name) as checkpoint:

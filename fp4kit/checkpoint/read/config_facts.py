@@ -90,11 +90,7 @@ class QuantFacts:
 
 
 def strings(value: object, what: str) -> tuple[str, ...]:
-    """A list of names, empty for null.
-
-    Raises:
-        FileFormatError: for anything else.
-    """
+    """A list of names, empty for null."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -155,11 +151,7 @@ def _is_fp8(arguments: dict[str, Any]) -> bool:
 
 
 def compressed_facts(config: dict[str, Any]) -> QuantFacts:
-    """What a `quantization_config` of compressed-tensors says.
-
-    Raises:
-        FileFormatError: if it is malformed, or says something that is not read here.
-    """
+    """What a `quantization_config` of compressed-tensors says."""
     _known(config, _COMPRESSED_KEYS, "config.json: quantization_config")
     formats: set[str] = set()
     faults: list[str] = []
@@ -247,9 +239,6 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
     Args:
         config: the `quantization_config` of config.json, None without one.
         hf_quant: content of hf_quant_config.json, None without one.
-
-    Raises:
-        FileFormatError: if they are malformed, or say something that is not read here.
     """
     inner = (hf_quant or {}).get("quantization")
     own = _object(inner or {}, "hf_quant_config.json: quantization")
@@ -296,14 +285,7 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
 
 
 def comfy_facts(layers: dict[str, str]) -> QuantFacts:
-    """What ComfyUI's headers and markers say.
-
-    Args:
-        layers: module to format.
-
-    Raises:
-        FileFormatError: for a format that is not read here.
-    """
+    """What ComfyUI's headers and markers say."""
     for module, said in layers.items():
         if said not in comfy.FORMATS and said not in COMFY_FORMATS:
             raise FileFormatError(
@@ -328,9 +310,6 @@ def detect(
     Returns:
         The facts, None if it does not say that it is quantized. Methods that are not read here
         come with their name and nothing else.
-
-    Raises:
-        FileFormatError: if a method that is read here is used in a way that is not.
     """
     given = config.get("quantization_config")
     if given is None and isinstance(config.get("text_config"), dict):

@@ -78,9 +78,6 @@ class Checkpoint(Source):
             unfinished: open also a directory whose conversion has not said that it is done.
             follow_links: copy also what links out of the directory point to.
             cast: `float32` to take float64 tensors as that, None to leave them alone.
-
-        Raises:
-            FileFormatError: if anything is missing, malformed or contradictory.
         """
         self.path = path
         self.metadata = {}
@@ -219,22 +216,13 @@ class Checkpoint(Source):
         return "_class_name" in self.config or self.base.startswith("diffusion_pytorch_model")
 
     def refuse_adapter(self) -> None:
-        """Refuses an adapter: it is no model.
-
-        Raises:
-            FileFormatError: with what to do instead.
-        """
+        """Refuses an adapter: it is no model."""
         said = self._weights is not None and self._weights.adapter
         refuse_adapter(self.path, self.tensors, said=said)
 
     @cached_property
     def others(self) -> OtherFiles:
-        """The files around the weights.
-
-        Raises:
-            FileFormatError: for something to copy that is no regular file or cannot be read.
-            OptionError: for a link out of the directory, unless they are followed.
-        """
+        """The files around the weights."""
         if self._weights is None:
             return OtherFiles()
         generated = {CONFIG, HF_QUANT_CONFIG, *self.documents}

@@ -57,12 +57,7 @@ def file_type(path: Path) -> int:
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """The facts of a file that is to be read or copied, links followed.
-
-    Raises:
-        FileFormatError: if it is missing, a link to nothing, or no regular file: a pipe would be
-            waited for, and a device may have no end.
-    """
+    """The facts of a file that is to be read or copied, links followed."""
     try:
         facts = path.stat()
     except OSError as error:
@@ -102,17 +97,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path, limits: Limits = ENTRIES, *, constants: bool = True) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Args:
-        path: the file.
-        limits: how large it may be.
-        constants: accept NaN and Infinity, which Python's json writes.
-
-    Raises:
-        FileFormatError: if it is no regular file, cannot be read, is too large, or is something
-            else.
-    """
+    """A JSON object from a file."""
     data = _read(path, limits.nbytes)
     try:
         value = strict_json(data, constants=constants, max_values=limits.values)
@@ -124,10 +109,5 @@ def read_json(path: Path, limits: Limits = ENTRIES, *, constants: bool = True) -
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:
-    """The JSON object of a file of settings, None if there is nothing of that name.
-
-    Raises:
-        FileFormatError: as :func:`read_json`; also for a link to nothing, which is not the same
-            as no file.
-    """
+    """The JSON object of a file of settings, None if there is nothing of that name."""
     return read_json(path, SETTINGS) if os.path.lexists(path) else None

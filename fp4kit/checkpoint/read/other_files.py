@@ -74,11 +74,7 @@ class Links:
         self._inside = (real, *caches)
 
     def check(self, path: Path) -> None:
-        """Refuses a link that leads out of the directory, unless they are to be followed.
-
-        Raises:
-            OptionError: naming the link and what it points to.
-        """
+        """Refuses a link that leads out of the directory, unless they are to be followed."""
         if self._follow:
             return
         target = Path(os.path.realpath(path))
@@ -101,10 +97,6 @@ def _walk(
         folder: the directory.
         links: where links may lead.
         passed_over: names of directories right in it that are not looked into.
-
-    Raises:
-        FileFormatError: if a directory cannot be read.
-        OptionError: for a link out of the directory.
     """
     seen: set[str] = set()
     waiting = [folder]
@@ -138,11 +130,7 @@ def _is_left_out(name: str, weights: WeightFiles) -> bool:
 
 
 def _check_readable(path: Path) -> int:
-    """Bytes of a file that is to be copied.
-
-    Raises:
-        FileFormatError: if it is no regular file, or cannot be opened.
-    """
+    """Bytes of a file that is to be copied."""
     size = check_regular(path).st_size
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
@@ -155,16 +143,6 @@ def find_around(folder: Path, components: Collection[str], links: Links) -> Othe
     """Everything in a pipeline but some of its folders; each file to copy has been opened once.
 
     What the pipeline itself holds as one file beside its folders is another form of it.
-
-    Args:
-        folder: the pipeline.
-        components: names of the folders that are passed over.
-        links: where links may lead.
-
-    Raises:
-        FileFormatError: for something to copy that is no regular file, or a directory or file that
-            cannot be read.
-        OptionError: for a link out of the directory.
     """
     copied: dict[str, int] = {}
     left: list[str] = []
@@ -190,11 +168,6 @@ def find_others(
         weights: its weights.
         generated: names of files that are not copied, as they are written anew.
         links: where links may lead.
-
-    Raises:
-        FileFormatError: for something to copy that is no regular file, or a directory or file that
-            cannot be read.
-        OptionError: for a link out of the directory.
     """
     taken = {*weights.names, *generated}
     if weights.form.indexed:

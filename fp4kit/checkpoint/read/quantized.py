@@ -101,11 +101,7 @@ def _by_names(checkpoint: Checkpoint) -> Layout | None:
 def _activations(
     source: Source, entries: Iterable[QuantizedEntry], layout: Layout
 ) -> dict[str, NDArray[np.float32]]:
-    """Every activation scale that is stored as the layout has it.
-
-    Raises:
-        FileFormatError: if that of one of its weights is something else.
-    """
+    """Every activation scale that is stored as the layout has it."""
     modules = {module_of(entry.name) for entry in entries}
     found = {}
     for name, tensor in source.tensors.items():
@@ -228,9 +224,6 @@ def file_layout(path: Path) -> Layout | None:
     """The layout of a single file that is not one of fp4kit's own, None for those and plain ones.
 
     Files of FP8 weights count as ComfyUI's, whose dialects they are.
-
-    Raises:
-        FileFormatError: if the file is malformed.
     """
     with Checkpoint(path) as checkpoint:
         if METADATA_KEY in checkpoint.metadata:

@@ -93,11 +93,7 @@ class WeightFiles:
 
 
 def list_folder(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a directory, by name.
-
-    Raises:
-        FileFormatError: if it cannot be read.
-    """
+    """What lies in a directory, by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -166,11 +162,7 @@ def _rank(form: Form, *, native: bool) -> tuple[int, bool, bool]:
 
 
 def _choose(folder: Path, forms: list[Form], *, native: bool) -> Form:
-    """The form that is the model.
-
-    Raises:
-        FileFormatError: if there is none, or more than one.
-    """
+    """The form that is the model."""
     ranks = [_rank(form, native=native) for form in forms]
     first = [form for form, rank in zip(forms, ranks, strict=True) if rank == min(ranks)]
     if len(first) == 1:
@@ -187,11 +179,7 @@ def _choose(folder: Path, forms: list[Form], *, native: bool) -> Form:
 
 
 def folders_with_weights(folder: Path) -> list[str]:
-    """Names of the directories in a directory that hold safetensors files.
-
-    Raises:
-        FileFormatError: if one cannot be read.
-    """
+    """Names of the directories in a directory that hold safetensors files."""
     paths = [folder / entry.name for entry in list_folder(folder)]
     return [
         path.name
@@ -239,14 +227,7 @@ def _named_by_index(
 
 
 def find_weights(folder: Path) -> WeightFiles:
-    """The files that hold a model's weights.
-
-    Args:
-        folder: model directory.
-
-    Raises:
-        FileFormatError: if there are none, some are missing, or it is not clear which they are.
-    """
+    """The files that hold a model's weights."""
     names = [entry.name for entry in list_folder(folder)]
     settings = {name for name in (CONFIG, PARAMS) if name in names}
     forms = [form for form in map(_form_of, names) if form is not None]

@@ -144,16 +144,7 @@ class Overlay(Source):
     concurrent = True
 
     def __init__(self, source: Source, views: list[View], dropped: Collection[str] = ()) -> None:
-        """Puts views in the place of what they consume.
-
-        Args:
-            source: the stored tensors.
-            views: what is computed from some of them.
-            dropped: stored tensors that appear nowhere.
-
-        Raises:
-            FileFormatError: if a view and a stored tensor that stays have the same name.
-        """
+        """Puts views in the place of what they consume."""
         self._source = source
         self._dropped = frozenset(dropped)
         self.path = source.path
@@ -201,15 +192,7 @@ class Overlay(Source):
 def described(
     name: str, dtype: str, shape: tuple[int, ...], stored: int, note: str
 ) -> SourceTensor:
-    """What a view presents itself as.
-
-    Args:
-        name: logical name.
-        dtype: element type as safetensors names it.
-        shape: logical shape.
-        stored: bytes of the file that it is made from.
-        note: how it is made.
-    """
+    """What a view presents itself as."""
     return SourceTensor(TensorSpec(name, dtype, shape), DTYPES[dtype].name, stored, note)
 
 

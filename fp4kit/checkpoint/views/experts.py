@@ -81,13 +81,7 @@ class TransposedView(ExpertView):
 
 
 def split(source: Source, tensor: SourceTensor, layout: ExpertsLayout) -> Iterator[View]:
-    """One view per expert and projection of a fused weight [E, ., .] or bias [E, out].
-
-    Args:
-        source: where the tensor is read.
-        tensor: the fused tensor.
-        layout: how it lies.
-    """
+    """One view per expert and projection of a fused weight [E, ., .] or bias [E, out]."""
     shape = tensor.spec.shape
     fused = FusedTensor(tensor.name, shape, layout)
     kind = TransposedView if layout.transposed and not fused.is_bias else ExpertView
@@ -156,10 +150,6 @@ def find_views(
         config: content of config.json.
         experts_layout: `out_in`, `in_out` or `interleaved` to override the model type.
         excluded: whether a tensor is left alone; experts that are stay fused, unlooked at.
-
-    Raises:
-        OptionError: if it cannot be told how they are fused; the message names the override.
-        FileFormatError: if a bias does not fit its weight.
     """
     fused: dict[str, dict[str, SourceTensor]] = {}
     for name, tensor in source.tensors.items():

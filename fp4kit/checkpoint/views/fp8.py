@@ -144,11 +144,7 @@ class Fp8View(RowView):
         )
 
     def _scales(self, first: int, last: int) -> NDArray[np.float32]:
-        """Rows of scales, as float32.
-
-        Raises:
-            FileFormatError: if one is NaN or infinite.
-        """
+        """Rows of scales, as float32."""
         shape = (last - first, self._grid.col_count)
         if self._scale is None:
             return np.ones(shape, np.float32)
@@ -170,11 +166,7 @@ class Fp8View(RowView):
         return values
 
     def check(self) -> None:
-        """Looks at every scale.
-
-        Raises:
-            FileFormatError: if one is NaN or infinite.
-        """
+        """Looks at every scale."""
         if self._scale is not None:
             count = prod(self._scale.spec.shape) // max(self._grid.col_count, 1)
             step = max(READ_BYTES // (4 * max(self._grid.col_count, 1)), 1)
@@ -194,11 +186,7 @@ class Fp8View(RowView):
 
 
 def configured_block(source: Source, config: dict[str, Any]) -> tuple[int, int]:
-    """The block that config.json names, or 128 x 128.
-
-    Raises:
-        FileFormatError: if what it names is none.
-    """
+    """The block that config.json names, or 128 x 128."""
     quantization = config.get("quantization_config")
     block: object = None
     if isinstance(quantization, dict):
@@ -220,11 +208,7 @@ def configured_block(source: Source, config: dict[str, Any]) -> tuple[int, int]:
 
 
 def _scale_of(source: Source, name: str, *, unscaled: bool) -> SourceTensor | None:
-    """The scale of a weight, None if it may have none.
-
-    Raises:
-        FileFormatError: if it has two, or none and must have one.
-    """
+    """The scale of a weight, None if it may have none."""
     dtype = source.tensors[name].spec.dtype
     names = scale_names(name)
     found = [source.tensors[scale] for scale in names if scale in source.tensors]
@@ -288,10 +272,6 @@ def find_views(
         layers: modules to ComfyUI's formats, where markers or headers say them.
         excluded: whether a tensor is left alone: one that cannot be decoded stays as it is then.
         unscaled: an FP8 tensor without a scale is taken as it is.
-
-    Raises:
-        FileFormatError: if a weight has no scale, one that does not fit, or is not what its marker
-            says.
     """
     block = configured_block(source, config)
     views: list[View] = []

@@ -98,17 +98,7 @@ def find_others(
     excluded: Excluded = nothing,
     unscaled_fp8: bool = False,
 ) -> FoundViews:
-    """What is quantized beside the weights of a layout, as views: FP8, MXFP4, marked integers.
-
-    Args:
-        checkpoint: what is stored.
-        quantized: its weights in a layout.
-        excluded: whether a tensor is left alone, understood or not.
-        unscaled_fp8: FP8 without a scale was only cast.
-
-    Raises:
-        FileFormatError: if a part is missing or does not fit.
-    """
+    """What is quantized beside the weights of a layout, as views: FP8, MXFP4, marked integers."""
     parts = quantized.parts() if quantized is not None else set()
     return search(
         Remaining(checkpoint, parts),
@@ -139,14 +129,7 @@ def unknowns(
     found: FoundViews,
     excluded: Excluded = nothing,
 ) -> Iterator[str]:
-    """What is stored or said about quantized weights and not understood, one line each.
-
-    Args:
-        checkpoint: what is stored.
-        quantized: its weights in a layout.
-        found: what is computed from the rest.
-        excluded: whether a tensor is left alone, understood or not.
-    """
+    """What is stored or said about quantized weights and not understood, one line each."""
     tensors = checkpoint.tensors
     understood = {name for view in found.views for name in view.consumed} | found.dropped.keys()
     weights = coded_weights(checkpoint, found)

@@ -102,10 +102,6 @@ def search(
         fused: separate fused experts; else weights are only decoded.
         excluded: whether a tensor is left alone; fused experts that are stay fused.
         unscaled_fp8: FP8 without a scale was only cast.
-
-    Raises:
-        FileFormatError: if a part of a quantized tensor is missing or does not fit.
-        OptionError: if it cannot be told how experts are fused.
     """
     decoded = fp8.find_views(source, config, layers, excluded=excluded, unscaled=unscaled_fp8)
     decoded += mxfp4.find_views(source, config, experts_layout, fused=fused, excluded=excluded)

@@ -130,11 +130,7 @@ def exponents_of(packed: Bytes, scale: Bytes) -> Exponents:
 
 
 def scan(view: Mxfp4View) -> Exponents:
-    """The exponents of a whole tensor, read in chunks.
-
-    Raises:
-        FileFormatError: if a scale byte is 255 (NaN).
-    """
+    """The exponents of a whole tensor, read in chunks."""
     rows, cols = view.matrix
     total = Exponents(np.zeros(256, np.int64), 0)
     width = cols // MXFP4.codes_per_byte

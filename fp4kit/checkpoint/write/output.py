@@ -44,15 +44,8 @@ COPY_BYTES = 16 << 20
 def earlier_result(target: Path, planned: Sequence[str]) -> list[str]:
     """Files of a finished result of fp4kit's that a new one takes the place of.
 
-    Args:
-        target: a directory without notes.
-        planned: what the new conversion writes.
-
     Returns:
         Its weight files, their index, and what else both write; relative to the directory.
-
-    Raises:
-        OptionError: if the directory holds weights that fp4kit did not write, or none at all.
     """
     weights = sorted(path.name for path in target.glob("*.safetensors"))
     for name in weights:
@@ -83,12 +76,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def check_place(source: Path | None, target: Path) -> None:
-    """Refuses an output directory by where it is, and where the source is if it is on a disk.
-
-    Raises:
-        OptionError: if it is the source or lies in it (or the other way round), or is a file.
-        OutputError: if it cannot be created.
-    """
+    """Refuses an output directory by where it is, and where the source is if it is on a disk."""
     wanted = Path(os.path.realpath(target))
     given = None if source is None else Path(os.path.realpath(source))
     if given is not None and (
@@ -124,10 +112,6 @@ def check_target(
 
     Returns:
         Files of a finished result that are to be replaced.
-
-    Raises:
-        OptionError: if it is the source or lies in it (or the other way round), or is not empty.
-        OutputError: if it cannot be created.
     """
     check_place(source, target)
     if state.exists:
@@ -175,11 +159,7 @@ def _identities(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def _check_unchanged(checkpoint: Checkpoint, before: dict[str, tuple[int, ...]]) -> None:
-    """Refuses a result whose source has changed meanwhile.
-
-    Raises:
-        FileFormatError: naming a file.
-    """
+    """Refuses a result whose source has changed meanwhile."""
     now = _identities(checkpoint)
     changed = sorted(name for name in before | now if before.get(name) != now.get(name))
     if changed:
@@ -190,11 +170,7 @@ def _check_unchanged(checkpoint: Checkpoint, before: dict[str, tuple[int, ...]])
 
 
 def check_space(target: Path, needed: int) -> None:
-    """Refuses an output that the disk cannot take.
-
-    Raises:
-        OutputError: with both numbers.
-    """
+    """Refuses an output that the disk cannot take."""
     free = shutil.disk_usage(target).free
     if needed > free:
         raise OutputError(
@@ -274,9 +250,6 @@ def check_result(plan: CheckpointPlan, target: Path) -> None:
 
     A conversion of layouts keeps every value, so that the faults of its source come with it: they
     are a warning.
-
-    Raises:
-        OutputError: with the first fault that is ours.
     """
     # What is no float was looked at when the plan was made; what is there was excluded, or is the
     # model's own.

@@ -39,10 +39,6 @@ class Pipeline:
             path: the pipeline.
             components: folders that are converted.
             follow_links: copy also what links out of the pipeline point to.
-
-        Raises:
-            FileFormatError: if something to copy cannot be read.
-            OptionError: for a link out of the pipeline, unless they are followed.
         """
         self._path = path
         self._components = list(components)
@@ -50,11 +46,7 @@ class Pipeline:
         self._others = find_around(path, self._components, links)
 
     def plan(self, plan: Callable[[Path], CheckpointReport]) -> CheckpointReport:
-        """What the conversion would do.
-
-        Args:
-            plan: plans one component.
-        """
+        """What the conversion would do."""
         started = time.perf_counter()
         reports = {name: plan(self._path / name) for name in self._components}
         return self._merged(reports, None, started)

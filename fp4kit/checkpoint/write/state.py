@@ -124,11 +124,7 @@ class State:
 
     @property
     def exists(self) -> bool:
-        """Whether an earlier run left notes.
-
-        Raises:
-            OptionError: if something else has their name, a link for example.
-        """
+        """Whether an earlier run left notes."""
         try:
             mode = self.folder.lstat().st_mode
         except OSError:
@@ -146,11 +142,7 @@ class State:
         return (self.folder / PLAN_FILE).is_file()
 
     def __enter__(self) -> State:
-        """Creates the notes' directory and locks it.
-
-        Raises:
-            OutputError: if that is not possible, or another process works there.
-        """
+        """Creates the notes' directory and locks it."""
         try:
             self.target.mkdir(mode=self._permissions, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -195,10 +187,6 @@ class State:
             files: every file that the conversion writes, relative to the directory.
             resume: continue.
             replaced: files of an earlier, finished result that this one takes the place of.
-
-        Raises:
-            OptionError: if it was begun from another source or with other options.
-            OutputError: if something stands in the way that is not fp4kit's.
         """
         plan = self.folder / PLAN_FILE
         before = read_json(plan) if plan.is_file() else {}
