@@ -21,8 +21,7 @@ from fp4kit.checkpoint.options import (
     parse_size,
 )
 from fp4kit.checkpoint.report import CheckpointReport
-from fp4kit.checkpoint.verify.notes import reader_notes
-from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults
+from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults, reader_notes
 from fp4kit.checkpoint.views.decoded_file import decoded_file
 from fp4kit.errors import OptionError
 from fp4kit.io import dequantize as dequantizing

@@ -41,8 +41,8 @@ from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import one_of
-from fp4kit.io.json_text import strict_json
-from fp4kit.io.source import Source
+from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.source import Source
 
 #: Header metadata: the fused tensors that single experts were made from.
 EXPERTS_KEY = "fp4kit_experts"
