@@ -71,7 +71,7 @@ def check(on_host, kernels, assert_bits, name, dtype, dims=EVEN, gap=0, shift=0,
     scan = on_host.engine.activate_grouped(
         name, source, group, moved, dtype, None if z is None else on_host.put(z), out, sums, wants
     )
-    launched = [instance.file for instance in kernels.launched]
+    launched = [instance.kernel for instance in kernels.launched]
     finite, place = True, 0
     for number, shape in enumerate(dims):
         y = member(source, number, x)
@@ -97,7 +97,7 @@ def check(on_host, kernels, assert_bits, name, dtype, dims=EVEN, gap=0, shift=0,
     return launched, scan is not None
 
 
-SUMS = "grouped/column_sums.cu"
+SUMS = "grouped_column_sums"
 
 
 @pytest.mark.parametrize("name", [None, *ACTIVATIONS])
@@ -150,7 +150,7 @@ def test_what_is_asked_for(on_host, kernels, assert_bits):
     only = {"with_sums": False}
     assert check(*arguments, "dsilu", "bfloat16", **only) == ([SUMS], True)
     done, measured = check(*arguments, "dsilu", "bfloat16", wants=False, **only)
-    assert (set(done), measured) == ({"activation/activate.cu"}, False)
+    assert (set(done), measured) == ({"activate"}, False)
     assert check(*arguments, "dsilu", "bfloat16", wants=False) == ([SUMS, SUMS], False)
     assert check(*arguments, None, "bfloat16", wants=False, **only) == ([], False)
 
@@ -161,10 +161,10 @@ def test_odd_places_are_activated_first(on_host, kernels, assert_bits, why, name
     options = {"misaligned": {"shift": 1}, "gap": {"gap": 3}, "width": {"dims": ODD}}[why]
     arguments = on_host, kernels, assert_bits, name, "bfloat16"
     done, measured = check(*arguments, **options)
-    assert set(done[:-2]) == {"activation/activate.cu"}
+    assert set(done[:-2]) == {"activate"}
     assert (done[-2:], measured) == ([SUMS, SUMS], True)
     done, measured = check(*arguments, with_sums=False, **options)
-    assert (set(done), measured) == ({"activation/activate.cu"}, False)
+    assert (set(done), measured) == ({"activate"}, False)
 
 
 def test_nothing_to_do(on_host, kernels):
@@ -289,14 +289,14 @@ def test_public_function_takes_one_pass(cupy, monkeypatch):
     from fp4kit.cuda import run as cuda_run
 
     launched, launch = [], cuda_run.launch
-    monkeypatch.setattr(cuda_run, "launch", lambda *a: (launched.append(a[0].file), launch(*a)))
+    monkeypatch.setattr(cuda_run, "launch", lambda *a: (launched.append(a[0].kernel), launch(*a)))
     x, z = (on_device(cupy, host) for host in hosts((sum(FIRST), 64)))
     dbias = cupy.empty((len(FIRST), 64), F32)
     options = {"first_dims": FIRST, "dbias": dbias}
     for more in ({}, {"activation": "dsilu", "activation_input": z, "nonfinite": "propagate"}):
         launched.clear()
         fp4kit.quantize_grouped(x, **options, **more)
-        assert launched == [SUMS, SUMS, "grouped/quantize_rowwise.cu"]
+        assert launched == [SUMS, SUMS, "grouped_quantize_rowwise"]
 
 
 @pytest.mark.gpu

@@ -62,7 +62,7 @@ def check(on_host, kernels, plan, dtype, second):
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             x = x * F32(second / 6)
     got = quantized(on_host.engine, plan, x, dtype, second, on_host.put, on_host.empty)
-    assert kernels.launched[-1].file == "search/rowwise_search.cu"
+    assert kernels.launched[-1].kernel == "quantize_rowwise_search"
     for name in ("reference", "cpu"):
         expected = quantized(get_backend(name), plan, x, dtype, second)
         for part, wanted in zip(got, expected, strict=True):

@@ -85,6 +85,11 @@ class Instance:
     file: str
     expression: str
 
+    @property
+    def kernel(self) -> str:
+        """The kernel's name in the sources, without `_kernel`."""
+        return self.expression.split("<")[0].removeprefix(f"{NAMESPACE}::").removesuffix("_kernel")
+
 
 def instance(kernel: str, file: str, *arguments: str | bool) -> Instance:
     """An instance from template arguments: names of ours, and booleans."""
