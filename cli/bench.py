@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from fp4kit import backend_status, bench
+from fp4kit.files.devices import resolve_device
 from fp4kit.formats import DTYPES
 
-from .options import json_option, resolve_device
+from .options import json_option
 from .output import Column, print_json, print_table
 from .text import example
 

@@ -11,25 +11,18 @@ from typing import Any
 
 import click
 
-from fp4kit.checkpoint.operations import (
-    convert_checkpoint,
-    dequantize_checkpoint,
-    plan_convert_checkpoint,
-    plan_quantize_checkpoint,
-    quantize_checkpoint,
-)
-from fp4kit.checkpoint.options import (
-    DEFAULT_SHARD_SIZE,
-    CheckpointOptions,
-    ConvertOptions,
-    DequantizeOptions,
-    parse_size,
-)
+from fp4kit.checkpoint.options import UNCALIBRATED
 from fp4kit.checkpoint.read.directory import STATE_DIR, listed
 from fp4kit.checkpoint.report import CheckpointReport
+from fp4kit.files.operations import (
+    CheckpointChoices,
+    convert_checkpoint,
+    default_target,
+    dequantize_checkpoint,
+    quantize_checkpoint,
+)
 from fp4kit.io.report import named
 
-from .options import resolve_devices
 from .output import say
 from .progress import progress_bar
 from .report_file import ReportFile, check_report
@@ -59,48 +52,27 @@ def quantize(
     if given["weights_only"] and given["activations"] is not None:
         raise click.UsageError("--weights-only and --activations exclude each other")
     if target is None:
-        suffix = "" if source.is_dir() else ".safetensors"
-        name = source.resolve().name if source.is_dir() else source.stem
-        target = source.resolve().with_name(f"{name}-{given['format']}{suffix}")
-    options = CheckpointOptions(
-        format=given["format"],
-        layout=given["layout"] or "compressed-tensors",
-        recipe=given["recipe"],
-        scale_rule=given["scale_rule"],
-        scale_search=given["scale_search"],
-        error=given["error"],
-        e4m3_max=given["e4m3_max"],
-        include=given["include"],
-        exclude=given["exclude"],
-        activations=given["activations"],
-        experts_layout=given["experts_layout"],
-        unscaled_fp8=given["unscaled_fp8"],
-        max_shard_size=parse_size(given["max_shard_size"] or DEFAULT_SHARD_SIZE),
-        follow_links=given["follow_links"],
-        cast=given["cast"],
-        allow_nothing=given["allow_nothing"],
-    )
-    report_file = check_report(
-        given["report_file"],
-        [source, *options.files],
-        target,
-        force=given["force"],
-        dry_run=dry_run,
-    )
-    if dry_run:
-        report = plan_quantize_checkpoint(source, options)
-    else:
-        devices = resolve_devices(device)
-        with resumable(target), progress_bar(f"Quantizing {source.name}") as progress:
-            report = quantize_checkpoint(
-                source,
-                target,
-                options,
-                devices=devices,
-                resume=given["resume"],
-                force=given["force"],
-                progress=progress,
-            )
+        target = default_target(source, given["format"])
+    inputs = [source]
+    if given["activations"] not in (None, UNCALIBRATED):
+        inputs.append(Path(given["activations"]))
+    force = given["force"]
+    report_file = check_report(given["report_file"], inputs, target, force=force, dry_run=dry_run)
+    choices = {name: given[name] for name in CheckpointChoices.__optional_keys__}
+    label = f"Quantizing {source.name}"
+    with resumable(target), progress_bar(label, idle=dry_run) as progress:
+        report = quantize_checkpoint(
+            source,
+            target,
+            given["format"],
+            layout=given["layout"] or "compressed-tensors",
+            device=device,
+            resume=given["resume"],
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+            **choices,
+        )
     finish(
         report,
         target,
@@ -114,62 +86,23 @@ def quantize(
 
 
 def dequantize(
-    source: Path,
-    target: Path,
-    dtype: str,
-    *,
-    device: str,
-    experts_layout: str | None,
-    unscaled_fp8: bool,
-    max_shard_size: str | None,
-    resume: bool,
-    follow_links: bool,
-    force: bool,
-    every: bool,
-    as_json: bool,
+    source: Path, target: Path, *, dtype: Any, every: bool, as_json: bool, **given: Any
 ) -> None:
     """`fp4kit dequantize` of a checkpoint; the arguments are those of the command."""
-    limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
-    options = DequantizeOptions(
-        dtype, limit, experts_layout, follow_links=follow_links, unscaled_fp8=unscaled_fp8
-    )
-    devices = resolve_devices(device)
     with resumable(target), progress_bar(f"Dequantizing {source.name}") as progress:
         report = dequantize_checkpoint(
-            source,
-            target,
-            options,
-            devices=devices,
-            resume=resume,
-            force=force,
-            progress=progress,
+            source, target, dtype or "bfloat16", progress=progress, **given
         )
     finish(report, target, as_json=as_json, every=every, with_stats=False)
 
 
 def convert(
-    source: Path,
-    target: Path,
-    layout: str,
-    *,
-    max_shard_size: str | None,
-    resume: bool,
-    follow_links: bool,
-    force: bool,
-    dry_run: bool,
-    every: bool,
-    as_json: bool,
+    source: Path, target: Path, *, dry_run: bool, every: bool, as_json: bool, **given: Any
 ) -> None:
     """`fp4kit convert`; the arguments are those of the command."""
-    limit = parse_size(max_shard_size or DEFAULT_SHARD_SIZE)
-    options = ConvertOptions(layout, limit, follow_links=follow_links)
-    if dry_run:
-        report = plan_convert_checkpoint(source, options)
-    else:
-        with resumable(target), progress_bar(f"Converting {source.name}") as progress:
-            report = convert_checkpoint(
-                source, target, options, resume=resume, force=force, progress=progress
-            )
+    label = f"Converting {source.name}"
+    with resumable(target), progress_bar(label, idle=dry_run) as progress:
+        report = convert_checkpoint(source, target, dry_run=dry_run, progress=progress, **given)
     finish(report, target, as_json=as_json, dry_run=dry_run, every=every, with_stats=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from fp4kit.checkpoint.compare import compare_paths
+from fp4kit.files.devices import resolve_device
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport, named
 
@@ -19,7 +20,6 @@ from .options import (
     device_option,
     experts_layout_option,
     json_option,
-    resolve_device,
     source_argument,
 )
 from .progress import progress_bar

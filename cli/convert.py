@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
-from fp4kit.io.read.open import check_source
 
 from . import checkpoint
 from .options import (
@@ -46,18 +46,7 @@ from .text import example
 @all_option
 @force_option
 @json_option
-def command(
-    source: Path,
-    target: Path,
-    layout: str,
-    max_shard_size: str | None,
-    dry_run: bool,
-    resume: bool,
-    follow_links: bool,
-    every: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
+def command(source: Path, target: Path, **given: Any) -> None:
     """Store a quantized checkpoint in another layout, codes verbatim.
 
     IN is a model directory (or a file for ComfyUI) from any tool. Codes and block scales keep
@@ -67,16 +56,4 @@ def command(
     A file that `fp4kit quantize FILE` wrote is in no engine's layout and cannot be converted:
     quantize its source with --layout.
     """
-    check_source(source)
-    checkpoint.convert(
-        source,
-        target,
-        layout,
-        max_shard_size=max_shard_size,
-        resume=resume,
-        follow_links=follow_links,
-        force=force,
-        dry_run=dry_run,
-        every=every,
-        as_json=as_json,
-    )
+    checkpoint.convert(source, target, **given)

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fp4kit.checkpoint.compare import is_checkpoint
-from fp4kit.io.dequantize import dequantize_file
+from fp4kit.files.operations import dequantize_file
 from fp4kit.io.read.open import check_source
 
 from . import checkpoint
@@ -22,7 +23,6 @@ from .options import (
     json_option,
     max_shard_size_option,
     output_option,
-    resolve_device,
     restored_layout_option,
     resume_option,
     source_argument,
@@ -32,6 +32,9 @@ from .options import (
 from .progress import progress_bar
 from .reports import say_written, show
 from .text import example
+
+#: Options that only mean something for a checkpoint.
+CHECKPOINT_ONLY = ("resume", "max_shard_size", "experts_layout", "follow_links")
 
 
 @click.command(
@@ -59,19 +62,7 @@ from .text import example
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context,
-    source: Path,
-    target: Path,
-    dtype: str | None,
-    device: str,
-    experts_layout: str | None,
-    unscaled_fp8: bool,
-    max_shard_size: str | None,
-    resume: bool,
-    follow_links: bool,
-    every: bool,
-    force: bool,
-    as_json: bool,
+    ctx: click.Context, /, source: Path, target: Path, every: bool, as_json: bool, **given: Any
 ) -> None:
     """Turn a quantized file or model directory back into plain numbers.
 
@@ -83,35 +74,13 @@ def command(
     """
     check_source(source)
     if is_checkpoint(source):
-        checkpoint.dequantize(
-            source,
-            target,
-            # What models are stored in; a plain file keeps the precision of the arithmetic.
-            dtype or "bfloat16",
-            device=device,
-            experts_layout=experts_layout,
-            unscaled_fp8=unscaled_fp8,
-            max_shard_size=max_shard_size,
-            resume=resume,
-            follow_links=follow_links,
-            force=force,
-            every=every,
-            as_json=as_json,
-        )
+        checkpoint.dequantize(source, target, every=every, as_json=as_json, **given)
         return
-    given = {
-        "--resume": resume,
-        "--max-shard-size": max_shard_size,
-        "--experts-layout": experts_layout,
-        "--follow-links": follow_links,
-    }
-    flag = next((name for name, value in given.items() if value), None)
-    if flag is not None:
-        raise click.UsageError(f"{flag} is for model directories", ctx)
-    resolved = resolve_device(device)
+    for name in CHECKPOINT_ONLY:
+        if given[name]:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for model directories", ctx)
+    kept = {name: given[name] for name in ("dtype", "device", "force")}
     with progress_bar(f"Dequantizing {source.name}") as progress:
-        report = dequantize_file(
-            source, target, dtype or "float32", device=resolved, force=force, progress=progress
-        )
+        report = dequantize_file(source, target, progress=progress, **kept)
     show(report, as_json=as_json, with_stats=False, every=every)
     say_written(report, as_json=as_json)

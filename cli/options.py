@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 import click
 
-from fp4kit import BackendUnavailableError, backend_status
-from fp4kit.api.backends import get_backend
 from fp4kit.checkpoint.models.expert_types import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
 from fp4kit.cpu.threads import THREADS_VARIABLE, most_threads
 from fp4kit.formats import (
@@ -214,29 +212,3 @@ def format_options(function: Any) -> Any:
 def _default_rules() -> str:
     rules = {spec.name: spec.default_scale_rule for spec in ALL_FORMATS.values()}
     return ", ".join(f"{name} {rule}" for name, rule in rules.items() if rule)
-
-
-def resolve_device(device: str) -> str:
-    """`cpu`, `cuda` or `cuda:N` for `--device`.
-
-    Raises:
-        BackendUnavailableError: if cuda was asked for by name and cannot run here.
-    """
-    if device == "cpu":
-        return device
-    cuda = next(status for status in backend_status() if status.name == "cuda")
-    if cuda.available:
-        return "cuda" if device == "auto" else device
-    if device == "auto":
-        return "cpu"
-    raise BackendUnavailableError(f"serve --device {device}", {"cuda": cuda.reason or "no reason"})
-
-
-def resolve_devices(device: str) -> tuple[str, ...]:
-    """The devices that share the shards of a checkpoint: for `cuda` every GPU.
-
-    Raises:
-        BackendUnavailableError: as :func:`resolve_device`.
-    """
-    resolved = resolve_device(device)
-    return tuple(get_backend("cuda").devices()) if resolved == "cuda" else (resolved,)

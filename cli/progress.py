@@ -19,14 +19,15 @@ Progress = Callable[[int, int], None]
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Progress]:
+def progress_bar(label: str, *, idle: bool = False) -> Iterator[Progress]:
     """A progress callback that draws bytes, bytes per second and time left on stderr.
 
-    Where that is no terminal it draws nothing. Either way it ends a command that a signal has
-    asked to end. Meanwhile the user is told when kernels are compiled.
+    Where that is no terminal, or nothing is going to be done (`idle`), it draws nothing. Either way
+    it ends a command that a signal has asked to end. Meanwhile the user is told when kernels are
+    compiled.
     """
     try:
-        with _bar(label) as (progress, tell):
+        with _bar(label, idle) as (progress, tell):
             on_compile(lambda folder: tell(_compiling(folder)))
             yield progress
     finally:
@@ -47,9 +48,9 @@ def _compiling(folder: KernelFolder) -> str:
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+def _bar(label: str, idle: bool) -> Iterator[tuple[Progress, Callable[[str], None]]]:
     """The bar itself, and what prints a line above it."""
-    if not on_terminal(sys.stderr):
+    if idle or not on_terminal(sys.stderr):
         yield lambda done, total: interrupts.check(), say
         return
     from rich.console import Console

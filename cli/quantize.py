@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ import click
 from click.core import ParameterSource
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
-from fp4kit.checkpoint.views.decoded_file import decoded_file
+from fp4kit.files.operations import FileChoices, default_target, quantize_file
 from fp4kit.formats import ALL_FORMATS
-from fp4kit.io.quantize import plan_quantize_file, quantize_file
 from fp4kit.io.read.cast import CASTS
 from fp4kit.io.read.open import check_source
-from fp4kit.io.report import QuantizeOptions
-from fp4kit.io.tensor_names import Patterns
 
 from . import checkpoint
 from .options import (
@@ -32,7 +28,6 @@ from .options import (
     max_shard_size_option,
     output_option,
     report_option,
-    resolve_device,
     resume_option,
     source_argument,
     threads_option,
@@ -168,24 +163,21 @@ def command(
         return
     _refuse(ctx, CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
     if target is None:
-        target = source.with_name(f"{source.stem}-{given['format']}.safetensors")
+        target = default_target(source, given["format"])
     force = given["force"]
     report_file = check_report(given["report_file"], [source], target, force=force, dry_run=dry_run)
-    # A dry run computes nothing, so it needs no device, unless one was asked for by name.
-    resolved = "cpu" if dry_run and device == "auto" else resolve_device(device)
-    chosen = {name: given[name] for name in QuantizeOptions.__dataclass_fields__ if name in given}
-    options = QuantizeOptions(device=resolved, **chosen)
-    left = Patterns(given["exclude"], "exclude")
-    decode = partial(
-        decoded_file,
-        excluded=lambda name: left.match(name) is not None,
-        unscaled_fp8=given["unscaled_fp8"],
-    )
-    if dry_run:
-        report = plan_quantize_file(source, options, decode)
-    else:
-        with progress_bar(f"Quantizing {source.name}") as progress:
-            report = quantize_file(source, target, options, progress, decode)
+    choices = {name: given[name] for name in FileChoices.__optional_keys__}
+    with progress_bar(f"Quantizing {source.name}", idle=dry_run) as progress:
+        report = quantize_file(
+            source,
+            target,
+            given["format"],
+            device=device,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+            **choices,
+        )
     if report_file is not None:  # first: whoever reads stdout may stop reading
         report_file.write(report)
     every = given["every"]

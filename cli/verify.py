@@ -4,19 +4,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults, reader_notes
-from fp4kit.io.read.open import check_source
+from fp4kit.files.operations import verify
 
 from .options import (
     FILE,
     device_option,
     experts_layout_option,
     json_option,
-    resolve_device,
     source_argument,
 )
 from .output import print_json, say
@@ -41,9 +41,7 @@ from .text import example, one_line
 @experts_layout_option
 @device_option
 @json_option
-def command(
-    source: Path, against: Path | None, experts_layout: str | None, device: str, as_json: bool
-) -> None:
+def command(source: Path, against: Path | None, as_json: bool, **given: Any) -> None:
     """Check a quantized checkpoint or file from any tool.
 
     Exits with 1 and lists the faults if there are any. Looks for every tensor that an engine
@@ -51,24 +49,13 @@ def command(
     share, NaN scales, index, sizes and metadata. Notes name readers that are known to fail on a
     file without a fault.
     """
-    for path in filter(None, (source, against)):
-        check_source(path)
-    resolved = resolve_device(device) if against is not None else "cpu"
-    faults = path_faults(source)
-    if against is not None and not faults:
-        with progress_bar(f"Comparing {source.name}") as progress:
-            faults = path_value_faults(
-                source,
-                against,
-                experts_layout=experts_layout,
-                device=resolved,
-                progress=progress,
-            )
-    notes = reader_notes(source)
+    with progress_bar(f"Comparing {source.name}", idle=against is None) as progress:
+        report = verify(source, against, progress=progress, **given)
+    faults = report.faults
     if as_json:
-        print_json({"source": str(source), "faults": faults, "notes": notes})
+        print_json(asdict(report))
     else:
-        for note in notes:
+        for note in report.notes:
             say(f"note: {note}")
         for fault in faults:
             click.echo(one_line(fault))

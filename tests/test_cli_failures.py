@@ -85,7 +85,7 @@ def test_read_only_directory_is_refused(model_file, tmp_path):
 
 def test_device_cuda_without_a_gpu(model_file, monkeypatch):
     status = [BackendStatus("cuda", False, "no CUDA driver", {})]
-    monkeypatch.setattr("fp4kit.cli.options.backend_status", lambda: status)
+    monkeypatch.setattr("fp4kit.files.devices.backend_status", lambda: status)
     for args in (
         ("quantize", model_file),
         ("dequantize", model_file, "-o", model_file.with_name("x.npz")),

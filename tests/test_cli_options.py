@@ -16,11 +16,13 @@ import safetensors.numpy
 
 from command_line import invoke, read_terminal
 from fp4kit.api.backends import BackendStatus
-from fp4kit.cli import checkpoint, options
+from fp4kit.checkpoint import operations as checkpoints
+from fp4kit.cli import options
 from fp4kit.cli.progress import progress_bar
 from fp4kit.cpu import threads as cpu_threads
 from fp4kit.cpu.threads import THREADS_VARIABLE, thread_count
 from fp4kit.errors import BackendUnavailableError
+from fp4kit.files import devices
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
@@ -42,8 +44,8 @@ def gpus(monkeypatch):
             return ["cuda:0", "cuda:1", "cuda:2"]
 
     status = [BackendStatus("cuda", True, None, {})]
-    monkeypatch.setattr(options, "backend_status", lambda: status)
-    monkeypatch.setattr(options, "get_backend", {"cuda": Cuda()}.__getitem__)
+    monkeypatch.setattr(devices, "backend_status", lambda: status)
+    monkeypatch.setattr(devices, "get_backend", {"cuda": Cuda()}.__getitem__)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -132,8 +134,8 @@ def test_what_is_no_device(model, device, command):
 )
 def test_which_gpus(gpus, device, one, every):
     assert options.Device()(device) == device
-    assert options.resolve_device(device) == one
-    assert options.resolve_devices(device) == every
+    assert devices.resolve_device(device) == one
+    assert devices.resolve_devices(device) == every
 
 
 def test_a_gpu_by_number_reaches_the_library(gpus, model, tmp_path, monkeypatch):
@@ -144,7 +146,7 @@ def test_a_gpu_by_number_reaches_the_library(gpus, model, tmp_path, monkeypatch)
         seen.append(given["devices"])
         raise BackendUnavailableError("quantize", {"cuda": "not here"})
 
-    monkeypatch.setattr(checkpoint, "quantize_checkpoint", stop)
+    monkeypatch.setattr(checkpoints, "quantize_checkpoint", stop)
     for device in ("cuda:2", "cuda"):
         assert "not here" in invoke("quantize", tmp_path, "--device", device).stderr
     assert seen == [("cuda:2",), ("cuda:0", "cuda:1", "cuda:2")]
@@ -153,7 +155,7 @@ def test_a_gpu_by_number_reaches_the_library(gpus, model, tmp_path, monkeypatch)
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1"])
 def test_no_gpu_is_said_and_the_cpu_is_not_taken_instead(model, monkeypatch, device):
     status = [BackendStatus("cuda", False, "no CUDA driver", {})]
-    monkeypatch.setattr(options, "backend_status", lambda: status)
+    monkeypatch.setattr(devices, "backend_status", lambda: status)
     result = invoke("quantize", model, "--device", device)
     assert result.exit_code == 1
     assert f"--device {device}" in result.stderr

@@ -236,7 +236,7 @@ def test_memory_that_runs_out_is_one_line(model_file, monkeypatch):
     def give_up(*args):
         raise MemoryError("Unable to allocate 1. EiB")
 
-    monkeypatch.setattr("fp4kit.cli.quantize.quantize_file", give_up)
+    monkeypatch.setattr("fp4kit.io.quantize.quantize_file", give_up)
     assert "out of memory: Unable to allocate 1. EiB" in fail("quantize", model_file)
 
 

@@ -26,7 +26,7 @@ def resolve_device(device: str) -> str:
         return "cuda" if device == "auto" else device
     if device == "auto":
         return "cpu"
-    raise BackendUnavailableError(f"serve device {device}", {"cuda": cuda.reason or "no reason"})
+    raise BackendUnavailableError(f"serve --device {device}", {"cuda": cuda.reason or "no reason"})
 
 
 def resolve_devices(device: str) -> tuple[str, ...]:

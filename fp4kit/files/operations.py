@@ -72,7 +72,7 @@ class CheckpointChoices(Choices, total=False):
 
     activations: str | os.PathLike[str] | None
     experts_layout: ExpertsLayout | None
-    max_shard_size: str
+    max_shard_size: str | None
     follow_links: bool
 
 
@@ -81,7 +81,7 @@ class RestoreChoices(TypedDict, total=False):
 
     experts_layout: ExpertsLayout | Literal["single"] | None
     unscaled_fp8: bool
-    max_shard_size: str
+    max_shard_size: str | None
     follow_links: bool
 
 
@@ -108,8 +108,16 @@ def _known(choices: Any, kind: Any) -> dict[str, Any]:
     }
 
 
-def _size(choices: dict[str, Any]) -> int:
-    return parse_size(choices.pop("max_shard_size", None) or DEFAULT_SHARD_SIZE)
+def _size(text: str | None) -> int:
+    return parse_size(text or DEFAULT_SHARD_SIZE)
+
+
+def default_target(source: Path, format: str) -> Path:
+    """Where the result of a quantization goes: beside the source, the format added to its name."""
+    if not source.is_dir():
+        return source.with_name(f"{source.stem}-{format}.safetensors")
+    real = source.resolve()  # `.` has a name, too
+    return real.with_name(f"{real.name}-{format}")
 
 
 def quantize_file(
@@ -182,7 +190,7 @@ def quantize_file(
     options = QuantizeOptions(format=format, device=used, force=force, **given)
     if dry_run:
         return quantizing.plan_quantize_file(path, options, decode)
-    out = path.with_name(f"{path.stem}-{format}.safetensors") if target is None else Path(target)
+    out = default_target(path, format) if target is None else Path(target)
     return quantizing.quantize_file(path, out, options, progress, decode)
 
 
@@ -242,13 +250,14 @@ def quantize_checkpoint(
     """
     given = _known(choices, CheckpointChoices)
     path = _checked(source)
+    size = _size(given.pop("max_shard_size", None))
     if given.get("activations") is not None:
         given["activations"] = os.fspath(given["activations"])
     options = CheckpointOptions(
         **{"allow_nothing": False, **given},
         format=format,
         layout=layout,
-        max_shard_size=_size(given),
+        max_shard_size=size,
     )
     if dry_run:
         return checkpoints.plan_quantize_checkpoint(path, options)
@@ -261,13 +270,6 @@ def quantize_checkpoint(
         force=force,
         progress=progress,
     )
-
-
-def default_target(source: Path, format: str) -> Path:
-    """Where the result of a checkpoint goes: beside it, with the format added to its name."""
-    suffix = "" if source.is_dir() else ".safetensors"
-    name = source.resolve().name if source.is_dir() else source.stem
-    return source.resolve().with_name(f"{name}-{format}{suffix}")
 
 
 def dequantize_file(
@@ -367,7 +369,7 @@ def dequantize_checkpoint(
     """
     given = _known(choices, RestoreChoices)
     path = _checked(source)
-    options = DequantizeOptions(dtype, _size(given), **given)
+    options = DequantizeOptions(dtype, _size(given.pop("max_shard_size", None)), **given)
     return checkpoints.dequantize_checkpoint(
         path,
         Path(target),
@@ -384,7 +386,7 @@ def convert_checkpoint(
     target: StrPath,
     layout: Layout,
     *,
-    max_shard_size: str = DEFAULT_SHARD_SIZE,
+    max_shard_size: str | None = None,
     follow_links: bool = False,
     resume: bool = False,
     force: bool = False,
@@ -397,7 +399,7 @@ def convert_checkpoint(
         source: model directory, pipeline or .safetensors file in a known layout.
         target: directory to create (or file, for one).
         layout: that of the result.
-        max_shard_size: largest size of a weight file, like 5GB or 512MiB.
+        max_shard_size: largest size of a weight file, like 5GB (the default) or 512MiB.
         follow_links: copy also what links out of the source point to.
         resume: finish what an interrupted run of the same call began.
         force: as for :func:`quantize_checkpoint`.
@@ -419,7 +421,7 @@ def convert_checkpoint(
         'modelopt'
     """
     path = _checked(source)
-    options = ConvertOptions(layout, parse_size(max_shard_size), follow_links=follow_links)
+    options = ConvertOptions(layout, _size(max_shard_size), follow_links=follow_links)
     if dry_run:
         return checkpoints.plan_convert_checkpoint(path, options)
     return checkpoints.convert_checkpoint(
