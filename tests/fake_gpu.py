@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from fp4kit.io.stream import chunks, gpu_memory, gpu_pipeline
+from fp4kit.io.stream import device, gpu_memory, gpu_pipeline
 
 
 class FakeEvent:
@@ -87,10 +87,10 @@ def install(monkeypatch):
     monkeypatch.setattr(gpu_memory, "slot_size", lambda count: -(-count // 1024) * 1024)
     monkeypatch.setattr(gpu_pipeline, "slot_size", lambda count: -(-count // 1024) * 1024)
     monkeypatch.setattr(gpu_pipeline, "PIECE_BYTES", 512)
-    original = chunks.DeviceBackend.__init__
+    original = device.DeviceBackend.__init__
 
-    def on_gpu(self, device, *args):
+    def on_gpu(self, name, *args):
         original(self, "cpu", *args)
-        self.on_gpu = device.startswith("cuda")
+        self.on_gpu = name.startswith("cuda")
 
-    monkeypatch.setattr(chunks.DeviceBackend, "__init__", on_gpu)
+    monkeypatch.setattr(device.DeviceBackend, "__init__", on_gpu)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -27,15 +27,15 @@ from fp4kit.io.stream.chunks import (
     ByteRange,
     Bytes,
     Chunk,
-    DeviceBackend,
     Progress,
     Tally,
     byte_ranges,
     chunk_plan,
-    read_ahead,
     row_ranges,
     row_step,
 )
+from fp4kit.io.stream.device import DeviceBackend
+from fp4kit.io.stream.pipeline import read_ahead
 
 
 @dataclass
@@ -170,33 +170,29 @@ def _pairs(a: Side, b: Side) -> list[ComparedPair]:
     return pairs
 
 
-@dataclass(frozen=True)
-class ComparedRows:
-    """Rows (of a quantized pair), elements (of a float pair) or bytes `first` to `last`."""
-
-    pair: ComparedPair
-    first: int
-    last: int
-
-
-def _chunks(a: Side, b: Side, pairs: list[ComparedPair]) -> Iterator[Chunk[ComparedRows]]:
+def _chunks(a: Side, b: Side, pairs: Sequence[ComparedPair]) -> Iterator[Chunk[Rows]]:
     for pair in pairs:
-        name, other = pair.original.name, pair.other
+        original, other = pair.original, pair.other
         if isinstance(other, QuantizedEntry):
-            row = pair.original.row_bytes
+            row = original.row_bytes
             for first, last in row_ranges(other.plan.rows, row, row_step(other.plan)):
                 parts = entry_parts(b.coded, other, first, last)
-                own = ByteRange(a.source, name, first * row, last * row)
-                yield Chunk(ComparedRows(pair, first, last), (own, *parts))
+                own = ByteRange(a.source, original.name, first * row, last * row)
+                yield Chunk((pair, last - first), (own, *parts))
             continue
-        size, other_size = _itemsize(pair.original), _itemsize(other)
-        for start, stop in byte_ranges(pair.original):
-            ratio = (start * other_size // size, stop * other_size // size)
-            own, its = (
-                ByteRange(a.source, name, start, stop),
-                ByteRange(b.source, other.name, *ratio),
+        sizes = _itemsize(original), _itemsize(other)
+        for span in byte_ranges(original if sizes[0] >= sizes[1] else other):
+            yield Chunk(
+                (pair, 0),
+                tuple(
+                    ByteRange(side.source, tensor.name, *(at * size // max(sizes) for at in span))
+                    for side, tensor, size in zip((a, b), (original, other), sizes, strict=True)
+                ),
             )
-            yield Chunk(ComparedRows(pair, start, stop), (own, its))
+
+
+#: A pair, and how many rows a chunk of it has if it is quantized.
+Rows = tuple[ComparedPair, int]
 
 
 def _itemsize(tensor: SourceTensor) -> int:
@@ -205,8 +201,10 @@ def _itemsize(tensor: SourceTensor) -> int:
     return max(tensor.spec.nbytes // elements, 1) if elements else 1
 
 
-def _measure(engine: DeviceBackend, step: ComparedRows, parts: list[Bytes]) -> None:
-    pair, other = step.pair, step.pair.other
+def _measure(
+    backend: DeviceBackend | None, pair: ComparedPair, rows: int, parts: list[Bytes]
+) -> None:
+    other, dtype = pair.other, pair.original.dtype
     if not len(parts[0]):
         return
     if pair.same_type:
@@ -215,25 +213,36 @@ def _measure(engine: DeviceBackend, step: ComparedRows, parts: list[Bytes]) -> N
         pair.differing += int(np.count_nonzero(parts[0].view(kind) != parts[1].view(kind)))
     if not pair.measured:
         return
+    assert backend is not None
     if isinstance(other, QuantizedEntry):
-        plan = chunk_plan(other.plan.decoding, step.last - step.first)
-        dtype = pair.original.dtype
-        pair.sums += engine.quantized_sums(plan, parts[0], dtype, parts[1], parts[2], other.second)
+        plan, (x, packed, scale) = chunk_plan(other.plan.decoding, rows), parts
+        pair.sums += backend.quantized_sums(plan, x, dtype, packed, scale, other.second)
     else:
-        pair.sums += engine.sums(parts[0], pair.original.dtype, parts[1], other.dtype)
+        pair.sums += backend.sums(parts[0], dtype, parts[1], other.dtype)
 
 
 def measure(
-    a: Side, b: Side, pairs: list[ComparedPair], *, device: str, progress: Progress | None
+    a: Side, b: Side, pairs: Sequence[ComparedPair], *, device: str, progress: Progress | None
 ) -> None:
-    """Reads both tensors of every pair once, and fills in its sums and differences."""
-    dtypes = {pair.original.dtype for pair in pairs if pair.measured}
-    plans = [pair.other.plan.decoding for pair in pairs if isinstance(pair.other, QuantizedEntry)]
-    engine = DeviceBackend(device, dtypes, "error_stats", plans)
+    """Reads every pair, and fills in its error sums and how many elements differ.
+
+    Args:
+        a: where the originals are read.
+        b: where what became of them is.
+        pairs: what to measure.
+        device: `cpu` or a CUDA device.
+        progress: called with (bytes done, bytes in all) of `a`.
+    """
+    measured = [pair for pair in pairs if pair.measured]
+    backend = None
+    if measured:
+        plans = [p.other.plan.decoding for p in measured if isinstance(p.other, QuantizedEntry)]
+        dtypes = {pair.original.dtype for pair in measured}
+        backend = DeviceBackend(device, dtypes, "error_stats", plans)
     tally = Tally(progress, sum(pair.original.spec.nbytes for pair in pairs))
-    for step, parts in read_ahead(_chunks(a, b, pairs)):
-        _measure(engine, step, parts)
-        tally.add(len(parts[0]))
+    for (pair, rows), staged in read_ahead(_chunks(a, b, pairs)):
+        _measure(backend, pair, rows, staged.parts)
+        tally.add(len(staged.parts[0]))
 
 
 @by_ieee

@@ -9,11 +9,7 @@ from math import prod
 
 #: The common readers refuse longer headers.
 MAX_HEADER_BYTES = 100_000_000
-
-
 METADATA = "__metadata__"
-
-
 #: Tensors of one file: each takes about a kilobyte of memory before any work.
 MAX_TENSORS = 1 << 19
 
@@ -51,8 +47,6 @@ DTYPES = {
     "F6_E3M2": Dtype("float6_e3m2fn", 6),
     "F4": Dtype("float4_e2m1fn", 4),
 }
-
-
 #: From the field's name back to the format's.
 DTYPE_CODES = {dtype.name: code for code, dtype in DTYPES.items()}
 

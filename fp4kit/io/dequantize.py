@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import prod
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError
@@ -25,24 +23,21 @@ from fp4kit.io.metadata import (
 from fp4kit.io.read.open import open_source
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.report import FileReport, TensorReport
-from fp4kit.io.stream import chunks, gpu_pipeline
 from fp4kit.io.stream.chunks import (
     ByteRange,
     Bytes,
     Chunk,
-    DeviceBackend,
     Progress,
     Tally,
     Write,
-    WriteBehind,
     byte_ranges,
     chunk_plan,
-    read_ahead,
     row_ranges,
     row_step,
-    rows_view,
     scale_row_bytes,
 )
+from fp4kit.io.stream.device import DeviceBackend
+from fp4kit.io.stream.gpu_pipeline import open_pipeline
 from fp4kit.io.tensor_names import unknown_beside
 from fp4kit.io.write.files import Output, check_output, output_suffix
 from fp4kit.io.write.npy import NpyWriter
@@ -50,18 +45,9 @@ from fp4kit.io.write.npz import NpzWriter
 from fp4kit.io.write.safetensors import SafetensorsWriter
 
 Logical = QuantizedEntry | SourceTensor
-
-
+#: Rows of a quantized tensor (or bytes of another one) from a number to another.
+Rows = tuple[Logical, int, int]
 Writer = SafetensorsWriter | NpyWriter | NpzWriter
-
-
-@dataclass(frozen=True)
-class Step:
-    """A chunk of work: rows of a quantized tensor or bytes of another one."""
-
-    tensor: Logical
-    first: int
-    last: int
 
 
 def open_quantized(source: Source) -> list[QuantizedEntry]:
@@ -114,17 +100,17 @@ def entry_parts(
 
 
 def _chunks(
-    source: Source, tensors: Sequence[Logical], itemsize: int, limit: int | None = None
-) -> Iterator[Chunk[Step]]:
+    source: Source, tensors: Sequence[Logical], itemsize: int, limit: int | None
+) -> Iterator[Chunk[Rows]]:
     for tensor in tensors:
         if isinstance(tensor, QuantizedEntry):
             plan = tensor.plan
             for first, last in row_ranges(plan.rows, plan.cols * itemsize, row_step(plan), limit):
-                yield Chunk(Step(tensor, first, last), entry_parts(source, tensor, first, last))
+                yield Chunk((tensor, first, last), entry_parts(source, tensor, first, last))
         else:
             for first, last in byte_ranges(tensor, limit):
                 part = ByteRange(source, tensor.name, first, last)
-                yield Chunk(Step(tensor, first, last), (part,))
+                yield Chunk((tensor, first, last), (part,))
 
 
 def open_writer(output: Output, specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Writer:
@@ -206,7 +192,7 @@ def dequantize_file(
             for tensor in tensors
         ]
         metadata = {key: value for key, value in opened.metadata.items() if key != METADATA_KEY}
-        engine = DeviceBackend(
+        backend = DeviceBackend(
             device, [dtype], "dequantize", [entry.plan.decoding for entry in entries]
         )
         nbytes = sum(spec.nbytes for spec in specs)
@@ -216,7 +202,9 @@ def dequantize_file(
         with open_writer(output, specs, metadata) as writer:
             # The members of an archive are streams: what is written to them must come in order.
             ordered = isinstance(writer, NpzWriter)
-            dequantize_tensors(engine, opened, tensors, dtype, writer.write, tally, ordered=ordered)
+            dequantize_tensors(
+                backend, opened, tensors, dtype, writer.write, tally, ordered=ordered
+            )
             opened.check_unchanged()
             writer.finish()
         return FileReport(
@@ -229,7 +217,7 @@ def dequantize_file(
 
 
 def dequantize_tensors(
-    engine: DeviceBackend,
+    backend: DeviceBackend,
     source: Source,
     tensors: Sequence[Logical],
     dtype: str,
@@ -241,7 +229,7 @@ def dequantize_tensors(
     """Decodes quantized tensors of a source, and copies the others.
 
     Args:
-        engine: where to compute.
+        backend: where to compute.
         source: what holds them.
         tensors: what to write, under their logical names.
         dtype: element type of what is decoded.
@@ -249,101 +237,27 @@ def dequantize_tensors(
         tally: told about progress, in bytes of the source.
         ordered: writes must come in order.
     """
-    if engine.on_gpu:
-        _decode_on_gpu(engine, source, tensors, dtype, write, tally, ordered=ordered)
-    else:
-        _decode_on_host(engine, source, tensors, dtype, write, tally)
-
-
-def _decode(
-    engine: DeviceBackend,
-    step: Step,
-    entry: QuantizedEntry,
-    parts: list[Bytes],
-    dtype: str,
-    behind: WriteBehind,
-) -> Bytes:
-    plan = chunk_plan(entry.plan.decoding, step.last - step.first)
-    size = prod((plan.rows, plan.cols, 4 if dtype == "float32" else 2))
-    out = behind.buffer("decoded", size)
-    engine.dequantize(plan, parts[0], parts[1], entry.second, out, dtype)
-    return out
-
-
-def _decode_on_host(
-    engine: DeviceBackend,
-    source: Source,
-    tensors: Sequence[Logical],
-    dtype: str,
-    write: Write,
-    tally: Tally,
-) -> None:
-    """Streams every tensor through the CPU."""
     itemsize = 4 if dtype == "float32" else 2
-    with WriteBehind() as behind:
-        for step, parts in read_ahead(_chunks(source, tensors, itemsize)):
-            tensor = step.tensor
-            if isinstance(tensor, QuantizedEntry):
-                out = _decode(engine, step, tensor, parts, dtype, behind)
-                at = step.first * tensor.plan.cols * itemsize
-                behind.submit(partial(write, tensor.name, at, out))
+    with open_pipeline(backend, source, ordered=ordered) as pipeline:
+        work = _chunks(source, tensors, itemsize, pipeline.chunk_bytes)
+        for (tensor, first, last), staged in pipeline.staged(work):
+            if not isinstance(tensor, QuantizedEntry):
+                pipeline.store_host(staged, partial(write, tensor.name, first))
             else:
-                behind.wait()
-                write(tensor.name, step.first, parts[0])
-            tally.add(sum(len(part) for part in parts))
-        behind.wait()
-
-
-def _decode_on_gpu(
-    engine: DeviceBackend,
-    source: Source,
-    tensors: Sequence[Logical],
-    dtype: str,
-    write: Write,
-    tally: Tally,
-    *,
-    ordered: bool,
-) -> None:
-    """Streams every tensor through a GPU."""
-    itemsize = 4 if dtype == "float32" else 2
-    limit = min(gpu_pipeline.GPU_CHUNK_BYTES, chunks.CHUNK_BYTES)
-    writers = 1 if ordered else gpu_pipeline.MAX_WRITERS
-    with gpu_pipeline.GpuPipeline(engine, [source], writers=writers) as pipeline:
-        work = list(_chunks(source, tensors, itemsize, limit))
-        for step, staged in pipeline.staged(work):
-            tensor = step.tensor
-            if isinstance(tensor, QuantizedEntry):
-                _launch(engine, pipeline, pipeline.upload(step, staged), tensor, dtype, write)
-            else:
-                pipeline.store_host(staged, partial(write, tensor.name, step.first))
+                chunk = pipeline.upload(staged)
+                packed, scale = chunk.parts
+                plan = chunk_plan(tensor.plan.decoding, last - first)
+                counts = [plan.rows * plan.cols * itemsize]
+                with pipeline.computing():
+                    second = backend.put(tensor.second)
+                    buffer, (out,) = pipeline.result(counts)
+                    backend.dequantize(plan, packed, scale, second, out, dtype)
+                    at = first * plan.cols * itemsize
+                    pipeline.store(buffer, counts, partial(_write_one, write, tensor.name, at))
+                pipeline.free(chunk)
             tally.add(staged.count)
         pipeline.finish()
 
 
-def _launch(
-    engine: DeviceBackend,
-    pipeline: gpu_pipeline.GpuPipeline,
-    chunk: gpu_pipeline.Resident[Step],
-    entry: QuantizedEntry,
-    dtype: str,
-    write: Write,
-) -> None:
-    """Launches the decoding of a chunk on the device, and has the result written."""
-    first = chunk.key.first
-    plan = chunk_plan(entry.plan.decoding, chunk.key.last - first)
-    row = plan.cols * (4 if dtype == "float32" else 2)
-    counts = [plan.rows * row]
-    packed, scale = chunk.parts
-    with pipeline.computing():
-        level = None if entry.second is None else engine.put(entry.second)
-        buffer, (out,) = pipeline.result(counts)
-        engine.backend.dequantize(
-            plan,
-            packed.reshape(plan.packed_shape),
-            scale.reshape(plan.scale_shape),
-            level,
-            rows_view(out, dtype, plan.rows, plan.cols),
-            dtype,
-        )
-        pipeline.store(buffer, counts, lambda host: write(entry.name, first * row, host[0]))
-    pipeline.free(chunk)
+def _write_one(write: Write, name: str, at: int, parts: list[Bytes]) -> None:
+    write(name, at, parts[0])

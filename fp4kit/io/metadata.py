@@ -34,16 +34,10 @@ from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.variant import Variant
 
 METADATA_KEY = "fp4kit"
-
-
 #: The second one has tensors with a `scale_search`; it is written only where there are some.
 VERSION, SEARCH_VERSION = 1, 2
-
-
 #: Values and keys of an entry, without the sizes of its shape.
 _MAX_VALUES = 64
-
-
 #: Thousands of experts have the same shape, and then the same plan.
 shared_plan = lru_cache(4096)(plan_quantize)
 

@@ -21,7 +21,8 @@ from fp4kit.io.read.cast import check_cast, with_cast
 from fp4kit.io.read.open import open_source
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.report import FileReport, QuantizeOptions, overflow_warnings
-from fp4kit.io.stream.chunks import DeviceBackend, Progress, Tally
+from fp4kit.io.stream.chunks import Progress, Tally
+from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.tensor_names import Patterns, refuse_adapter
 from fp4kit.io.write.files import check_output, output_suffix
 from fp4kit.io.write.safetensors import SafetensorsWriter
@@ -225,16 +226,16 @@ def quantize_file(
     with decode(_open(source, options)) as opened:
         works = plan_tensors(opened, options)
         plans = [work.entry.plan for work in works if work.entry is not None]
-        engine = None
+        backend = None
         if plans:
             dtypes = {work.tensor.dtype for work in works if work.entry is not None}
-            engine = DeviceBackend(options.device, dtypes, "quantize", plans[:1])
+            backend = DeviceBackend(options.device, dtypes, "quantize", plans[:1])
         outputs = [spec for work in works for spec in work.outputs]
         nbytes = sum(spec.nbytes for spec in outputs)
         output = check_output(source, target, force=options.force, nbytes=nbytes)
         tally = Tally(progress, sum(work.tensor.spec.nbytes for work in works if work.outputs))
         with SafetensorsWriter(output, outputs, _metadata(opened, works)) as writer:
-            quantize_tensors(opened, works, engine, writer.write, tally)
+            quantize_tensors(opened, works, backend, writer.write, tally)
             opened.check_unchanged()
             writer.finish(_metadata(opened, works))
         return _report(opened, target, works, options, started)

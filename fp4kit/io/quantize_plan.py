@@ -121,29 +121,42 @@ def units(works: Iterable[TensorPlan]) -> Iterator[list[TensorPlan]]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Rows:
     """Rows (or bytes, for copies) `first` to `last` of one tensor."""
 
-    work: TensorPlan
+    plan: TensorPlan
     first: int
     last: int
 
+    @property
+    def count(self) -> int:
+        """How many rows they are."""
+        return self.last - self.first
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them in the source."""
+        return self.count * self._unit
+
+    @property
+    def _unit(self) -> int:
+        return self.plan.tensor.row_bytes if self.plan.entry is not None else 1
+
     def part(self, source: Source) -> ByteRange:
-        """The bytes of the source that it covers."""
-        unit = self.work.tensor.row_bytes if self.work.entry is not None else 1
-        return ByteRange(source, self.work.tensor.name, self.first * unit, self.last * unit)
+        """The bytes of the source that they are."""
+        name = self.plan.tensor.name
+        return ByteRange(source, name, self.first * self._unit, self.last * self._unit)
 
     @property
     def entry(self) -> QuantizedEntry:
-        """What the tensor becomes; the piece is not one of a copy."""
-        assert self.work.entry is not None
-        return self.work.entry
+        """What the tensor becomes; they are not those of a copy."""
+        assert self.plan.entry is not None
+        return self.plan.entry
 
 
-def pieces_of(work: TensorPlan, limit: int | None = None) -> list[Piece]:
+def rows_of_plan(plan: TensorPlan, limit: int | None = None) -> list[Rows]:
     """One tensor in chunks."""
-    if work.entry is None:
-        return [Piece(work, *span) for span in byte_ranges(work.tensor, limit)]
-    plan = work.entry.plan
-    ranges = row_ranges(plan.rows, work.tensor.row_bytes, row_step(plan), limit)
-    return [Piece(work, *span) for span in ranges]
+    if plan.entry is None:
+        return [Rows(plan, *span) for span in byte_ranges(plan.tensor, limit)]
+    rows, step = plan.entry.plan.rows, row_step(plan.entry.plan)
+    return [Rows(plan, *span) for span in row_ranges(rows, plan.tensor.row_bytes, step, limit)]

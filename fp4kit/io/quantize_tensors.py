@@ -1,90 +1,211 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Streaming tensors of a source through a backend: amax, codes, scales and error sums.
+"""Quantizing the tensors of a source, chunk by chunk: amax, codes, scales and error sums.
 
-Tensors that share a second-level scale are one unit of work: their common amax is known before
-the first block scale of any of them is computed.
+Tensors that share a second-level scale are one unit: their common amax is known before the first
+block scale of any of them is computed. A unit waits for it in memory where it fits, so that it is
+read once; a larger one is read twice. Nothing here waits for a device: amax, second level and
+error sums stay there, and the host sees them later. Whether all elements are finite follows from
+their sum of squares, which in float64 is finite for no other tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fp4kit.backend.interface import PendingSums
 from fp4kit.errors import NonFiniteError
-from fp4kit.io.metadata import QuantizedEntry
-from fp4kit.io.quantize_gpu import quantize_on_gpu
-from fp4kit.io.quantize_plan import Piece, TensorPlan, pieces_of, units
-from fp4kit.io.read.source import Source
-from fp4kit.io.stream import chunks
-from fp4kit.io.stream.chunks import (
+
+from .metadata import QuantizedEntry
+from .quantize_plan import Rows, SecondLevel, TensorPlan, rows_of_plan, units
+from .read.source import Source
+from .stream.chunks import (
     Bytes,
     Chunk,
-    DeviceBackend,
     Tally,
     Write,
-    WriteBehind,
     chunk_plan,
-    read_ahead,
     row_ranges,
     rows_of,
     rows_view,
     scale_row_bytes,
 )
+from .stream.device import DeviceBackend
+from .stream.gpu_pipeline import open_pipeline
+from .stream.pipeline import Pipeline, Resident
 
 
 @dataclass(frozen=True)
 class Step:
-    """Pieces that are read together, and what is done with them.
+    """What is done with a chunk.
 
     Attributes:
-        pieces: one piece, or all tensors of a unit as a whole.
+        rows: one range of rows, or all tensors of a unit as a whole.
         scan: whether they enter the amax.
-        quantize: whether they are quantized.
+        encode: whether they are quantized.
+        end: whether it is the last one of its unit's pass.
     """
 
-    pieces: tuple[Piece, ...]
+    rows: tuple[Rows, ...]
     scan: bool = False
-    quantize: bool = False
+    encode: bool = False
+    end: bool = False
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether it is in one of two passes over its tensor."""
+        entry = self.rows[0].plan.entry
+        return self.scan != self.encode and entry is not None and entry.plan.has_second_level
 
 
-def _steps(works: list[TensorPlan]) -> Iterator[Step]:
+def _steps(plans: Iterable[TensorPlan], pipeline: Pipeline) -> Iterator[Step]:
     """Every chunk of work in order.
 
     A unit that is too large to be held gets a pass for its amax first, if its format needs one.
     """
-    for unit in units(work for work in works if work.action != "skip"):
-        pieces = [piece for work in unit for piece in pieces_of(work)]
-        if unit[0].entry is None:
-            yield from (Step((piece,)) for piece in pieces)
+    for unit in units(plan for plan in plans if plan.action != "skip"):
+        ranges = [rows for plan in unit for rows in rows_of_plan(plan, pipeline.chunk_bytes)]
+        entry = unit[0].entry
+        if entry is None:
+            yield from (Step((rows,)) for rows in ranges)
             continue
-        fits = sum(work.tensor.spec.nbytes for work in unit) <= chunks.WHOLE_BYTES
-        if fits and len(pieces) == len(unit):
-            yield Step(tuple(pieces), scan=True, quantize=True)
+        scan = entry.plan.has_second_level
+        total = sum(plan.tensor.spec.nbytes for plan in unit)
+        if len(ranges) == len(unit) and pipeline.reads_whole(total):
+            yield Step(tuple(ranges), scan, encode=True, end=True)
             continue
-        apart = len(pieces) > 1 and unit[0].entry.plan.has_second_level
+        apart = scan and len(ranges) > 1 and not pipeline.holds([rows.nbytes for rows in ranges])
         if apart:
-            yield from (Step((piece,), scan=True) for piece in pieces)
-        for piece in pieces:
-            yield Step((piece,), scan=not apart, quantize=True)
+            for rows in ranges:
+                yield Step((rows,), scan=True, end=rows is ranges[-1])
+        for rows in ranges:
+            yield Step((rows,), scan and not apart, encode=True, end=rows is ranges[-1])
 
 
-def raise_nonfinite(source: Source, work: TensorPlan, engine: DeviceBackend) -> None:
+@dataclass
+class _Unit:
+    """What is on the device of the unit at hand.
+
+    Attributes:
+        maxima: amax of each chunk so far.
+        held: chunks that wait for the second level.
+        first: the unit's first tensor, whose element type its second level is computed in.
+        second: the second level, once its kernel is launched.
+    """
+
+    maxima: list[Any] = field(default_factory=list)
+    held: list[tuple[Step, Resident]] = field(default_factory=list)
+    first: QuantizedEntry | None = None
+    second: Any = None
+
+
+class _Quantizer:
+    """Launches the kernels of every chunk of a source."""
+
+    def __init__(self, backend: DeviceBackend | None, pipeline: Pipeline, write: Write) -> None:
+        self._backend = backend
+        self._pipeline = pipeline
+        self._write = write
+        self._pending: deque[tuple[TensorPlan, PendingSums]] = deque()
+        self._seconds: list[tuple[SecondLevel, Any]] = []
+        self._unit = _Unit()
+
+    def run(self, source: Source, plans: list[TensorPlan], tally: Tally) -> TensorPlan | None:
+        """Quantizes and writes everything; returns the first tensor that is not all finite."""
+        steps = _steps(plans, self._pipeline)
+        work = (Chunk(step, tuple(rows.part(source) for rows in step.rows)) for step in steps)
+        for step, staged in self._pipeline.staged(work):
+            rows = step.rows[0]
+            if rows.plan.entry is None:
+                write = partial(self._write, rows.plan.tensor.name, rows.first)
+                self._pipeline.store_host(staged, write)
+            else:
+                self._launch(step, self._pipeline.upload(staged))
+            tally.add(staged.count / 2 if step.is_pass else staged.count)
+            bad = self._collect(self._pipeline.pending)
+            if bad is not None:
+                return bad
+        bad = self._collect(0)
+        if bad is None:
+            self._pipeline.finish()
+            with self._pipeline.computing():
+                for second, value in self._seconds:
+                    second.value = np.array([float(value[0])], np.float32)
+        return bad
+
+    def _launch(self, step: Step, chunk: Resident) -> None:
+        assert self._backend is not None
+        unit, kernels = self._unit, self._backend.kernels
+        unit.first = first = unit.first or step.rows[0].entry
+        with self._pipeline.computing():
+            if step.scan:
+                for rows, part in zip(step.rows, chunk.parts, strict=True):
+                    x = rows_view(part, rows.entry.dtype, rows.count, rows.entry.plan.cols)
+                    unit.maxima.append(kernels.amax(x, rows.entry.dtype, 1))
+            if step.encode:
+                unit.held.append((step, chunk))
+            else:
+                self._pipeline.free(chunk)
+            if step.end and unit.maxima:
+                amax = unit.maxima[0]
+                if len(unit.maxima) > 1:
+                    every = self._pipeline.gather(unit.maxima).reshape(1, -1)
+                    amax = kernels.amax(every, "float32", 1)
+                unit.second = kernels.second_level(amax, first.plan, first.dtype)
+                unit.maxima = []
+                self._seconds.append((step.rows[0].plan.second, unit.second))
+            if unit.second is not None or not first.plan.has_second_level:
+                for held, resident in unit.held:
+                    for rows, part in zip(held.rows, resident.parts, strict=True):
+                        self._encode(self._backend, rows, part, unit.second)
+                    self._pipeline.free(resident)
+                unit.held = []
+        if step.end and step.encode:
+            self._unit = _Unit()
+
+    def _encode(self, backend: DeviceBackend, rows: Rows, part: Any, second: Any) -> None:
+        """Launches quantizing and measuring of some rows, and has the result written."""
+        entry = rows.entry
+        plan = chunk_plan(entry.plan, rows.count)
+        x = rows_view(part, entry.dtype, plan.rows, plan.cols)
+        counts = [math.prod(plan.packed_shape), math.prod(plan.scale_shape)]
+        buffer, (packed, scale) = self._pipeline.result(counts)
+        codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
+        sums = backend.quantize(plan, x, entry.dtype, second, codes, scales)
+        self._pending.append((rows.plan, sums))
+        self._pipeline.store(
+            buffer, counts, lambda host: write_codes(self._write, entry, rows.first, *host)
+        )
+
+    def _collect(self, left: int) -> TensorPlan | None:
+        """Adds up the sums of all chunks but the last few; returns a tensor that is not finite."""
+        while len(self._pending) > left:
+            plan, pending = self._pending.popleft()
+            sums = pending.result()
+            if not math.isfinite(sums.sum_x2):
+                return plan
+            plan.sums += sums
+        return None
+
+
+def raise_nonfinite(source: Source, plan: TensorPlan, backend: DeviceBackend) -> None:
     """Counts what is not finite in a whole tensor and raises."""
     nans = infinities = 0
     where = -1
-    tensor = work.tensor
+    tensor = plan.tensor
     shape = tensor.spec.shape
     for first, last in row_ranges(rows_of(shape), tensor.row_bytes):
         data = np.empty((last - first) * tensor.row_bytes, np.uint8)
         source.read(tensor.name, first * tensor.row_bytes, data.data)
-        x = engine.put(rows_view(data, tensor.dtype, last - first, shape[-1]))
-        found = engine.count_nonfinite(x, tensor.dtype)
+        found = backend.count_nonfinite(data, tensor.dtype)
         nans, infinities = nans + found[0], infinities + found[1]
         if where < 0 <= found[2]:
             where = first * shape[-1] + found[2]
@@ -93,72 +214,6 @@ def raise_nonfinite(source: Source, work: TensorPlan, engine: DeviceBackend) -> 
         f"{source.path}: tensor {tensor.name!r} holds {nans} NaN and {infinities} infinite values, "
         f"the first at index {index}; clean it, or exclude it from quantizing"
     )
-
-
-class _HostQuantizer:
-    """The steps of a source on the CPU, or on a GPU chunk by chunk."""
-
-    def __init__(
-        self, source: Source, engine: DeviceBackend, write: Write, behind: WriteBehind
-    ) -> None:
-        self._source = source
-        self._engine = engine
-        self._write = write
-        self._behind = behind
-
-    def run(self, step: Step, data: list[Bytes]) -> None:
-        """One step: all amaxes first, then codes and scales."""
-        loaded = [
-            self._engine.put(
-                rows_view(part, piece.entry.dtype, piece.last - piece.first, piece.entry.plan.cols)
-            )
-            for piece, part in zip(step.pieces, data, strict=True)
-        ]
-        if step.scan:
-            for piece, x in zip(step.pieces, loaded, strict=True):
-                self._scan(piece.work, x)
-        if step.quantize:
-            for piece, x in zip(step.pieces, loaded, strict=True):
-                self._quantize(piece, x)
-
-    def _scan(self, work: TensorPlan, x: Any) -> None:
-        amax, finite = self._engine.scan(x, work.tensor.dtype)
-        if not finite:
-            raise_nonfinite(self._source, work, self._engine)
-        work.second.amax = max(work.second.amax, amax)
-
-    def _quantize(self, piece: Piece, x: Any) -> None:
-        entry, second = piece.entry, piece.work.second
-        plan = chunk_plan(entry.plan, piece.last - piece.first)
-        if plan.has_second_level and second.value is None:
-            second.value = self._engine.second_level(second.amax, entry.plan, entry.dtype)
-        packed = self._behind.buffer("packed", plan.packed_shape[0] * plan.packed_shape[1])
-        scale = self._behind.buffer("scale", plan.scale_shape[0] * plan.scale_shape[1])
-        piece.work.sums += self._engine.quantize(plan, x, entry.dtype, second.value, packed, scale)
-        self._behind.submit(partial(write_codes, self._write, entry, piece.first, packed, scale))
-
-
-def _quantize_on_host(
-    source: Source,
-    works: list[TensorPlan],
-    engine: DeviceBackend | None,
-    write: Write,
-    tally: Tally,
-) -> None:
-    """Streams every tensor through the CPU; without an engine all are copied."""
-    with WriteBehind() as behind:
-        work = (Chunk(step, tuple(p.part(source) for p in step.pieces)) for step in _steps(works))
-        for step, data in read_ahead(work):
-            piece = step.pieces[0]
-            if piece.work.entry is None:
-                write(piece.work.tensor.name, piece.first, data[0])
-            else:
-                assert engine is not None
-                _HostQuantizer(source, engine, write, behind).run(step, data)
-            # Each of two passes over a tensor counts half.
-            count = sum(len(part) for part in data)
-            tally.add(count if step.scan == step.quantize else count / 2)
-        behind.wait()
 
 
 def write_codes(
@@ -184,8 +239,8 @@ def finish_tensor(write: Write, entry: QuantizedEntry) -> None:
 
 def quantize_tensors(
     source: Source,
-    works: list[TensorPlan],
-    engine: DeviceBackend | None,
+    plans: list[TensorPlan],
+    backend: DeviceBackend | None,
     write: Write,
     tally: Tally,
 ) -> None:
@@ -193,21 +248,19 @@ def quantize_tensors(
 
     Args:
         source: where the tensors are read.
-        works: what to do with each; tensors that share a second level stand next to each other.
-        engine: where to compute; None if all are copied.
+        plans: what to do with each; tensors that share a second level stand next to each other.
+        backend: where to compute; None if all are copied.
         write: writes bytes of an output tensor, from one thread at a time.
         tally: told about progress.
 
     Raises:
         NonFiniteError: if a tensor holds NaN or infinity.
     """
-    if engine is not None and engine.on_gpu:
-        bad = quantize_on_gpu(engine, source, works, tally, partial(write_codes, write), write)
-        if bad is not None:
-            raise_nonfinite(source, bad, engine)
-    else:
-        _quantize_on_host(source, works, engine, write, tally)
-    for work in works:
-        if work.entry is not None:
-            work.entry = with_changes(work.entry, second=work.second.value)
-            finish_tensor(write, work.entry)
+    with open_pipeline(backend, source) as pipeline:
+        bad = _Quantizer(backend, pipeline, write).run(source, plans, tally)
+    if bad is not None and backend is not None:
+        raise_nonfinite(source, bad, backend)
+    for plan in plans:
+        if plan.entry is not None:
+            plan.entry = with_changes(plan.entry, second=plan.second.value)
+            finish_tensor(write, plan.entry)

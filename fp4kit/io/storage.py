@@ -15,8 +15,6 @@ from fp4kit.formats import FormatSpec
 
 #: safetensors' element type of codes stored one per byte; two codes per byte are U8.
 ELEMENT_DTYPES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e2m1": "U8"}
-
-
 #: safetensors' element type of block scales: engines expect E8M0 bytes as U8.
 SCALE_DTYPES = {"e4m3": "F8_E4M3", "e8m0": "U8"}
 

@@ -108,12 +108,8 @@ FACTOR = re.compile(
     r"lora_linear_layer|lokr_(w[12](_[ab])?|t2)|hada_(w[12]_[ab]|t[12])|oft_(blocks|diag)|diff(_b)?|"
     r"vera_([AB]|lambda_[bd])|ia3_l|lora_magnitude_vector|dora_scale)([.]|$)"
 )
-
-
 #: ByteRange of the name of a weight that has its adapter beside it, in models that come with some.
 BASE = ".base_layer."
-
-
 ADVICE = (
     "quantizing it alone gives nothing that can be loaded: merge it into its base model first "
     "(merge_and_unload in peft, or the merge of the tool that made it), and give the merged model"
@@ -139,8 +135,6 @@ def refuse_adapter(path: object, names: Collection[str], *, said: bool = False) 
 
 
 WEIGHT = ".weight"
-
-
 #: Tensors beside a weight that leave it what it is.
 HARMLESS = frozenset((
     "weight", "bias", "input_scale", "input_global_scale", "output_scale", "activation_scale",

@@ -17,7 +17,7 @@ from fp4kit.formats import DTYPES, one_of
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.quantize_plan import TensorPlan
 from fp4kit.io.read.source import SourceTensor
-from fp4kit.io.stream.chunks import DeviceBackend
+from fp4kit.io.stream.device import DeviceBackend
 
 from .checkpoint_plan import CheckpointPlan, Unit, in_stored_order, pack
 from .expert_restore import WAY_OUT, find_fused

@@ -14,7 +14,8 @@ from fp4kit.io.dequantize import entry_parts
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source
 from fp4kit.io.stream import chunks
-from fp4kit.io.stream.chunks import DeviceBackend, chunk_plan, row_step
+from fp4kit.io.stream.chunks import chunk_plan, row_step
+from fp4kit.io.stream.device import DeviceBackend
 
 from .base import READ_BYTES, Bytes, RowView, TransposedMatrices, described
 

@@ -21,7 +21,8 @@ from fp4kit.formats import ALL_RECIPES, get_recipe
 from fp4kit.io.dequantize import dequantize_tensors
 from fp4kit.io.quantize_plan import TensorPlan
 from fp4kit.io.quantize_tensors import quantize_tensors
-from fp4kit.io.stream.chunks import DeviceBackend, Tally, Write
+from fp4kit.io.stream.chunks import Tally, Write
+from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.write.files import Output, permissions_of
 from fp4kit.io.write.safetensors import SafetensorsWriter
 

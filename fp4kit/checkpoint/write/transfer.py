@@ -20,7 +20,8 @@ from fp4kit.api.backends import get_backend
 from fp4kit.checkpoint.views.codes import Bytes, Codes, swap_nibbles
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.quantize_tensors import finish_tensor, write_codes
-from fp4kit.io.stream.chunks import Tally, Write, WriteBehind, chunk_plan, row_ranges, row_step
+from fp4kit.io.stream.chunks import Tally, Write, chunk_plan, row_ranges, row_step
+from fp4kit.io.stream.pipeline import WriteBehind
 
 #: From codes and scales of some rows, and the first row, to the block scales of the new form.
 ScaleMap = Callable[[Bytes, Bytes], Bytes]

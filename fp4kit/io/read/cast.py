@@ -15,8 +15,6 @@ from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.reference.scaling import quiet
 
 CASTS = ("float32",)
-
-
 #: Elements that are cast at a time.
 PIECE = 1 << 20
 

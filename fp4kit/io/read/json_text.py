@@ -19,18 +19,10 @@ from fp4kit.errors import brief
 
 #: Values (with keys) of a document: the index of a million tensors has as many.
 MAX_VALUES = 2_000_000
-
-
 #: As deep as the official reader of safetensors goes.
 MAX_DEPTH = 128
-
-
 _CHUNK = 1 << 17
-
-
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
 _OPENING, _CLOSING, _SEPARATORS = b"[{", b"]}", b"[{,:"
 
 
@@ -40,8 +32,6 @@ def _table(members: bytes) -> Any:
 
 
 _STEP = _table(_OPENING).astype(np.int8) - _table(_CLOSING).astype(np.int8)
-
-
 _SEPARATES = _table(_SEPARATORS)
 
 

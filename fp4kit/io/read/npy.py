@@ -28,37 +28,19 @@ from fp4kit.io.read.json_text import strict_json
 from fp4kit.io.read.source import Source, SourceTensor, plain_tensor
 
 RECORD_MEMBER = "__fp4kit_dtypes__"
-
-
 RECORD_VERSION = 1
-
-
 #: Bytes of an .npy stream that hold its header.
 MAX_HEADER = 1 << 16
-
-
 #: Of an array, in NumPy 2.
 MAX_DIMENSIONS = 64
-
-
 #: Bytes of a record beside an .npy: its tensor's name may be long.
 MAX_SIDECAR = 1 << 26
-
-
 #: Largest array whose elements are brought into C order in memory.
 MAX_REORDERED = 1 << 28
-
-
 #: Bytes that are read at once for a part of a row that is scattered over the file.
 _PIECE = 1 << 20
-
-
 _SIZE_LIMIT = 2**63
-
-
 _DESCR = re.compile(r"[<>|=]?([biufcV])([1-9]\d{0,17})")
-
-
 #: NumPy's type strings that have an equal in safetensors.
 STORABLE = {
     "b1": "BOOL",

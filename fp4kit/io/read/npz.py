@@ -33,11 +33,7 @@ from fp4kit.io.read.source import Source, SourceTensor
 
 #: Bytes of an archive's directory: half a million members with long names.
 MAX_DIRECTORY = 1 << 26
-
-
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-
-
 #: What zipfile and its decompressors raise for damaged archives.
 _DAMAGED = (
     zipfile.BadZipFile,

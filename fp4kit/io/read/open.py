@@ -21,17 +21,11 @@ from fp4kit.io.read.source import Source
 
 #: A repository on the Hugging Face hub, `owner/name`.
 HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-
-
 _PICKLE = (
     "a PyTorch file, which is pickled: that can run code when it is loaded and is never read; load "
     "it with torch (weights_only=True) and save its tensors with safetensors"
 )
-
-
 _ARCHIVE = "an archive; unpack it first"
-
-
 #: Suffixes of other tools' files: what they are, and what to do.
 FOREIGN = {
     ".bin": _PICKLE,

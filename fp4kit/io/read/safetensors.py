@@ -51,12 +51,8 @@ class SafetensorsSource(Source):
 
 #: Values and keys of a header of so many tensors, and of its metadata.
 _MAX_VALUES = 16 * MAX_TENSORS
-
-
 #: Of a tensor: shapes stand in messages and tables.
 MAX_DIMENSIONS = 1000
-
-
 #: Largest size of a dimension, and position in a file.
 _LIMIT = 2**63 - 1
 
@@ -83,8 +79,6 @@ class _Info(NamedTuple):
 
 
 _INFO = frozenset(_Info._fields)
-
-
 #: The same text once, however many tensors have it.
 _SHARED = {code: code for code in DTYPES}
 

@@ -17,142 +17,95 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
+from fp4kit.arrays.frameworks import Origin
 from fp4kit.cpu.threads import thread_count
 from fp4kit.io.read.source import Source
-from fp4kit.io.stream import chunks
-from fp4kit.io.stream.chunks import Bytes, Chunk, DeviceBackend
-from fp4kit.io.stream.gpu_memory import Cuda, Slots, slot_size
+
+from . import chunks
+from .chunks import Bytes, Chunk, Key
+from .device import DeviceBackend
+from .gpu_memory import Cuda, Slots, slot_size
+from .pipeline import HostPipeline, Pipeline, Resident, Staged, end, spans
 
 #: A chunk: long enough that its launches take less host time than its transfer.
 GPU_CHUNK_BYTES = 32 << 20
-
-
 #: Pinned buffers that are read ahead: pinning costs time, so no more than hide the latencies.
 RING = 6
-
-
 #: What one reader thread reads at a time; a chunk is read by several.
 PIECE_BYTES = 4 << 20
-
-
 MAX_READERS = 8
-
-
 #: One writes while the others fetch from the device.
 MAX_WRITERS = 3
-
-
 #: Device memory for tensors that wait for their amax: up to this size they are read only once.
 RESIDENT_BYTES = 1 << 30
-
-
 #: Device memory for results that are not written yet.
 RESULT_BYTES = 512 << 20
 
 
-Key = TypeVar("Key")
+class GpuPipeline(Pipeline):
+    """Moves chunks through the device."""
 
+    pending = 16  # each holds 72 KiB
 
-@dataclass
-class Staged:
-    """A chunk in pinned memory.
-
-    Attributes:
-        host: the bytes of its parts, each at an aligned position.
-        spans: position and length of each part.
-        reads: what fills it.
-        release: waits until its memory may be used again.
-    """
-
-    host: Bytes
-    spans: list[tuple[int, int]]
-    reads: list[Future[None]] = field(default_factory=list)
-    release: Callable[[], object] | None = None
-
-    def views(self) -> list[Bytes]:
-        """The parts."""
-        return [self.host[at : at + count] for at, count in self.spans]
-
-    @property
-    def count(self) -> int:
-        """Bytes of all parts."""
-        return sum(count for _, count in self.spans)
-
-
-@dataclass(frozen=True)
-class Resident(Generic[Key]):
-    """A chunk on the device, for the compute stream."""
-
-    key: Key
-    parts: list[Any]
-    buffer: Any
-
-
-class GpuPipeline:
-    """Moves chunks through the device. Use it as a context manager inside that of the writer."""
-
-    def __init__(self, engine: DeviceBackend, sources: Sequence[Source], *, writers: int) -> None:
+    def __init__(self, origin: Origin, source: Source, *, ordered: bool) -> None:
         """Starts the threads.
 
         Args:
-            engine: on a GPU.
-            sources: what is read; archives by one thread, as their streams have a position.
-            writers: 1 where writes must stay in order.
+            origin: the GPU.
+            source: what is read; an archive by one thread, as its streams have a position.
+            ordered: writes must come in order.
         """
-        self._cuda = Cuda(engine.origin)
+        self._cuda = Cuda(origin)
+        self.chunk_bytes = min(GPU_CHUNK_BYTES, chunks.CHUNK_BYTES)
         threads = thread_count()
-        parallel = all(source.concurrent for source in sources)
-        readers = max(min(MAX_READERS, threads // 2), 2) if parallel else 1
+        readers = max(min(MAX_READERS, threads // 2), 2) if source.concurrent else 1
         self._readers = ThreadPoolExecutor(readers, "fp4kit-read")
-        self._writers = ThreadPoolExecutor(min(writers, MAX_WRITERS), "fp4kit-write")
+        self._writers = ThreadPoolExecutor(1 if ordered else MAX_WRITERS, "fp4kit-write")
         # Writers count bytes, and the kernel locks a file while it is written anyway.
         self._one_write = threading.Lock()
         self._stores: deque[Future[None]] = deque()
         self._local = threading.local()
         with self._cuda.scope():
             self._upload = self._cuda.stream()
-            self.compute = self._cuda.stream()
+            self._compute = self._cuda.stream()
             quarter = self._cuda.free_bytes() // 4
-        self.resident_bytes = min(RESIDENT_BYTES, quarter)
-        self._inputs = Slots(self._cuda, self.resident_bytes + 4 * GPU_CHUNK_BYTES)
+        self._resident_bytes = min(RESIDENT_BYTES, quarter)
+        self._inputs = Slots(self._cuda, self._resident_bytes + 4 * GPU_CHUNK_BYTES)
         self._results = Slots(self._cuda, min(RESULT_BYTES, quarter))
+
+    def holds(self, nbytes: Sequence[int]) -> bool:  # noqa: D102
+        return len(nbytes) * slot_size(max(nbytes)) <= self._resident_bytes
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Makes the compute stream current: for kernels and for what they allocate."""
-        return self._cuda.scope(self.compute)
+        return self._cuda.scope(self._compute)
 
-    def gather(self, values: Sequence[Any]) -> Any:
-        """Device arrays of one element as one array."""
+    def gather(self, values: Sequence[Any]) -> Any:  # noqa: D102
         return self._cuda.gather(values)
 
     # ---------------------------------------------------------------------------------------------
     # In
     # ---------------------------------------------------------------------------------------------
 
-    def staged(self, work: Sequence[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
-        """Reads chunks in order and ahead.
-
-        Yields:
-            The chunk's key and its bytes, for :meth:`upload` or :meth:`store_host` before the next.
-        """
-        if not work:
+    def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:  # noqa: D102
+        listed = list(work)
+        if not listed:
             return
-        largest = max(_size(chunk) for chunk in work)
+        largest = max(end(_spans(chunk)) for chunk in listed)
         ring: list[Future[Bytes] | Staged] = [
             self._readers.submit(self._cuda.pinned, max(largest, 1))
-            for _ in range(min(RING, len(work)))
+            for _ in range(min(RING, len(listed)))
         ]
         # Two are left out: the one being launched, and the one before it, still being uploaded.
         depth = max(len(ring) - 2, 0)
         ahead: deque[tuple[Key, Staged]] = deque()
-        for number, chunk in enumerate(work):
+        for number, chunk in enumerate(listed):
             last = ring[number % len(ring)]
             if isinstance(last, Staged):
                 if last.release is not None:
@@ -174,75 +127,57 @@ class GpuPipeline:
         return key, staged
 
     def _read(self, chunk: Chunk[Any], buffer: Bytes) -> Staged:
-        staged = Staged(buffer, [])
-        at = 0
-        for part in chunk.parts:
-            count = part.stop - part.start
-            staged.spans.append((at, count))
-            piece = PIECE_BYTES if part.source.divisible(part.name) else max(count, 1)
-            for begin in range(0, count, piece):
-                end = min(begin + piece, count)
-                view = buffer[at + begin : at + end].data
-                read = self._readers.submit(part.source.read, part.name, part.start + begin, view)
+        staged = Staged(buffer, _spans(chunk))
+        for part, view in zip(chunk.parts, staged.parts, strict=True):
+            piece = PIECE_BYTES if part.source.divisible(part.name) else max(len(view), 1)
+            for begin in range(0, len(view), piece):
+                into = view[begin : begin + piece].data
+                read = self._readers.submit(part.source.read, part.name, part.start + begin, into)
                 staged.reads.append(read)
-            at += chunks.aligned(count)
         return staged
 
-    def upload(self, key: Key, staged: Staged) -> Resident[Key]:
+    def upload(self, staged: Staged) -> Resident:
         """Starts the copy of a chunk to the device; the compute stream waits for it."""
-        at, count = staged.spans[-1]
-        size = at + count
+        size = sum(staged.spans[-1])
         buffer, free = self._inputs.take(max(size, 1), self._check)
         with self._cuda.scope():
             if free is not None:
                 self._upload.wait_event(free)
             self._cuda.upload(staged.host[:size], buffer[:size], self._upload)
             done = self._cuda.record(self._upload)
-            self.compute.wait_event(done)
+            self._compute.wait_event(done)
         staged.release = done.synchronize
-        return Resident(key, [buffer[at : at + count] for at, count in staged.spans], buffer)
+        return Resident([buffer[at : at + count] for at, count in staged.spans], buffer)
 
-    def free(self, chunk: Resident[Any]) -> None:
-        """Gives a chunk's memory back after the kernels launched so far."""
+    def free(self, chunk: Resident) -> None:  # noqa: D102
         with self._cuda.scope():
-            self._inputs.give(chunk.buffer, self._cuda.record(self.compute))
+            self._inputs.give(chunk.buffer, self._cuda.record(self._compute))
 
     # ---------------------------------------------------------------------------------------------
     # Out
     # ---------------------------------------------------------------------------------------------
 
-    def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:
-        """Device memory for results of some sizes: the buffer, and its parts."""
-        ends = np.cumsum([chunks.aligned(count) for count in counts]).tolist()
+    def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:  # noqa: D102
+        positions = spans(counts)
         # The host has seen its last use end.
-        buffer, _ = self._results.take(ends[-1], self._check)
-        starts = [0, *ends[:-1]]
-        parts = [buffer[at : at + n] for at, n in zip(starts, counts, strict=True)]
-        return buffer, parts
+        buffer, _ = self._results.take(end(positions), self._check)
+        return buffer, [buffer[at : at + count] for at, count in positions]
 
-    def store(
+    def store(  # noqa: D102
         self, buffer: Any, counts: Sequence[int], write: Callable[[list[Bytes]], None]
     ) -> None:
-        """Has a writer thread fetch results once the kernels launched so far are done, and write.
-
-        Args:
-            buffer: from :meth:`result`.
-            counts: sizes, as given there.
-            write: called with the parts on the host, by one thread at a time.
-        """
         with self._cuda.scope():
-            done = self._cuda.record(self.compute)
-        self._stores.append(self._writers.submit(self._fetch, buffer, tuple(counts), done, write))
+            done = self._cuda.record(self._compute)
+        self._stores.append(self._writers.submit(self._fetch, buffer, spans(counts), done, write))
 
     def _fetch(
         self,
         buffer: Any,
-        counts: tuple[int, ...],
+        positions: list[tuple[int, int]],
         done: Any,
         write: Callable[[list[Bytes]], None],
     ) -> None:
-        ends = np.cumsum([chunks.aligned(count) for count in counts]).tolist()
-        size = ends[-1]
+        size = end(positions)
         try:
             with self._cuda.scope():
                 local = self._local
@@ -256,17 +191,15 @@ class GpuPipeline:
                 self._cuda.record(local.stream).synchronize()
         finally:
             self._results.give(buffer, None)
-        starts = [0, *ends[:-1]]
-        views = [local.host[at : at + n] for at, n in zip(starts, counts, strict=True)]
+        views = [local.host[at : at + count] for at, count in positions]
         with self._one_write:
             write(views)
 
-    def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:
-        """Has a writer thread write a chunk that needs no device."""
+    def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:  # noqa: D102
 
         def task() -> None:
             with self._one_write:
-                for view in staged.views():
+                for view in staged.parts:
                     write(view)
 
         future = self._writers.submit(task)
@@ -278,11 +211,10 @@ class GpuPipeline:
         while self._stores and self._stores[0].done():
             self._stores.popleft().result()
 
-    def finish(self) -> None:
-        """Waits until everything is computed and handed to the writer."""
+    def finish(self) -> None:  # noqa: D102
         while self._stores:
             self._stores.popleft().result()
-        self.compute.synchronize()
+        self._compute.synchronize()
 
     def __enter__(self) -> GpuPipeline:
         return self
@@ -293,8 +225,23 @@ class GpuPipeline:
         # Memory goes back when this object does: nothing may be under way by then.
         with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
             self._upload.synchronize()
-            self.compute.synchronize()
+            self._compute.synchronize()
 
 
-def _size(chunk: Chunk[Any]) -> int:
-    return sum(chunks.aligned(part.stop - part.start) for part in chunk.parts)
+def _spans(chunk: Chunk[Any]) -> list[tuple[int, int]]:
+    return spans(part.stop - part.start for part in chunk.parts)
+
+
+def open_pipeline(
+    backend: DeviceBackend | None, source: Source, *, ordered: bool = False
+) -> Pipeline:
+    """What moves chunks of a source through a device.
+
+    Args:
+        backend: on the device; None if all is copied.
+        source: what is read.
+        ordered: writes must come in order, as in an archive.
+    """
+    if backend is not None and backend.on_gpu:
+        return GpuPipeline(backend.origin, source, ordered=ordered)
+    return HostPipeline(ordered=ordered)

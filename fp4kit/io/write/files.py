@@ -24,15 +24,9 @@ from fp4kit.errors import Fp4kitError, OptionError
 #: Dirty pages are handed to the disk in pieces of this size while computing goes on, so that the
 #: final fsync has little left to wait for.
 WRITEBACK_BYTES = 16 << 20
-
-
 TEMPORARY_SUFFIX = ".fp4kit-tmp"
-
-
 #: An empty temporary file may be one whose process is just about to lock it.
 NEWBORN_SECONDS = 5.0
-
-
 #: What file systems without hard links answer.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
