@@ -1,15 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint operations, in one place for callers."""
+"""The checkpoint operations: plan from headers, carry the plan out, verify the result."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as with_changes
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.read.cast import check_cast
@@ -25,6 +24,9 @@ from .read.directory import Checkpoint
 from .report import CheckpointReport, make_report
 from .write.output import carry_out
 from .write.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Asked = TypeVar("Asked", bound=Options)
 
@@ -42,11 +44,17 @@ class Operation(Generic[Asked]):
     components: Callable[[Path], list[str]]
 
 
-@dataclass(frozen=True)
-class How:
-    """How a plan is carried out; the fields are the arguments of :func:`quantize_checkpoint`."""
+class RunOptions(TypedDict, total=False):
+    """How a plan is carried out.
 
-    devices: tuple[str, ...]
+    Attributes:
+        devices: `cpu`, or CUDA devices that take the next shard in turn.
+        resume: finish what an earlier, interrupted run began.
+        force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
+        progress: called with (bytes done, bytes in all) of the source.
+    """
+
+    devices: Sequence[str]
     resume: bool
     force: bool
     progress: Progress | None
@@ -62,69 +70,43 @@ def _open(source: Path, options: Options) -> Checkpoint:
     return Checkpoint(source, follow_links=options.follow_links, cast=options.cast)
 
 
-def _planned(operation: Operation[Asked], source: Path, options: Asked) -> CheckpointReport:
+def _plan(operation: Operation[Asked], source: Path, options: Asked) -> CheckpointReport:
     """What an operation would do to a checkpoint, or to components of a pipeline."""
     if is_pipeline(source):
-        parts = operation.components(source)
-        pipeline = Pipeline(source, parts, follow_links=options.follow_links)
-        return pipeline.plan(lambda path: _planned(operation, path, options))
+        pipeline = Pipeline(source, operation.components(source), options.follow_links)
+        return pipeline.plan(lambda path: _plan(operation, path, options))
     started = time.perf_counter()
     with _open(source, options) as checkpoint:
         plan = operation.plan(checkpoint, options)
         return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
 
 
-def _carried_out(
-    operation: Operation[Asked], source: Path, target: Path, options: Asked, how: How
+def _run(
+    operation: Operation[Asked], source: Path, target: Path, options: Asked, run: RunOptions
 ) -> CheckpointReport:
     """What an operation did to a checkpoint, or to components of a pipeline."""
     if is_pipeline(source):
 
-        def run(name: str, *, resume: bool, force: bool) -> CheckpointReport:
-            again = with_changes(how, resume=resume, force=force)
-            return _carried_out(operation, source / name, target / name, options, again)
+        def convert(name: str, resume: bool, force: bool) -> CheckpointReport:
+            again: RunOptions = {**run, "resume": resume, "force": force}
+            return _run(operation, source / name, target / name, options, again)
 
-        parts = operation.components(source)
-        pipeline = Pipeline(source, parts, follow_links=options.follow_links)
-        planned = pipeline.plan(lambda path: _planned(operation, path, options))
-        return pipeline.carry_out(target, planned, run, resume=how.resume, force=how.force)
+        pipeline = Pipeline(source, operation.components(source), options.follow_links)
+        planned = pipeline.plan(lambda path: _plan(operation, path, options))
+        flags = run.get("resume", False), run.get("force", False)
+        return pipeline.carry_out(target, planned, convert, *flags)
     with _open(source, options) as checkpoint:
-        plan = operation.plan(checkpoint, options)
-        return carry_out(
-            plan,
-            target,
-            devices=how.devices,
-            resume=how.resume,
-            force=how.force,
-            progress=how.progress,
-        )
+        return carry_out(operation.plan(checkpoint, options), target, **run)
 
 
 def plan_quantize_checkpoint(source: Path, options: CheckpointOptions) -> CheckpointReport:
-    """What :func:`quantize_checkpoint` would do, from headers and JSON alone.
-
-    Args:
-        source: model directory or diffusers pipeline, or for layout `comfy` also a .safetensors
-            file.
-        options: how it would be quantized.
-
-    Raises:
-        OptionError: for unknown or contradictory options.
-        FileFormatError: if the checkpoint is malformed or quantized already.
-    """
-    return _planned(QUANTIZE, source, options)
+    """What :func:`quantize_checkpoint` would do, from headers and JSON alone."""
+    return _plan(QUANTIZE, source, options)
 
 
 @by_ieee
 def quantize_checkpoint(
-    source: Path,
-    target: Path,
-    options: CheckpointOptions,
-    *,
-    devices: Sequence[str] = ("cpu",),
-    resume: bool = False,
-    force: bool = False,
-    progress: Progress | None = None,
+    source: Path, target: Path, options: CheckpointOptions, **run: Unpack[RunOptions]
 ) -> CheckpointReport:
     """Quantizes a checkpoint into one that engines load.
 
@@ -135,10 +117,7 @@ def quantize_checkpoint(
             file.
         target: directory to create (or a .safetensors file, for one).
         options: how to quantize.
-        devices: `cpu`, or CUDA devices that take the next shard in turn.
-        resume: finish what an earlier, interrupted run began.
-        force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
-        progress: called with (bytes done, bytes in all) of the source.
+        run: how to carry it out, see :class:`RunOptions`.
 
     Returns:
         One entry per logical tensor with error statistics, and the files around them.
@@ -150,20 +129,12 @@ def quantize_checkpoint(
         BackendUnavailableError: if a device cannot be used.
         OutputError: if the output cannot be written.
     """
-    how = How(tuple(devices), resume, force, progress)
-    return _carried_out(QUANTIZE, source, target, options, how)
+    return _run(QUANTIZE, source, target, options, run)
 
 
 @by_ieee
 def dequantize_checkpoint(
-    source: Path,
-    target: Path,
-    options: DequantizeOptions,
-    *,
-    devices: Sequence[str] = ("cpu",),
-    resume: bool = False,
-    force: bool = False,
-    progress: Progress | None = None,
+    source: Path, target: Path, options: DequantizeOptions, **run: Unpack[RunOptions]
 ) -> CheckpointReport:
     """Turns a quantized checkpoint of any tool into plain numbers.
 
@@ -171,10 +142,7 @@ def dequantize_checkpoint(
         source: model directory or .safetensors file in a known layout, or one with FP8 weights.
         target: directory to create (or file).
         options: element type and shard size.
-        devices: as for :func:`quantize_checkpoint`, like the rest.
-        resume: finish what an earlier run began.
-        force: as for :func:`quantize_checkpoint`.
-        progress: called with (bytes done, bytes in all).
+        run: how to carry it out, see :class:`RunOptions`.
 
     Raises:
         OptionError: for unknown options, or an output that is not empty or is the input.
@@ -182,29 +150,17 @@ def dequantize_checkpoint(
         BackendUnavailableError: if a device cannot be used.
         OutputError: if the output cannot be written.
     """
-    how = How(tuple(devices), resume, force, progress)
-    return _carried_out(DEQUANTIZE, source, target, options, how)
+    return _run(DEQUANTIZE, source, target, options, run)
 
 
 def plan_convert_checkpoint(source: Path, options: ConvertOptions) -> CheckpointReport:
-    """What :func:`convert_checkpoint` would do; nothing is written.
-
-    Raises:
-        OptionError: as there.
-        FileFormatError: as there.
-    """
-    return _planned(CONVERT, source, options)
+    """What :func:`convert_checkpoint` would do; nothing is written."""
+    return _plan(CONVERT, source, options)
 
 
 @by_ieee
 def convert_checkpoint(
-    source: Path,
-    target: Path,
-    options: ConvertOptions,
-    *,
-    resume: bool = False,
-    force: bool = False,
-    progress: Progress | None = None,
+    source: Path, target: Path, options: ConvertOptions, **run: Unpack[RunOptions]
 ) -> CheckpointReport:
     """Stores a quantized checkpoint in another layout, codes and block scales verbatim.
 
@@ -212,13 +168,11 @@ def convert_checkpoint(
         source: model directory or .safetensors file in a known layout.
         target: directory to create (or file).
         options: layout and shard size.
-        resume: finish what an earlier run began.
-        force: as for :func:`quantize_checkpoint`.
-        progress: called with (bytes done, bytes in all).
+        run: how to carry it out, see :class:`RunOptions`; no device computes anything.
 
     Raises:
         OptionError: for an unknown layout, the one that it has, or one that lacks its format.
         FileFormatError: if nothing is quantized, or in a way that is not known.
         OutputError: if the output cannot be written.
     """
-    return _carried_out(CONVERT, source, target, options, How(("cpu",), resume, force, progress))
+    return _run(CONVERT, source, target, options, run)

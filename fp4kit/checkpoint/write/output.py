@@ -91,6 +91,22 @@ def check_place(source: Path | None, target: Path) -> None:
         raise OutputError(f"{target}: cannot be written: there is no directory {wanted.parent}")
 
 
+def check_start(target: Path, resume: bool, force: bool) -> bool:
+    """Whether a directory without notes holds something that `force` replaces."""
+    if resume:
+        raise FileFormatError(
+            f"{target}: holds no unfinished conversion; leave --resume out to start one"
+        )
+    if not target.is_dir() or not any(target.iterdir()):
+        return False
+    if not force:
+        raise OptionError(
+            f"{target}: is not empty; choose another directory, or pass --force to replace a "
+            "result of fp4kit"
+        )
+    return True
+
+
 def check_target(
     source: Path | None,
     target: Path,
@@ -123,18 +139,7 @@ def check_target(
         # Without a plan a run was killed as it began, or as it removed its notes at the end.
         ended = not state.planned and any(target.glob("*.safetensors"))
         return earlier_result(target, planned) if ended else []
-    if resume:
-        raise FileFormatError(
-            f"{target}: holds no unfinished conversion; leave --resume out to start one"
-        )
-    if not target.is_dir() or not any(target.iterdir()):
-        return []
-    if not force:
-        raise OptionError(
-            f"{target}: is not empty; choose another directory, or pass --force to replace a "
-            "result of fp4kit"
-        )
-    return earlier_result(target, planned)
+    return earlier_result(target, planned) if check_start(target, resume, force) else []
 
 
 def planned_files(plan: CheckpointPlan) -> list[str]:
