@@ -86,32 +86,14 @@ def compare_paths(
         return compare_sides(one, other, device=device, progress=progress)
 
 
-def _stacked(side: Side) -> frozenset[str]:
-    """Experts that are fused: how they lie need not be known to compare them so."""
-    shapes = {
-        name: tensor.shape if isinstance(tensor, QuantizedEntry) else tensor.spec.shape
-        for name, tensor in side.tensors.items()
-    }
-    return frozenset(name for name, shape in shapes.items() if len(shape) == 3)
-
-
 @contextmanager
 def _opened(
     path: Path,
     experts_layout: str | None,
     cast: str | None,
     config: dict[str, Any],
-    stacked: Collection[str] = (),
 ) -> Iterator[Side]:
-    """The logical tensors of a path.
-
-    Args:
-        path: file or directory.
-        experts_layout: as for :func:`compare_paths`.
-        cast: what float64 is taken as.
-        config: that of a model whose file it may be.
-        stacked: experts that stay fused.
-    """
+    """The logical tensors of a path; `config` is that of a model whose file it may be."""
     if not is_checkpoint(path) and not _is_plain_model(path):
         with with_cast(open_source(path), cast) as source:
             yield file_side(source)
@@ -119,7 +101,7 @@ def _opened(
     with Checkpoint(path, cast=cast) as checkpoint:
         if not checkpoint.is_directory:
             checkpoint.config = config
-        yield checkpoint_side(checkpoint, experts_layout, stacked)
+        yield _checkpoint_side(checkpoint, experts_layout)
 
 
 def _is_plain_model(path: Path) -> bool:
@@ -130,18 +112,14 @@ def _is_plain_model(path: Path) -> bool:
         return METADATA_KEY not in source.metadata and not find_quantized(source)
 
 
-def checkpoint_side(
-    checkpoint: Checkpoint, experts_layout: str | None, stacked: Collection[str]
-) -> Side:
+def _checkpoint_side(checkpoint: Checkpoint, experts_layout: str | None) -> Side:
     """The logical tensors of a checkpoint, quantized or not."""
     found = find_quantized_weights(checkpoint)
     if found is not None and found.entries:
         opened = open_quantized(checkpoint)
-        assert opened.quantized is not None
-        tensors: dict[str, Logical] = {**opened.source.tensors, **opened.quantized.entries}
+        tensors: dict[str, Logical] = {**opened.source.tensors, **opened.entries}
         return Side(checkpoint.path, tensors, opened.source, checkpoint)
-    options = CheckpointOptions(experts_layout=experts_layout)
-    source, _, _ = open_logical(checkpoint, options, stacked.__contains__)
+    source, _, _ = open_logical(checkpoint, CheckpointOptions(experts_layout=experts_layout))
     return Side(checkpoint.path, dict(source.tensors), source, checkpoint)
 
 

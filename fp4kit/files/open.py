@@ -19,10 +19,10 @@ from fp4kit.api.quantize import dequantize
 from fp4kit.api.tensor import QuantizedTensor
 from fp4kit.checkpoint.layouts.comfy import is_marker
 from fp4kit.checkpoint.models.experts import nothing
+from fp4kit.checkpoint.read.code_names import ELEMENTS, FOREIGN, scale_names
+from fp4kit.checkpoint.read.code_names import is_marker as is_fp8_marker
 from fp4kit.checkpoint.read.components import is_pipeline
 from fp4kit.checkpoint.read.directory import Checkpoint
-from fp4kit.checkpoint.read.fp8_names import ELEMENTS, FOREIGN, scale_names
-from fp4kit.checkpoint.read.fp8_names import is_marker as is_fp8_marker
 from fp4kit.checkpoint.read.quantized import read_facts
 from fp4kit.checkpoint.read.weight_files import folders_with_weights
 from fp4kit.checkpoint.views.mxfp4 import Mxfp4TransposedView, Mxfp4View

@@ -22,7 +22,7 @@ from fp4kit.checkpoint.options import (
 )
 from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults, reader_notes
-from fp4kit.checkpoint.views.decoded_file import decoded_file
+from fp4kit.checkpoint.views.search import decoded_file
 from fp4kit.errors import OptionError
 from fp4kit.io import dequantize as dequantizing
 from fp4kit.io import quantize as quantizing

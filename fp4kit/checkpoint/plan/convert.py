@@ -10,6 +10,7 @@ so that converting back gives the same file.
 from __future__ import annotations
 
 import json
+from dataclasses import replace as with_changes
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY, describe, recorded
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
-from fp4kit.checkpoint.read.quantized import Quantized
+from fp4kit.checkpoint.read.quantized import Quantized, is_usable, scale_bits
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.opened import Opened, entry_codes, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
@@ -43,11 +44,7 @@ Scale = NDArray[np.float32]
 OPPOSITE = {"encode": "decode", "decode": "encode"}
 
 
-def _bits(value: Scale) -> int:
-    return int(value.view(np.uint32)[0])
-
-
-class _Directions:
+class SecondLevelChange:
     """Second levels from one layout's direction to another's, and back to the same bits."""
 
     def __init__(self, checkpoint: Checkpoint, old: Layout, new: Layout) -> None:
@@ -64,7 +61,7 @@ class _Directions:
         #: Bits that the header of the result has to keep.
         self.kept: dict[str, int] = {}
 
-    def turned(self, key: str, value: Scale) -> Scale:
+    def changed(self, key: str, value: Scale) -> Scale:
         """A scale in the new direction.
 
         Args:
@@ -75,13 +72,13 @@ class _Directions:
             before = self._recorded(key, value)
             if self._old == self._new:
                 if before is not None:
-                    self.kept[key] = _bits(before)
+                    self.kept[key] = scale_bits(before)
                 return value
             if before is not None:
                 return before
             result = convert_second_level(value, self._old, self._new)
-            if _bits(convert_second_level(result, self._new, self._old)) != _bits(value):
-                self.kept[key] = _bits(value)
+            if scale_bits(convert_second_level(result, self._new, self._old)) != scale_bits(value):
+                self.kept[key] = scale_bits(value)
         return result
 
     def _recorded(self, key: str, value: Scale) -> Scale | None:
@@ -89,45 +86,32 @@ class _Directions:
         if key not in self._before:
             return None
         before = np.array([self._before[key]], np.uint32).view(np.float32)
-        turned = convert_second_level(before, OPPOSITE[self._old], self._old)
-        return before if _bits(turned) == _bits(value) else None
+        back = convert_second_level(before, OPPOSITE[self._old], self._old)
+        return before if scale_bits(back) == scale_bits(value) else None
 
 
 def _entry(
-    layout: Layout, entry: QuantizedEntry, dtype: str, directions: _Directions
+    layout: Layout, entry: QuantizedEntry, dtype: str, change: SecondLevelChange
 ) -> QuantizedEntry:
     """A weight in the new layout, under the recipe that its readers decode by."""
     spec = entry.plan.format
     recipe = get_recipe(layout.recipe).name if spec.has_second_level else None
     made = layout.entry(entry.name, entry.shape, dtype, spec.name, recipe, entry.plan.scale_rule)
-    second = None
-    if entry.second is not None:
-        second = directions.turned(entry.name, entry.second)
-    return QuantizedEntry(
-        made.name, made.shape, dtype, made.plan, second, made.storage, made.constants
-    )
+    second = None if entry.second is None else change.changed(entry.name, entry.second)
+    return with_changes(made, second=second)
 
 
 def _with_activation(
-    layout: Layout, entry: QuantizedEntry, quantized: Quantized, directions: _Directions
+    layout: Layout, entry: QuantizedEntry, quantized: Quantized, change: SecondLevelChange
 ) -> QuantizedEntry:
     module = module_of(entry.name)
     value = quantized.activations.get(module)
     if value is None or entry.second is None:
         return entry
-    name = f"{module}{layout.activation_suffix}"
     # Its own name differs between layouts.
-    scale = directions.turned(module, value).astype("<f4").tobytes()
-    constant = Constant(TensorSpec(name, "F32", layout.activation_shape), scale)
-    return QuantizedEntry(
-        entry.name,
-        entry.shape,
-        entry.dtype,
-        entry.plan,
-        entry.second,
-        entry.storage,
-        (*entry.constants, constant),
-    )
+    scale = change.changed(module, value).astype("<f4").tobytes()
+    spec = TensorSpec(f"{module}{layout.activation_suffix}", "F32", layout.activation_shape)
+    return with_changes(entry, constants=(*entry.constants, Constant(spec, scale)))
 
 
 def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) -> Quantized:
@@ -178,7 +162,7 @@ def _check_activations(path: Path, quantized: Quantized) -> None:
     bad = [
         f"{module}{suffix}"
         for module, value in quantized.activations.items()
-        if not (np.isfinite(value[0]) and value[0] > 0)
+        if not is_usable(value)
     ]
     if bad:
         raise FileFormatError(
@@ -230,7 +214,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     _refuse_others(opened, layout)
     _check_activations(checkpoint.path, quantized)
     source = opened.source
-    directions = _Directions(checkpoint, quantized.layout, layout)
+    change = SecondLevelChange(checkpoint, quantized.layout, layout)
     codes = entry_codes(opened)
     units: dict[str, Unit] = {}
     works: dict[str, TensorPlan] = {}
@@ -238,8 +222,8 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         works[name] = TensorPlan(tensor, "keep", tensor.note or "not quantized")
         units[name] = Unit([works[name]])
     for name, entry in quantized.entries.items():
-        made = _entry(layout, entry, entry.dtype, directions)
-        made = _with_activation(layout, made, quantized, directions)
+        made = _entry(layout, entry, entry.dtype, change)
+        made = _with_activation(layout, made, quantized, change)
         logical = SourceTensor(
             TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.nbytes
         )
@@ -262,8 +246,8 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         ),
         dropped=_dropped(opened, works),
     )
-    if directions.kept:
-        plan.header[SECOND_LEVEL_KEY] = json.dumps(directions.kept, separators=(",", ":"))
+    if change.kept:
+        plan.header[SECOND_LEVEL_KEY] = json.dumps(change.kept, separators=(",", ":"))
     if EXPERTS_KEY in checkpoint.metadata:
         plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
     if quantized.pre_scales and not quantized.activations and not layout.single_file:

@@ -4,25 +4,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from fp4kit.api.planning import resolve_rules
 from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.models import mistral as mistral_native
-from fp4kit.checkpoint.models.fusion import groups, settle
+from fp4kit.checkpoint.models.fusion import fusion_group, groups, settle
 from fp4kit.checkpoint.options import UNCALIBRATED, CheckpointOptions
-from fp4kit.checkpoint.read.directory import Checkpoint, listed
+from fp4kit.checkpoint.read.directory import Checkpoint, listed, read_json
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import open_logical
-from fp4kit.errors import OptionError
-from fp4kit.formats import DTYPES, get_format
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.formats import DTYPES, SECOND_LEVEL_RANGE, get_format
 from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_nothing
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
 from fp4kit.variant import search_variant
 
-from .activations import activation_amaxes
 from .checkpoint_plan import CheckpointPlan, Unit, check_names, check_source, pack
 from .expert_restore import note
 from .ignored import ignored_modules, unknown_type_warnings
@@ -31,6 +32,9 @@ from .rules import Rules, is_embedding, setting
 
 #: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.
 DECODED_DTYPE = "bfloat16"
+
+#: The amax whose scale is 1.0 in both directions.
+UNCALIBRATED_AMAX = float(SECOND_LEVEL_RANGE)
 
 
 def check_options(options: CheckpointOptions) -> Layout:
@@ -141,6 +145,48 @@ def embedding_modules(works: dict[str, TensorPlan]) -> tuple[str, ...]:
     return tuple(
         module_of(name) for name, work in works.items() if work.entry is None and is_embedding(name)
     )
+
+
+def _amax(module: str, value: object, path: object) -> float:
+    number = value.get("input_amax") if isinstance(value, dict) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise FileFormatError(f"{path}: activation amax of {module!r} is no number")
+    if not math.isfinite(number) or number < 0:
+        raise FileFormatError(
+            f"{path}: activation amax of {module!r} is {number}; it must be finite and not negative"
+        )
+    return float(number)
+
+
+def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dict[str, float]:
+    """The activation amax of each module, modules that an engine fuses sharing the largest.
+
+    Args:
+        options: weights only, `uncalibrated`, or a JSON file `{module: amax}` (or
+            `{module: {"input_amax": amax}}`).
+        modules: the modules whose weights are quantized.
+
+    Returns:
+        Module to amax; empty for weights only.
+    """
+    wanted = list(modules)
+    if options.activations is None:
+        return {}
+    if options.activations == UNCALIBRATED:
+        return dict.fromkeys(wanted, UNCALIBRATED_AMAX)
+    (path,) = options.files
+    given = {name: _amax(name, value, path) for name, value in read_json(path).items()}
+    missing = [module for module in wanted if module not in given]
+    if missing:
+        raise OptionError(
+            f"{path}: has no activation amax for {len(missing)} of {len(wanted)} modules: "
+            f"{listed(missing)}; add them, or exclude these modules"
+        )
+    shared: dict[str, float] = {}
+    for module in wanted:
+        key = fusion_group(f"{module}.weight") or module
+        shared[key] = max(shared.get(key, 0.0), given[module])
+    return {module: shared[fusion_group(f"{module}.weight") or module] for module in wanted}
 
 
 def _warnings(plan: CheckpointPlan) -> list[str]:

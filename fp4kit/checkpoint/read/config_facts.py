@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp4kit.checkpoint.layouts import comfy, compressed_tensors, modelopt
-from fp4kit.checkpoint.read.fp8_names import COMFY_FORMATS
+from fp4kit.checkpoint.read.code_names import COMFY_FORMATS
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_FORMATS
 

@@ -181,10 +181,6 @@ class Checkpoint(Source):
     def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
         self._owner[name].read(name, offset, out)
 
-    def shard_of(self, name: str) -> str:
-        """File name of the shard that a tensor stands in."""
-        return self._owner[name].path.name
-
     def check_unchanged(self) -> None:  # noqa: D102
         for source in self._sources.values():
             source.check_unchanged()

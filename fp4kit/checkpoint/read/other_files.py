@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,18 +85,11 @@ class Links:
             )
 
 
-def _walk(
-    folder: Path, links: Links, passed_over: Collection[str] = ()
-) -> Iterator[tuple[Path, os.DirEntry[str]]]:
-    """Every file below a directory, with the directory that holds it.
+def _walk(folder: Path, links: Links, passed_over: Collection[str] = ()) -> Iterator[Path]:
+    """Every file below a directory but those in folders right in it that are passed over.
 
     Links are followed, as the cache of the Hugging Face hub consists of them; a directory that is
     reached a second time, as by a link to one above, is passed over.
-
-    Args:
-        folder: the directory.
-        links: where links may lead.
-        passed_over: names of directories right in it that are not looked into.
     """
     seen: set[str] = set()
     waiting = [folder]
@@ -109,7 +102,7 @@ def _walk(
         folders = []
         for entry in list_folder(place):
             if file_type(place / entry.name) != stat.S_IFDIR:
-                yield place, entry
+                yield place / entry.name
             elif place == folder and entry.name in passed_over:
                 continue
             elif entry.name not in TOOL_FOLDERS:
@@ -139,53 +132,57 @@ def _check_readable(path: Path) -> int:
     return size
 
 
-def find_around(folder: Path, components: Collection[str], links: Links) -> OtherFiles:
-    """Everything in a pipeline but some of its folders; each file to copy has been opened once.
-
-    What the pipeline itself holds as one file beside its folders is another form of it.
-    """
-    copied: dict[str, int] = {}
-    left: list[str] = []
-    for place, entry in _walk(folder, links, components):
-        path = place / entry.name
-        name = path.relative_to(folder).as_posix()
-        if "/" not in name and (name.endswith(WEIGHTS) or OTHER_FORM.fullmatch(name)):
-            left.append(name)
-            continue
-        copied[name] = _check_readable(path)
-        if entry.is_symlink():
-            links.check(path)
-    return OtherFiles(tuple(copied), tuple(left), sum(copied.values()))
-
-
-def find_others(
-    folder: Path, weights: WeightFiles, generated: Collection[str], links: Links
+def _sort(
+    walk: Iterator[Path], folder: Path, links: Links, is_left: Callable[[str], bool | None]
 ) -> OtherFiles:
-    """Everything around the weights; each file to copy has been opened once.
+    """Sorts files into those to copy, each opened once, and those left out.
 
     Args:
-        folder: model directory.
-        weights: its weights.
-        generated: names of files that are not copied, as they are written anew.
+        walk: the files.
+        folder: what their names are relative to.
         links: where links may lead.
+        is_left: whether a file is left out, by its name; None for neither.
     """
-    taken = {*weights.names, *generated}
-    if weights.form.indexed:
-        taken.add(weights.form.name)
     copied: dict[str, int] = {}
     left: list[str] = []
-    for place, entry in _walk(folder, links):
-        path = place / entry.name
+    for path in walk:
         name = path.relative_to(folder).as_posix()
-        if name not in taken and _is_left_out(name, weights):
+        verdict = is_left(name)
+        if verdict:
             left.append(name)
             continue
-        if name not in taken:
+        if verdict is not None:
             copied[name] = _check_readable(path)
-        if entry.is_symlink():
+        if path.is_symlink():
             links.check(path)
     if PARAMS in copied and any(name.startswith(NATIVE) for name in left):
         # Readers would look for the weights that it belongs to.
         del copied[PARAMS]
         left.append(PARAMS)
     return OtherFiles(tuple(copied), tuple(left), sum(copied.values()))
+
+
+def find_around(folder: Path, components: Collection[str], links: Links) -> OtherFiles:
+    """Everything in a pipeline but some of its folders.
+
+    What the pipeline itself holds as one file beside its folders is another form of it.
+    """
+
+    def is_left(name: str) -> bool:
+        return "/" not in name and (name.endswith(WEIGHTS) or bool(OTHER_FORM.fullmatch(name)))
+
+    return _sort(_walk(folder, links, components), folder, links, is_left)
+
+
+def find_others(
+    folder: Path, weights: WeightFiles, generated: Collection[str], links: Links
+) -> OtherFiles:
+    """Everything around the weights; `generated` are files that are written anew."""
+    taken = {*weights.names, *generated}
+    if weights.form.indexed:
+        taken.add(weights.form.name)
+
+    def is_left(name: str) -> bool | None:
+        return None if name in taken else _is_left_out(name, weights)
+
+    return _sort(_walk(folder, links), folder, links, is_left)

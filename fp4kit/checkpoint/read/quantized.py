@@ -22,14 +22,14 @@ from fp4kit.checkpoint.layouts.comfy import (
     layer_records,
     padded_shapes,
 )
-from fp4kit.checkpoint.read.fp8_names import ELEMENTS, FLOAT_SCALES, is_block_scale, scale_names
+from fp4kit.checkpoint.read.code_names import ELEMENTS, FLOAT_SCALES, is_block_scale, scale_names
 from fp4kit.errors import FileFormatError
 from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, complete, entries_by_names
 from fp4kit.io.read.source import Source, SourceTensor
 
+from .code_names import unread_codes
 from .config_facts import QuantFacts, comfy_facts, detect
 from .directory import Checkpoint, listed
-from .foreign_codes import unread_codes
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,16 @@ class Quantized:
             if module_of(name) not in self.pre_scales
         }
         return with_changes(self, entries=kept, pre_scales={})
+
+
+def is_usable(scale: NDArray[np.float32]) -> bool:
+    """Whether a decoder can use a second-level or activation scale."""
+    return bool(np.isfinite(scale[0]) and scale[0] > 0)
+
+
+def scale_bits(scale: NDArray[np.float32]) -> int:
+    """The bits of a second-level or activation scale, to compare and to write down."""
+    return int(scale.view(np.uint32)[0])
 
 
 def read_facts(checkpoint: Checkpoint) -> QuantFacts | None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,12 @@ from fp4kit.checkpoint.plan.ignored import Unquantized
 from fp4kit.checkpoint.read.components import component_faults, is_pipeline
 from fp4kit.checkpoint.read.config_facts import QuantFacts
 from fp4kit.checkpoint.read.directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint, read_json
-from fp4kit.checkpoint.read.quantized import Quantized, find_quantized_weights
+from fp4kit.checkpoint.read.quantized import (
+    Quantized,
+    find_quantized_weights,
+    is_usable,
+    scale_bits,
+)
 from fp4kit.checkpoint.views.fp8 import Fp8View
 from fp4kit.checkpoint.views.opened import coded_weights, find_others, unknowns
 from fp4kit.checkpoint.views.search import FoundViews
@@ -179,8 +184,8 @@ def second_faults(entry: QuantizedEntry) -> Iterator[str]:
     """A second-level scale that no decoder can use."""
     if entry.second is None:
         return
-    value = float(entry.second[0])
-    if not (np.isfinite(value) and value > 0):
+    if not is_usable(entry.second):
+        value = float(entry.second[0])
         yield f"{entry.names.second}: is {value}; a second-level scale is finite and above 0"
 
 
@@ -204,40 +209,32 @@ def scale_faults(source: Source, entry: QuantizedEntry) -> Iterator[str]:
         yield f"{name}: {negative} of {size} block scales are negative"
 
 
-def _bits(value: NDArray[np.float32]) -> int:
-    return int(value.view(np.uint32)[0])
+def _unequal(what: str, scales: Mapping[str, NDArray[np.float32]]) -> Iterator[str]:
+    """Scales of weights or modules that engines fuse: they use one for all."""
+    if len({scale_bits(value) for value in scales.values()}) > 1:
+        values = ", ".join(f"{name} {float(value[0])!r}" for name, value in sorted(scales.items()))
+        yield f"fused {what}: {values}"
 
 
 def _group_faults(quantized: Quantized) -> Iterator[str]:
-    """Weights that engines fuse must share their second level: they use one for all."""
     for members in groups(quantized.entries).values():
-        seconds = {}
-        for name in members:
-            second = quantized.entries[name].second
-            if second is not None:
-                seconds[name] = second
-        if len({_bits(value) for value in seconds.values()}) > 1:
-            values = ", ".join(
-                f"{name} {float(value[0])!r}" for name, value in sorted(seconds.items())
-            )
-            yield f"fused weights have different second-level scales: {values}"
+        seconds = {name: quantized.entries[name].second for name in members}
+        present = {name: value for name, value in seconds.items() if value is not None}
+        yield from _unequal("weights have different second-level scales", present)
 
 
 def _activation_faults(quantized: Quantized) -> Iterator[str]:
     facts = quantized.facts
     for module, value in quantized.activations.items():
-        if not (np.isfinite(value[0]) and value[0] > 0):
+        if not is_usable(value):
             yield (
                 f"{module}{quantized.layout.activation_suffix}: is {float(value[0])}; an "
                 "activation scale is finite and above 0"
             )
     for members in groups(f"{module}.weight" for module in quantized.activations).values():
-        scales = {name: quantized.activations[module_of(name)] for name in members}
-        if len({_bits(scale) for scale in scales.values()}) > 1:
-            values = ", ".join(
-                f"{module_of(name)} {float(scale[0])!r}" for name, scale in sorted(scales.items())
-            )
-            yield f"fused modules have different activation scales: {values}"
+        modules = map(module_of, members)
+        scales = {module: quantized.activations[module] for module in modules}
+        yield from _unequal("modules have different activation scales", scales)
     if facts is None or not facts.activations or quantized.layout.single_file:
         return
     for name, entry in quantized.entries.items():

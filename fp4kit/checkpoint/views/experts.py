@@ -20,7 +20,7 @@ from fp4kit.checkpoint.models.experts import (
     nothing,
     stay_fused,
 )
-from fp4kit.checkpoint.read.fp8_names import FLOATS
+from fp4kit.checkpoint.read.code_names import FLOATS
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import DTYPES

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fp4kit import arrays
 from fp4kit.checkpoint.models.experts import Excluded, nothing
-from fp4kit.checkpoint.read.fp8_names import (
+from fp4kit.checkpoint.read.code_names import (
     COMFY_FORMATS,
     ELEMENTS,
     EXPONENT_SCALES,

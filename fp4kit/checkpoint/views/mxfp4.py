@@ -29,7 +29,7 @@ from fp4kit.checkpoint.models.experts import (
     nothing,
     stay_fused,
 )
-from fp4kit.checkpoint.read.fp8_names import scale_names
+from fp4kit.checkpoint.read.code_names import scale_names
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import E8M0_NAN, MXFP4
 from fp4kit.io.containers import TensorSpec

@@ -12,9 +12,9 @@ from fp4kit.checkpoint.layouts.comfy import layer_formats, record_faults
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.models.fusion import WEIGHT
 from fp4kit.checkpoint.options import CheckpointOptions
+from fp4kit.checkpoint.read.code_names import unread_codes
 from fp4kit.checkpoint.read.config_facts import QuantFacts
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
-from fp4kit.checkpoint.read.foreign_codes import unread_codes
 from fp4kit.checkpoint.read.quantized import (
     Quantized,
     find_quantized_weights,
