@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from fp4kit.errors import DtypeError, FileFormatError, OptionError, brief
 from fp4kit.io.containers import DTYPE_CODES, DTYPES, TensorSpec
 from fp4kit.io.metadata import QuantizedEntry, shared_plan
 from fp4kit.io.read.source import SourceTensor
+from fp4kit.variant import Variant, search_variant
+
+from .open import TensorFile
 
 Bytes = NDArray[np.uint8]
 
@@ -66,17 +69,25 @@ def _host_bytes(name: str, value: Any) -> Bytes:
     return flat
 
 
-def held_entry(name: str, tensor: QuantizedTensor) -> QuantizedEntry:
+def held_entry(name: str, tensor: QuantizedTensor, *, exact: bool) -> QuantizedEntry:
     """A quantized tensor as an entry of a file, in its own order of scales and nibbles.
+
+    Args:
+        name: its name.
+        tensor: the tensor.
+        exact: everything about it must be recorded, also what decoding does not need.
 
     Raises:
         OptionError: if no file holds one of its kind.
     """
+    searched = _searched(tensor.variant)
     why = _unstorable(tensor)
+    if not why and exact and tensor.variant is not None and tensor.variant != searched:
+        why = f"fp4kit's own files do not record {tensor.variant.describe()}"
     if why:
         raise OptionError(
-            f"tensor {brief(name)} cannot be saved: {why}; quantize it rowwise with one "
-            "second-level scale, or save fp4kit.dequantize of it"
+            f"tensor {brief(name)} cannot be saved: {why}; quantize it plainly (rowwise, one "
+            "second-level scale), or save fp4kit.dequantize of it"
         )
     plan = shared_plan(
         tensor.shape,
@@ -86,12 +97,19 @@ def held_entry(name: str, tensor: QuantizedTensor) -> QuantizedEntry:
         scale_layout=tensor.scale_layout,
         nibble_order=tensor.nibble_order,
         pad=True,
-        variant=tensor.variant,
+        variant=searched,
     )
     second = None
     if tensor.second_level is not None:
         second = _host_bytes(name, tensor.second_level[1]).view(np.float32).reshape(1)
     return QuantizedEntry(name, tensor.shape, tensor.source_dtype, plan, second)
+
+
+def _searched(variant: Variant | None) -> Variant | None:
+    """What of a variant files record: how scales were searched."""
+    if variant is None:
+        return None
+    return search_variant(variant.scale_search, variant.error, variant.e4m3_max)
 
 
 def _unstorable(tensor: QuantizedTensor) -> str:
@@ -123,10 +141,18 @@ class GivenTensors(Checkpoint):
     """
 
     concurrent = False
-    stored_at = None
+    in_memory = True
 
-    def __init__(self, path: Path, values: Mapping[str, Any], *, is_directory: bool) -> None:
+    def __init__(
+        self, path: Path, values: Mapping[str, Any], *, is_directory: bool, exact: bool
+    ) -> None:
         """Looks at every value.
+
+        Args:
+            path: what is written.
+            values: names to arrays and quantized tensors.
+            is_directory: it is a model directory, else a file.
+            exact: everything about quantized tensors must be recorded.
 
         Raises:
             DtypeError: for what is no array, or of a type that files do not hold.
@@ -153,6 +179,7 @@ class GivenTensors(Checkpoint):
         self._weights = None
         self._sources = {}
         self._values = values
+        self._exact = exact
         self._owner_of: dict[str, str] = {}
         self._lock = threading.Lock()
         #: Bytes of the parts of the tensor that was read last.
@@ -164,7 +191,7 @@ class GivenTensors(Checkpoint):
         if not isinstance(name, str):
             raise OptionError(f"{self.path}: {name!r} is no name of a tensor; names are strings")
         if isinstance(value, QuantizedTensor):
-            entry = held_entry(name, value)
+            entry = held_entry(name, value, exact=self._exact)
             self.entries[name] = entry
             specs = entry.parts
         else:
@@ -180,11 +207,27 @@ class GivenTensors(Checkpoint):
             found = SourceTensor(spec, DTYPES[spec.dtype].name, spec.nbytes)
             self.tensors[spec.name] = found
 
+    def weight_files(self) -> Iterator[Path]:
+        """The files that they are read from: the result is no more readable than these."""
+        if isinstance(self._values, TensorFile):
+            yield from self._values.weight_files()
+
     def settings(self, config: dict[str, Any] | None) -> None:
         """Takes the content of config.json, without the quantization that it may describe."""
         if config is not None:
             self.config = new_config(config, None)
             self.documents = {CONFIG: self.config}
+
+    @property
+    def stored_at(self) -> Path | None:
+        """Where they are read from, if it is an open file: that is never written over."""
+        return self._values.path if isinstance(self._values, TensorFile) else None
+
+    @property
+    def file(self) -> Path | None:
+        """The file that they are read from, None for memory and directories."""
+        place = self.stored_at
+        return place if place is not None and place.is_file() else None
 
     @property
     def index(self) -> Path:

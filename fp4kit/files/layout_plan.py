@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS, Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.layouts.base import WEIGHT
 from fp4kit.checkpoint.models.fusion import groups
@@ -17,6 +19,7 @@ from fp4kit.checkpoint.plan.checkpoint_plan import (
 from fp4kit.checkpoint.plan.ignored import ignored_modules, unknown_type_warnings
 from fp4kit.checkpoint.plan.model_dtype import state_decoded_dtype
 from fp4kit.checkpoint.plan.quantize import embedding_modules
+from fp4kit.checkpoint.verify.structure import scale_faults
 from fp4kit.checkpoint.views.codes import EntryCodes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError, OptionError, brief
@@ -75,6 +78,18 @@ def _check_groups(given: GivenTensors, fused: dict[str, list[str]]) -> None:
                 f"them, but they have different ones: {listed}; quantize them with the largest "
                 "amax of all (fp4kit.quantize(x, amax=...))"
             )
+
+
+def _check_scales(given: GivenTensors) -> None:
+    """Refuses scales that no engine can use, before anything is written."""
+    for entry in given.entries.values():
+        faults = list(scale_faults(given, entry))
+        if entry.second is not None:
+            value = float(entry.stored_second()[0])
+            if not 0 < value < inf:
+                faults.append(f"{entry.names.second}: is {value}, which is not finite and above 0")
+        if faults:
+            raise OptionError(f"{given.path}: {faults[0]}; engines cannot decode that")
 
 
 def _activations(given: GivenTensors, layout: Layout) -> str | None:
@@ -139,6 +154,7 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
     fused = {key: names for key, names in members.items() if len(names) > 1}
     if formats == ["nvfp4"]:
         _check_groups(given, fused)
+    _check_scales(given)
     plan = CheckpointPlan(
         source=LogicalSource(given, [], parts),
         options=options,

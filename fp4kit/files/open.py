@@ -262,6 +262,14 @@ class TensorFile(Mapping[str, Any]):
             raise TensorNameError(f"{self.path}: has no tensor {name!r}{meant}")
         return item
 
+    def weight_files(self) -> Iterator[Path]:
+        """The .safetensors files that hold tensors."""
+        for source in self._sources:
+            if isinstance(source, Checkpoint):
+                yield from source.weight_files()
+            elif source.path.suffix.lower() == ".safetensors":
+                yield source.path
+
     def info(self, name: str) -> TensorInfo:
         """What the header says of a tensor; nothing is read."""
         return self._item(name).info(name)

@@ -105,7 +105,9 @@ def save(
     if in_file and suffix != ".safetensors" and (layout is not None or checked):
         what = "layout" if layout is not None else "metadata"
         raise OptionError(f"{target}: NumPy's files have no place for {what}; write .safetensors")
-    given = GivenTensors(target, tensors, is_directory=not in_file)
+    given = GivenTensors(
+        target, tensors, is_directory=not in_file, exact=in_file and layout is None
+    )
     given.metadata = checked
     if in_file and layout is None:
         return _save_file(given, force=force)
@@ -136,7 +138,11 @@ def _config(
         raise OptionError(
             f"{target}: config is a {kind}; give a dict (config.to_dict()) or a path"
         ) from None
-    return read_settings(place / CONFIG if place.is_dir() else place)
+    file = place / CONFIG if place.is_dir() else place
+    content = read_settings(file)
+    if content is None:
+        raise OptionError(f"{file}: no such file; config is the content or path of a config.json")
+    return content
 
 
 def _save_file(given: GivenTensors, *, force: bool) -> FileReport:
@@ -155,7 +161,7 @@ def _save_file(given: GivenTensors, *, force: bool) -> FileReport:
     if entries:
         metadata[METADATA_KEY] = describe(entries.values())
     nbytes = sum(spec.nbytes for spec in specs)
-    output = check_output(None, target, force=force, nbytes=nbytes)
+    output = check_output(given.file, target, force=force, nbytes=nbytes)
     with open_writer(output, specs, metadata) as writer:
         for tensor in given.tensors.values():
             data = given.data(tensor.name)

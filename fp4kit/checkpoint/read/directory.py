@@ -62,6 +62,8 @@ class Checkpoint(Source):
     """
 
     concurrent = True
+    #: Whether a caller gave the tensors, so that a conversion of them cannot be resumed.
+    in_memory = False
 
     def __init__(
         self,
@@ -196,7 +198,7 @@ class Checkpoint(Source):
 
     @property
     def stored_at(self) -> Path | None:
-        """The directory or file, None if it is in memory only."""
+        """The directory or file that it is read from, None if there is none."""
         return self.path
 
     @property

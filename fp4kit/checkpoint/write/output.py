@@ -269,8 +269,11 @@ def check_result(plan: CheckpointPlan, target: Path) -> None:
             )
             return
     if faults:
+        advice = (
+            "look at what was given" if plan.source.checkpoint.in_memory else "please report it"
+        )
         raise OutputError(
-            f"{target}: the result is faulty ({len(faults)} faults): {faults[0]}; please report it"
+            f"{target}: the result is faulty ({len(faults)} faults): {faults[0]}; {advice}"
         )
 
 
@@ -313,7 +316,8 @@ def carry_out(
         write_shard(plan, plan.shards[0], output, engine, tally)
         return make_report(plan, str(target), others, time.perf_counter() - started)
     given = checkpoint.stored_at
-    state = State(target, 0o777 if given is None else stat.S_IMODE(given.stat().st_mode) & 0o777)
+    mode = given.stat().st_mode if given is not None and given.is_dir() else 0o777
+    state = State(target, stat.S_IMODE(mode) & 0o777)
     planned = planned_files(plan)
     replaced = check_target(given, target, state, planned, resume=resume, force=force)
     engines = [make_engine(plan, device) for device in devices]
@@ -323,10 +327,15 @@ def carry_out(
     with state:
         wanted = fingerprint(checkpoint, plan.options)
         state.begin(wanted, planned, resume=resume, replaced=replaced)
-        check_space(target, _missing_bytes(plan, state) + others)
-        write_shards(plan, state, engines, tally)
-        _check_unchanged(checkpoint, before)
-        write_documents(plan, target)
-        check_result(plan, target)
+        try:
+            check_space(target, _missing_bytes(plan, state) + others)
+            write_shards(plan, state, engines, tally)
+            _check_unchanged(checkpoint, before)
+            write_documents(plan, target)
+            check_result(plan, target)
+        except BaseException:
+            if checkpoint.in_memory:  # no later run can resume it
+                state.abandon(planned)
+            raise
         state.finish()
     return make_report(plan, str(target), others, time.perf_counter() - started)

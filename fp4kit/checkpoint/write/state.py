@@ -258,6 +258,13 @@ class State:
         content = {"checksum": checksum(self.target / shard), "results": results}
         write_json(self.folder / f"{shard}.json", content)
 
+    def abandon(self, files: Iterable[str]) -> None:
+        """Removes the files of a conversion that failed, its notes, and an empty directory."""
+        self._remove(files)
+        shutil.rmtree(self.folder)
+        with contextlib.suppress(OSError):  # there is something else in it
+            self.target.rmdir()
+
     def finish(self) -> None:
         """Removes the notes: the directory is complete."""
         shutil.rmtree(self.folder)
