@@ -45,26 +45,20 @@ def inspect_checkpoint(path: Path) -> FileReport:
         for name, tensor in checkpoint.tensors.items():
             entry = owners.get(name)
             if entry is None:
-                shape, dtype, nbytes = tensor.spec.shape, tensor.dtype, tensor.stored
-                tensors[name] = TensorReport(
-                    name, shape, dtype, "keep", tensor.note, None, nbytes, nbytes
-                )
+                tensors[name] = TensorReport.of(tensor, "keep", tensor.note)
             elif entry.name not in tensors:
                 packed = entry.plan.format.codes_per_byte == 2
                 scale = scales.get(module_of(entry.name))
-                nbytes = entry.nbytes + (0 if scale is None else scale.stored)
+                nbytes = entry.stored + (0 if scale is None else scale.stored)
                 # What its inputs are multiplied by is a part of what the weight means.
                 facts = {} if scale is None else {"pre_quant_scale": scale.name}
-                tensors[entry.name] = TensorReport(
-                    name=entry.name,
-                    shape=entry.shape,
+                tensors[entry.name] = TensorReport.of(
+                    entry,
+                    "quantized",
                     # What it was quantized from is not recorded in these layouts.
                     dtype="4-bit codes" if packed else "8-bit codes",
-                    action="quantized",
-                    reason="",
-                    format=entry.plan.format.name,
                     bytes_before=nbytes,
-                    bytes_after=nbytes,
+                    after=nbytes,
                     facts=entry.facts() | facts,
                 )
         return FileReport(

@@ -134,7 +134,7 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
             continue
         entry = _entry(layout, held)
         spec = TensorSpec(name, DTYPE_CODES[held.dtype], held.shape)
-        logical = SourceTensor(spec, held.dtype, held.nbytes)
+        logical = SourceTensor(spec, held.dtype, held.stored)
         works[name] = TensorPlan(logical, "transfer", "codes and scales taken over", entry=entry)
         units.append(Unit([works[name]], codes=[EntryCodes(given, held)]))
     if len(formats) > 1:

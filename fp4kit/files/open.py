@@ -88,7 +88,7 @@ class _Item:
         tensor = self.tensor
         if isinstance(tensor, QuantizedEntry):
             format: str | None = tensor.plan.format.name
-            return TensorInfo(name, tensor.shape, tensor.dtype, format, tensor.nbytes)
+            return TensorInfo(name, tensor.shape, tensor.dtype, format, tensor.stored)
         if isinstance(tensor, Mxfp4View):
             found = tensor.tensor
             return TensorInfo(name, found.spec.shape, "bfloat16", "mxfp4", found.stored)

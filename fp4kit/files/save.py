@@ -18,12 +18,12 @@ from fp4kit.checkpoint.read.weight_files import CONFIG
 from fp4kit.checkpoint.write.output import carry_out
 from fp4kit.errors import OptionError
 from fp4kit.io.containers import SUFFIXES
-from fp4kit.io.dequantize import open_writer
 from fp4kit.io.metadata import METADATA_KEY, describe
 from fp4kit.io.read.open import FOREIGN
 from fp4kit.io.report import FileReport, TensorReport
 from fp4kit.io.stream.chunks import byte_ranges
 from fp4kit.io.write.files import check_output
+from fp4kit.io.write.open import open_writer
 
 from .given import GivenTensors, SaveOptions
 from .layout_plan import plan_layout
@@ -180,17 +180,5 @@ def _save_file(given: GivenTensors, *, force: bool) -> FileReport:
 def _report(given: GivenTensors, name: str) -> TensorReport:
     entry = given.entries.get(name)
     if entry is None:
-        tensor = given.tensors[name]
-        size, shape = tensor.spec.nbytes, tensor.spec.shape
-        return TensorReport(name, shape, tensor.dtype, "keep", "", None, size, size)
-    return TensorReport(
-        name=name,
-        shape=entry.shape,
-        dtype=entry.dtype,
-        action="transfer",
-        reason="",
-        format=entry.plan.format.name,
-        bytes_before=entry.nbytes,
-        bytes_after=entry.nbytes,
-        facts=entry.facts(),
-    )
+        return TensorReport.of(given.tensors[name], "keep")
+    return TensorReport.of(entry, "transfer", facts=entry.facts())

@@ -64,31 +64,19 @@ class ComparedPair:
 
     def report(self) -> TensorReport:
         """The report of the pair."""
-        quantized = isinstance(self.other, QuantizedEntry)
-        nbytes = self.other.nbytes if quantized else self.other.spec.nbytes  # type: ignore[union-attr]
-        elements = prod(self.original.spec.shape)
+        other, elements = self.other, prod(self.original.shape)
+        after = other.stored if isinstance(other, QuantizedEntry) else other.spec.nbytes
+        if not self.measured:
+            differ = f"{self.differing} of {elements} elements differ"
+            reason = differ if self.differing else "equal"
+            return TensorReport.of(self.original, "keep", reason, after)
         sums = self.sums
-        if self.measured and self.same_type and not self.differing:
+        if self.same_type and not self.differing:
             # A mask of -inf is equal to itself, whatever the difference of the two is.
             sums = ErrorSums(elements=elements)
-        reason = ""
-        if not self.measured:
-            reason = (
-                f"{self.differing} of {elements} elements differ" if self.differing else "equal"
-            )
-        stats = ErrorStats.from_sums(sums, nbytes if quantized else None)
-        return TensorReport(
-            name=self.original.name,
-            shape=self.original.spec.shape,
-            dtype=self.original.dtype,
-            action="compare" if self.measured else "keep",
-            reason=reason,
-            format=self.other.plan.format.name if isinstance(self.other, QuantizedEntry) else None,
-            bytes_before=self.original.stored,
-            bytes_after=nbytes,
-            stats=stats if self.measured else None,
-            sums=sums if self.measured else None,
-        )
+        stats = ErrorStats.from_sums(sums, after if other.format else None)
+        more = {"format": other.format, "stats": stats, "sums": sums}
+        return TensorReport.of(self.original, "compare", "", after, **more)
 
 
 @dataclass(frozen=True)
@@ -150,11 +138,10 @@ def _pairs(a: Side, b: Side) -> list[ComparedPair]:
     pairs = []
     for name, original in originals.items():
         other = others[name]
-        shape = other.shape if isinstance(other, QuantizedEntry) else other.spec.shape
-        if shape != original.spec.shape:
+        if other.shape != original.shape:
             raise ShapeError(
-                f"{b.path}: tensor {name!r} has shape {list(shape)}, in {a.path} "
-                f"{list(original.spec.shape)}"
+                f"{b.path}: tensor {name!r} has shape {list(other.shape)}, in {a.path} "
+                f"{list(original.shape)}"
             )
         measured = original.dtype in DTYPES and (
             isinstance(other, QuantizedEntry) or other.dtype in DTYPES

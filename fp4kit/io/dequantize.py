@@ -39,15 +39,12 @@ from fp4kit.io.stream.chunks import (
 from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.stream.gpu_pipeline import open_pipeline
 from fp4kit.io.tensor_names import unknown_beside
-from fp4kit.io.write.files import Output, check_output, output_suffix
-from fp4kit.io.write.npy import NpyWriter
-from fp4kit.io.write.npz import NpzWriter
-from fp4kit.io.write.safetensors import SafetensorsWriter
+from fp4kit.io.write.files import check_output, output_suffix
+from fp4kit.io.write.open import open_writer
 
 Logical = QuantizedEntry | SourceTensor
 #: Rows of a quantized tensor (or bytes of another one) from a number to another.
 Rows = tuple[Logical, int, int]
-Writer = SafetensorsWriter | NpyWriter | NpzWriter
 
 
 def open_quantized(source: Source) -> list[QuantizedEntry]:
@@ -113,37 +110,10 @@ def _chunks(
                 yield Chunk((tensor, first, last), (part,))
 
 
-def open_writer(output: Output, specs: Sequence[TensorSpec], metadata: dict[str, str]) -> Writer:
-    """The writer of a file by its suffix."""
-    suffix = output_suffix(output.path, SUFFIXES)
-    if suffix == ".safetensors":
-        return SafetensorsWriter(output, specs, metadata)
-    return NpyWriter(output, specs) if suffix == ".npy" else NpzWriter(output, specs)
-
-
 def _report(tensor: Logical, spec: TensorSpec) -> TensorReport:
     if isinstance(tensor, QuantizedEntry):
-        return TensorReport(
-            name=tensor.name,
-            shape=tensor.shape,
-            dtype=tensor.dtype,
-            action="dequantize",
-            reason="",
-            format=tensor.plan.format.name,
-            bytes_before=tensor.nbytes,
-            bytes_after=spec.nbytes,
-            facts=tensor.facts(),
-        )
-    return TensorReport(
-        name=tensor.name,
-        shape=tensor.spec.shape,
-        dtype=tensor.dtype,
-        action="keep",
-        reason="not quantized",
-        format=None,
-        bytes_before=tensor.stored,
-        bytes_after=spec.nbytes,
-    )
+        return TensorReport.of(tensor, "dequantize", "", spec.nbytes, facts=tensor.facts())
+    return TensorReport.of(tensor, "keep", "not quantized", spec.nbytes)
 
 
 @by_ieee
@@ -200,11 +170,8 @@ def dequantize_file(
         reports = [_report(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)]
         tally = Tally(progress, sum(report.bytes_before for report in reports))
         with open_writer(output, specs, metadata) as writer:
-            # The members of an archive are streams: what is written to them must come in order.
-            ordered = isinstance(writer, NpzWriter)
-            dequantize_tensors(
-                backend, opened, tensors, dtype, writer.write, tally, ordered=ordered
-            )
+            write, ordered = writer.write, writer.ordered
+            dequantize_tensors(backend, opened, tensors, dtype, write, tally, ordered=ordered)
             opened.check_unchanged()
             writer.finish()
         return FileReport(

@@ -27,23 +27,12 @@ def inspect_file(path: Path) -> FileReport:
     """
     started = time.perf_counter()
     with open_source(path) as source:
-        tensors = []
-        for tensor in logical_tensors(source, find_quantized(source)).values():
-            quantized = isinstance(tensor, QuantizedEntry)
-            nbytes = tensor.nbytes if quantized else tensor.stored
-            tensors.append(
-                TensorReport(
-                    name=tensor.name,
-                    shape=tensor.shape if quantized else tensor.spec.shape,
-                    dtype=tensor.dtype,
-                    action="quantized" if quantized else "keep",
-                    reason="" if quantized else tensor.note,
-                    format=tensor.plan.format.name if quantized else None,
-                    bytes_before=nbytes,
-                    bytes_after=nbytes,
-                    facts=tensor.facts() if quantized else {},
-                )
-            )
+        tensors = [
+            TensorReport.of(tensor, "quantized", facts=tensor.facts())
+            if isinstance(tensor, QuantizedEntry)
+            else TensorReport.of(tensor, "keep", tensor.note)
+            for tensor in logical_tensors(source, find_quantized(source)).values()
+        ]
         return FileReport(
             source=str(path),
             target=None,

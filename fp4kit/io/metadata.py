@@ -102,14 +102,19 @@ class QuantizedEntry:
         return parts
 
     @property
-    def stored(self) -> list[TensorSpec]:
+    def specs(self) -> list[TensorSpec]:
         """Every tensor of the file that belongs to it: its parts and its constants."""
         return self.parts + [constant.spec for constant in self.constants]
 
     @property
-    def nbytes(self) -> int:
+    def stored(self) -> int:
         """Bytes of all of them."""
-        return sum(spec.nbytes for spec in self.stored)
+        return sum(spec.nbytes for spec in self.specs)
+
+    @property
+    def format(self) -> str:
+        """Name of its block format."""
+        return self.plan.format.name
 
     def stored_second(self) -> NDArray[np.float32]:
         """What its second-level tensor holds: finite, never 0, in the storage's direction."""

@@ -91,7 +91,7 @@ class TensorPlan:
     def outputs(self) -> list[TensorSpec]:
         """The tensors it becomes in the output."""
         if self.entry is not None:
-            return self.entry.stored
+            return self.entry.specs
         return [] if self.action == "skip" else [self.tensor.spec]
 
     def report(self, measured: bool) -> TensorReport:
@@ -99,15 +99,12 @@ class TensorPlan:
         after = sum(spec.nbytes for spec in self.outputs)
         entry = self.entry or self.origin
         coded = measured and self.action == "quantize"
-        return TensorReport(
-            name=self.tensor.name,
-            shape=self.tensor.spec.shape,
-            dtype=self.tensor.dtype,
-            action="keep" if self.action == "skip" else self.action,
-            reason=f"dropped: {self.reason}" if self.action == "skip" else self.reason,
-            format=entry.plan.format.name if entry else None,
-            bytes_before=self.tensor.stored,
-            bytes_after=after,
+        return TensorReport.of(
+            self.tensor,
+            "keep" if self.action == "skip" else self.action,
+            f"dropped: {self.reason}" if self.action == "skip" else self.reason,
+            after,
+            format=entry.format if entry else None,
             stats=ErrorStats.from_sums(self.sums, after) if coded else None,
             sums=self.sums if coded else None,
             facts=entry.facts() if entry and measured else {},

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
@@ -81,6 +81,30 @@ class QuantizeOptions:
     force: bool = False
 
 
+class Reported(Protocol):
+    """A tensor of a file: a plain one, or a quantized one as a whole."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its logical shape."""
+
+    @property
+    def dtype(self) -> str:
+        """Its element type."""
+
+    @property
+    def format(self) -> str | None:
+        """Its block format, None for a plain one."""
+
+    @property
+    def stored(self) -> int:
+        """Bytes that it takes in the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorReport:
     """One tensor of a file: what was (or would be) done with it.
@@ -110,6 +134,24 @@ class TensorReport:
     stats: ErrorStats | None = None
     sums: ErrorSums | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, tensor: Reported, action: str, reason: str = "", after: int | None = None, **more: Any
+    ) -> TensorReport:
+        """The report of a tensor.
+
+        Args:
+            tensor: of the source.
+            action: what is done with it.
+            reason: why it is kept.
+            after: bytes that it takes in the output, None for as many as in the source.
+            **more: statistics, and what is not as the tensor says.
+        """
+        after = tensor.stored if after is None else after
+        facts = {"format": tensor.format, "bytes_before": tensor.stored, "bytes_after": after}
+        said = {"shape": tensor.shape, "dtype": tensor.dtype, **facts, **more}
+        return cls(name=tensor.name, action=action, reason=reason, **said)
 
     @property
     def differs(self) -> bool:

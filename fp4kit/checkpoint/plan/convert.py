@@ -225,7 +225,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         made = _entry(layout, entry, entry.dtype, change)
         made = _with_activation(layout, made, quantized, change)
         logical = SourceTensor(
-            TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.nbytes
+            TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.stored
         )
         works[name] = TensorPlan(logical, "transfer", entry=made, origin=entry)
         weight_codes: Codes = codes[name]

@@ -110,7 +110,7 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
         if name in parts:
             continue
         spec = TensorSpec(name, DTYPE_CODES[options.dtype], entry.shape)
-        plain = SourceTensor(spec, options.dtype, entry.nbytes)
+        plain = SourceTensor(spec, options.dtype, entry.stored)
         units[name] = Unit([TensorPlan(plain, "dequantize", origin=entry)])
     return CheckpointPlan(
         source=source,

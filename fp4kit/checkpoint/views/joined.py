@@ -46,7 +46,7 @@ class EntryView(RowView):
         self._dtype = dtype
         self.consumed = tuple(spec.name for spec in entry.parts)
         self.tensor = described(
-            entry.name, DTYPE_CODES[dtype], entry.shape, entry.nbytes, entry.plan.format.name
+            entry.name, DTYPE_CODES[dtype], entry.shape, entry.stored, entry.plan.format.name
         )
 
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102

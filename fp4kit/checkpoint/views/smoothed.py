@@ -68,7 +68,7 @@ class FoldedView(RowView):
             entry.name,
             "F32",
             entry.shape,
-            entry.nbytes + factors.stored,
+            entry.stored + factors.stored,
             f"{entry.plan.format.name} times {factors.name} (AWQ), decoded",
         )
 

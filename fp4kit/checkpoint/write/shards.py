@@ -85,7 +85,7 @@ def _convert(
         assert engine is not None
         entries = [work.origin for work in decoded if work.origin is not None]
         size = sum(work.tensor.spec.nbytes for work in decoded)
-        counted = tally.scaled(size / max(sum(entry.nbytes for entry in entries), 1))
+        counted = tally.scaled(size / max(sum(entry.stored for entry in entries), 1))
         checkpoint, dtype = plan.source.checkpoint, decoded[0].tensor.dtype
         dequantize_tensors(engine, checkpoint, entries, dtype, write, counted)
     run_transfers(transfers, write, tally)

@@ -65,13 +65,13 @@ class CastSource(Source):
                     f"{offset // 4 + begin + first}) is beyond float32; scale it down first"
                 )
 
-    def divisible(self, name: str) -> bool:  # noqa: D102
+    def divisible(self, name: str) -> bool:
         return self._source.divisible(name)
 
-    def check_unchanged(self) -> None:  # noqa: D102
+    def check_unchanged(self) -> None:
         self._source.check_unchanged()
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._source.close()
 
 

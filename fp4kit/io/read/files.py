@@ -168,12 +168,12 @@ class PooledFile(InputFile):
             super().close()
             self.is_open = False
 
-    def read_into(self, offset: int, out: memoryview) -> None:  # noqa: D102
+    def read_into(self, offset: int, out: memoryview) -> None:
         self._pool.take(self)
         try:
             super().read_into(offset, out)
         finally:
             self._pool.give_back(self)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._pool.forget(self)

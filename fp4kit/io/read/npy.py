@@ -25,7 +25,7 @@ from fp4kit.errors import DtypeError, FileFormatError, brief, shortened
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.read.files import InputFile
 from fp4kit.io.read.json_text import strict_json
-from fp4kit.io.read.source import Source, SourceTensor, plain_tensor
+from fp4kit.io.read.source import FileSource, SourceTensor, plain_tensor
 
 RECORD_MEMBER = "__fp4kit_dtypes__"
 RECORD_VERSION = 1
@@ -327,13 +327,11 @@ def array_tensor(
     return plain_tensor(TensorSpec(name, dtype, header.shape), note)
 
 
-class NpySource(Source):
+class NpySource(FileSource):
     """An .npy file; its one tensor is called as the file is."""
 
     def __init__(self, file: InputFile, void_dtype: str | None) -> None:
-        self._file = file
-        self.path = file.path
-        self.metadata = {}
+        super().__init__(file)
         header = parse_array_header(file.read(0, 1 << 16), str(file.path))
         recorded = None
         side = sidecar(file.path)
@@ -356,12 +354,6 @@ class NpySource(Source):
         self._reader = ArrayReader(header, file)
         self._lock = threading.Lock()
 
-    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
+    def read(self, name: str, offset: int, out: memoryview) -> None:
         with self._lock:
             self._reader.read(offset, out)
-
-    def check_unchanged(self) -> None:  # noqa: D102
-        self._file.check_unchanged()
-
-    def close(self) -> None:  # noqa: D102
-        self._file.close()

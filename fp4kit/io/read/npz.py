@@ -29,7 +29,7 @@ from fp4kit.io.read.npy import (
     parse_array_header,
     parse_record,
 )
-from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.read.source import FileSource, SourceTensor
 
 #: Bytes of an archive's directory: half a million members with long names.
 MAX_DIRECTORY = 1 << 26
@@ -144,14 +144,11 @@ def open_archive(file: InputFile) -> zipfile.ZipFile:
 _RECORD_CHARACTERS = 2000
 
 
-class NpzSource(Source):
+class NpzSource(FileSource):
     """An .npz archive; members that cannot become tensors are listed with the reason."""
 
     def __init__(self, file: InputFile, void_dtype: str | None) -> None:
-        self._file = file
-        self.path = file.path
-        self.metadata = {}
-        self.tensors = {}
+        super().__init__(file)
         self._streams: dict[str, tuple[MemberStream, ArrayReader | None]] = {}
         self._open = ""
         # The archive has one position, and a tensor may be looked at while the next one is read.
@@ -223,7 +220,7 @@ class NpzSource(Source):
             raise FileFormatError(f"{where}: damaged record of element types") from None
         return parse_record(text, where)
 
-    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
+    def read(self, name: str, offset: int, out: memoryview) -> None:
         with self._lock:
             if name != self._open and self._open:
                 self._streams[self._open][0].close()
@@ -232,12 +229,9 @@ class NpzSource(Source):
             assert reader is not None, f"{name} cannot be read"
             reader.read(offset, out)
 
-    def check_unchanged(self) -> None:  # noqa: D102
-        self._file.check_unchanged()
-
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         with self._lock:
             for stream, _ in self._streams.values():
                 stream.close()
             self._archive.close()
-        self._file.close()
+        super().close()

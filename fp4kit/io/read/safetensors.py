@@ -23,30 +23,23 @@ from fp4kit.io.containers import (
 )
 from fp4kit.io.read.files import InputFile
 from fp4kit.io.read.json_text import strict_json, unique
-from fp4kit.io.read.source import Source, plain_tensor
+from fp4kit.io.read.source import FileSource, plain_tensor
 
 
-class SafetensorsSource(Source):
+class SafetensorsSource(FileSource):
     """A safetensors file."""
 
     concurrent = True
 
     def __init__(self, file: InputFile) -> None:
-        self._file = file
-        self.path = file.path
+        super().__init__(file)
         header = read_header(file)
         self.metadata = header.metadata
         self.tensors = {name: plain_tensor(spec) for name, (spec, _) in header.tensors.items()}
         self._starts = {name: start for name, (_, start) in header.tensors.items()}
 
-    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
+    def read(self, name: str, offset: int, out: memoryview) -> None:
         self._file.read_into(self._starts[name] + offset, out)
-
-    def check_unchanged(self) -> None:  # noqa: D102
-        self._file.check_unchanged()
-
-    def close(self) -> None:  # noqa: D102
-        self._file.close()
 
 
 #: Values and keys of a header of so many tensors, and of its metadata.

@@ -8,8 +8,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from fp4kit.io.containers import DTYPES, TensorSpec
+
+from .files import InputFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,19 @@ class SourceTensor:
     def name(self) -> str:
         """Its name."""
         return self.spec.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.spec.shape
+
+    @property
+    def format(self) -> None:
+        """The block format of a quantized tensor: none."""
+
+    def facts(self) -> dict[str, Any]:
+        """How a quantized tensor is encoded: nothing to say."""
+        return {}
 
     @property
     def readable(self) -> bool:
@@ -89,3 +105,19 @@ class Source(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class FileSource(Source):
+    """An open input file of one container."""
+
+    def __init__(self, file: InputFile, metadata: dict[str, str] | None = None) -> None:
+        self._file = file
+        self.path = file.path
+        self.metadata = metadata or {}
+        self.tensors = {}
+
+    def check_unchanged(self) -> None:
+        self._file.check_unchanged()
+
+    def close(self) -> None:
+        self._file.close()

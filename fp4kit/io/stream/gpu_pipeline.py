@@ -79,21 +79,21 @@ class GpuPipeline(Pipeline):
         self._inputs = Slots(self._cuda, self._resident_bytes + 4 * GPU_CHUNK_BYTES)
         self._results = Slots(self._cuda, min(RESULT_BYTES, quarter))
 
-    def holds(self, nbytes: Sequence[int]) -> bool:  # noqa: D102
+    def holds(self, nbytes: Sequence[int]) -> bool:
         return len(nbytes) * slot_size(max(nbytes)) <= self._resident_bytes
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Makes the compute stream current: for kernels and for what they allocate."""
         return self._cuda.scope(self._compute)
 
-    def gather(self, values: Sequence[Any]) -> Any:  # noqa: D102
+    def gather(self, values: Sequence[Any]) -> Any:
         return self._cuda.gather(values)
 
     # ---------------------------------------------------------------------------------------------
     # In
     # ---------------------------------------------------------------------------------------------
 
-    def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:  # noqa: D102
+    def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
         listed = list(work)
         if not listed:
             return
@@ -149,7 +149,7 @@ class GpuPipeline(Pipeline):
         staged.release = done.synchronize
         return Resident([buffer[at : at + count] for at, count in staged.spans], buffer)
 
-    def free(self, chunk: Resident) -> None:  # noqa: D102
+    def free(self, chunk: Resident) -> None:
         with self._cuda.scope():
             self._inputs.give(chunk.buffer, self._cuda.record(self._compute))
 
@@ -157,13 +157,13 @@ class GpuPipeline(Pipeline):
     # Out
     # ---------------------------------------------------------------------------------------------
 
-    def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:  # noqa: D102
+    def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:
         positions = spans(counts)
         # The host has seen its last use end.
         buffer, _ = self._results.take(end(positions), self._check)
         return buffer, [buffer[at : at + count] for at, count in positions]
 
-    def store(  # noqa: D102
+    def store(
         self, buffer: Any, counts: Sequence[int], write: Callable[[list[Bytes]], None]
     ) -> None:
         with self._cuda.scope():
@@ -195,7 +195,7 @@ class GpuPipeline(Pipeline):
         with self._one_write:
             write(views)
 
-    def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:  # noqa: D102
+    def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:
 
         def task() -> None:
             with self._one_write:
@@ -211,7 +211,7 @@ class GpuPipeline(Pipeline):
         while self._stores and self._stores[0].done():
             self._stores.popleft().result()
 
-    def finish(self) -> None:  # noqa: D102
+    def finish(self) -> None:
         while self._stores:
             self._stores.popleft().result()
         self._compute.synchronize()

@@ -229,37 +229,37 @@ class HostPipeline(Pipeline):
         self._behind = WriteBehind()
         self._ordered = ordered
 
-    def reads_whole(self, nbytes: int) -> bool:  # noqa: D102
+    def reads_whole(self, nbytes: int) -> bool:
         return nbytes <= chunks.WHOLE_BYTES
 
-    def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:  # noqa: D102
+    def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
         return read_ahead(work)
 
-    def gather(self, values: Sequence[Any]) -> Any:  # noqa: D102
+    def gather(self, values: Sequence[Any]) -> Any:
         return np.concatenate(values)
 
-    def upload(self, staged: Staged) -> Resident:  # noqa: D102
+    def upload(self, staged: Staged) -> Resident:
         return Resident(staged.parts)
 
-    def free(self, chunk: Resident) -> None:  # noqa: D102
+    def free(self, chunk: Resident) -> None:
         pass
 
-    def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:  # noqa: D102
+    def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:
         parts = [self._behind.buffer(use, count) for use, count in enumerate(counts)]
         return parts, parts
 
-    def store(  # noqa: D102
+    def store(
         self, buffer: Any, counts: Sequence[int], write: Callable[[list[Bytes]], None]
     ) -> None:
         self._behind.submit(partial(write, buffer))
 
-    def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:  # noqa: D102
+    def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:
         if self._ordered:
             self._behind.wait()
         for part in staged.parts:
             write(part)
 
-    def finish(self) -> None:  # noqa: D102
+    def finish(self) -> None:
         self._behind.wait()
 
     def __enter__(self) -> HostPipeline:

@@ -13,10 +13,10 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fp4kit.errors import Fp4kitError, OptionError
@@ -197,18 +197,45 @@ class AtomicFile:
     def __enter__(self) -> AtomicFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         os.close(self._fd)
         with contextlib.suppress(FileNotFoundError):
             self._temp.unlink()
         if isinstance(error, OSError) and not isinstance(error, Fp4kitError):
             reason = error.strerror or str(error)
             raise OutputError(f"{self.target}: cannot be written: {reason}") from error
+
+
+class Writer(ABC):
+    """Writes tensors to a file of one container, atomically. Use it as a context manager.
+
+    Attributes:
+        ordered: whether tensors must be written one after the other, each from its beginning on.
+    """
+
+    ordered = False
+
+    def __init__(self, target: Output | Path) -> None:
+        self._file = AtomicFile(target)
+
+    @abstractmethod
+    def write(self, name: str, offset: int, data: Any) -> None:
+        """Writes bytes of a tensor, beginning `offset` bytes into it; each byte exactly once."""
+
+    @abstractmethod
+    def finish(self, metadata: Mapping[str, str] | None = None) -> None:
+        """Completes the file and gives it its name.
+
+        Args:
+            metadata: replaces the metadata given at first, where the container has some; it must
+                take exactly as many bytes.
+        """
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._file.__exit__(kind, error, trace)
 
 
 def output_suffix(target: Path, allowed: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from fp4kit.io.read.npy import (
     sidecar,
     sidecar_text,
 )
-from fp4kit.io.write.files import AtomicFile, Output, as_output
+from fp4kit.io.write.files import AtomicFile, Output, Writer, as_output
 
 NUMPY_TYPES = {code: text for text, code in STORABLE.items()}
 
@@ -77,7 +76,7 @@ def check_storable(spec: TensorSpec, target: Output | Path) -> None:
         )
 
 
-class NpyWriter:
+class NpyWriter(Writer):
     """Writes one tensor as .npy, atomically, with a record next to it if it needs one."""
 
     def __init__(self, output: Output | Path, tensors: Sequence[TensorSpec]) -> None:
@@ -97,14 +96,12 @@ class NpyWriter:
                 f"{target}: its element type would be recorded in {side}, which holds something "
                 "else; choose another name, or .npz"
             )
-        self._file = AtomicFile(output)
+        super().__init__(output)
 
     def write(self, name: str, offset: int, data: Any) -> None:
-        """Writes bytes of the tensor, beginning `offset` bytes into it."""
         self._file.write_at(len(self._header) + offset, data)
 
     def finish(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Gives the file its name; NumPy's files have no place for metadata."""
         self._file.write_at(0, self._header)
         side = sidecar(self._output.path)
         if self._record:
@@ -115,15 +112,3 @@ class NpyWriter:
         self._file.commit()
         if not self._record and _is_record(side):
             side.unlink()
-
-    def __enter__(self) -> NpyWriter:
-        self._file.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, trace)

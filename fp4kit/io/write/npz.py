@@ -9,7 +9,6 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from fp4kit.errors import FileFormatError, brief
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.npy import RECORD_MEMBER
-from fp4kit.io.write.files import AtomicFile, Output
+from fp4kit.io.write.files import Output, Writer
 from fp4kit.io.write.npy import array_header_bytes, build_record, check_storable
 
 #: Bytes of a member's name, `.npy` included, in a zip archive.
@@ -36,8 +35,10 @@ def name_fault(name: str) -> str:
     return ""
 
 
-class NpzWriter:
-    """Writes tensors as an uncompressed .npz, atomically, one after the other."""
+class NpzWriter(Writer):
+    """Writes tensors as an uncompressed .npz, whose members are streams."""
+
+    ordered = True
 
     def __init__(self, output: Output | Path, tensors: Sequence[TensorSpec]) -> None:
         self._specs = {spec.name: spec for spec in tensors}
@@ -51,7 +52,7 @@ class NpzWriter:
         if RECORD_MEMBER in self._specs:
             raise FileFormatError(f"{output}: a tensor cannot be named {RECORD_MEMBER}")
         self._record = build_record(tensors)
-        self._file = AtomicFile(output)
+        super().__init__(output)
         self._stream = open(self._file.fd, "w+b", closefd=False)  # noqa: SIM115
         self._archive = zipfile.ZipFile(self._stream, "w")
         self._member: IO[bytes] | None = None
@@ -90,16 +91,7 @@ class NpzWriter:
         self._stream.flush()
         self._file.commit()
 
-    def __enter__(self) -> NpzWriter:
-        self._file.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if kind is not None:
             # An archive that is given up is not completed: the file is about to be removed, and a
             # full disk must not raise a second time.
@@ -108,4 +100,4 @@ class NpzWriter:
             self._archive.fp = None
         with contextlib.suppress(OSError):
             self._stream.close()
-        self._file.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fp4kit.errors import DtypeError, FileFormatError, brief
@@ -22,7 +21,7 @@ from fp4kit.io.containers import (
     METADATA,
     TensorSpec,
 )
-from fp4kit.io.write.files import AtomicFile, Output
+from fp4kit.io.write.files import Output, Writer
 
 
 def build_header(
@@ -71,7 +70,7 @@ def build_header(
     return len(text).to_bytes(8, "little") + text, {key: base + at for key, at in offsets.items()}
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(Writer):
     """Writes a safetensors file piece by piece, atomically.
 
     Space for the header is reserved first and the header is written last: an unfinished file
@@ -86,19 +85,13 @@ class SafetensorsWriter:
         self._metadata = dict(metadata)
         self._header, self._offsets = build_header(tensors, metadata, str(target))
         self._left = {spec.name: spec.nbytes for spec in tensors}
-        self._file = AtomicFile(target)
+        super().__init__(target)
 
     def write(self, name: str, offset: int, data: Any) -> None:
-        """Writes bytes of a tensor, beginning `offset` bytes into it; each byte exactly once."""
         self._left[name] -= len(data)
         self._file.write_at(self._offsets[name] + offset, data)
 
     def finish(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Writes the header and gives the file its name.
-
-        Args:
-            metadata: replaces the metadata given at first; it must take exactly as many bytes.
-        """
         missing = {name: count for name, count in self._left.items() if count}
         assert not missing, f"bytes not written: {missing}"
         header = self._header
@@ -107,15 +100,3 @@ class SafetensorsWriter:
             assert len(header) == len(self._header), "the header's length changed"
         self._file.write_at(0, header)
         self._file.commit()
-
-    def __enter__(self) -> SafetensorsWriter:
-        self._file.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
