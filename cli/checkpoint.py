@@ -14,13 +14,9 @@ import click
 from fp4kit.checkpoint.options import UNCALIBRATED
 from fp4kit.checkpoint.read.directory import STATE_DIR, listed
 from fp4kit.checkpoint.report import CheckpointReport
-from fp4kit.files.operations import (
-    CheckpointChoices,
-    convert_checkpoint,
-    default_target,
-    dequantize_checkpoint,
-    quantize_checkpoint,
-)
+from fp4kit.files.choices import CheckpointChoices
+from fp4kit.files.convert import convert_checkpoint, dequantize_checkpoint
+from fp4kit.files.quantize import default_target, quantize_checkpoint
 from fp4kit.io.report import named
 
 from .output import say

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fp4kit.checkpoint.compare import is_checkpoint
-from fp4kit.files.operations import dequantize_file
+from fp4kit.files.convert import dequantize_file
 from fp4kit.io.read.open import check_source
 
 from . import checkpoint

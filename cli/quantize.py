@@ -11,7 +11,8 @@ import click
 from click.core import ParameterSource
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
-from fp4kit.files.operations import FileChoices, default_target, quantize_file
+from fp4kit.files.choices import FileChoices
+from fp4kit.files.quantize import default_target, quantize_file
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.read.cast import CASTS
 from fp4kit.io.read.open import check_source

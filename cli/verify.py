@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fp4kit.files.operations import verify
+from fp4kit.files.verify import verify
 
 from .options import (
     FILE,

@@ -27,17 +27,11 @@ if TYPE_CHECKING:
         OptionError,
         ShapeError,
     )
+    from .files.convert import convert_checkpoint, dequantize_checkpoint, dequantize_file
     from .files.open import TensorFile, open
-    from .files.operations import (
-        VerifyReport,
-        convert_checkpoint,
-        dequantize_checkpoint,
-        dequantize_file,
-        quantize_checkpoint,
-        quantize_file,
-        verify,
-    )
+    from .files.quantize import quantize_checkpoint, quantize_file
     from .files.save import save
+    from .files.verify import VerifyReport, verify
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
     from .variant import Variant
 
@@ -141,13 +135,17 @@ _HOMES = {
         "open",
     ),
     "files.save": ("save",),
-    "files.operations": (
-        "VerifyReport",
+    "files.convert": (
         "convert_checkpoint",
         "dequantize_checkpoint",
         "dequantize_file",
+    ),
+    "files.quantize": (
         "quantize_checkpoint",
         "quantize_file",
+    ),
+    "files.verify": (
+        "VerifyReport",
         "verify",
     ),
     "api.metrics": (

@@ -1,0 +1,195 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing files and checkpoints: what `fp4kit quantize` calls."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fp4kit.checkpoint import operations as checkpoints
+from fp4kit.checkpoint.options import CheckpointOptions
+from fp4kit.checkpoint.report import CheckpointReport
+from fp4kit.checkpoint.views.search import decoded_file
+from fp4kit.errors import OptionError
+from fp4kit.io import quantize as files
+from fp4kit.io.report import FileReport, QuantizeOptions
+from fp4kit.io.stream.chunks import Progress
+from fp4kit.io.tensor_names import Patterns
+
+from .choices import (
+    CheckpointChoices,
+    FileChoices,
+    Format,
+    Layout,
+    StrPath,
+    checked,
+    known,
+    shard_size,
+)
+from .devices import resolve_device, resolve_devices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def default_target(source: Path, format: str) -> Path:
+    """Where the result of a quantization goes: beside the source, the format added to its name."""
+    if not source.is_dir():
+        return source.with_name(f"{source.stem}-{format}.safetensors")
+    real = source.resolve()  # `.` has a name, too
+    return real.with_name(f"{real.name}-{format}")
+
+
+def quantize_file(
+    source: StrPath,
+    target: StrPath | None = None,
+    format: Format = "nvfp4",
+    *,
+    device: str = "auto",
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **choices: Unpack[FileChoices],
+) -> FileReport:
+    """Quantizes the float tensors of a file that have two or more dimensions: `fp4kit quantize`.
+
+    The result is a self-describing .safetensors file. All other tensors are carried through
+    unchanged, byte for byte, and listed with the reason. The data is streamed: memory stays
+    bounded whatever the size of the file.
+
+    Args:
+        source: .safetensors, .npy or .npz file.
+        target: .safetensors file to write, atomically; None for the source's name with the format
+            added.
+        format: block format.
+        device: `auto` (cuda where it can run), `cpu`, `cuda` or `cuda:N`; the bytes are the same.
+        force: replace an older target.
+        dry_run: plan from the headers alone; nothing is computed or written.
+        progress: called with (bytes done, bytes in all) of the source.
+        **choices: `recipe`, `scale_rule`, `scale_layout`, `nibble_order`, `pad`, `scale_search`,
+            `error`, `e4m3_max`: as :func:`fp4kit.quantize`. `include`, `exclude`: name patterns,
+            globs or `re:` and a regular expression. `cast="float32"`: take float64 as that.
+            `void_dtype="bfloat16"`: what 2-byte void data of NumPy's files is. `unscaled_fp8`: FP8
+            without a scale was only cast. `allow_nothing`: no error if nothing is quantized.
+
+    Returns:
+        An entry per tensor with error statistics; the numbers of `--json`.
+
+    Raises:
+        OptionError: for unknown options, a target that exists or is the source, or if nothing
+            would be quantized.
+        FileFormatError: if the source is malformed or quantized already.
+        NonFiniteError: if a tensor holds NaN or infinity.
+        BackendUnavailableError: if the device cannot be used.
+        OutputError: if the target cannot be written.
+
+    Example:
+        >>> import tempfile, numpy as np, fp4kit
+        >>> folder = tempfile.mkdtemp()
+        >>> w = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+        >>> np.save(f"{folder}/w.npy", w)
+        >>> report = fp4kit.quantize_file(f"{folder}/w.npy", f"{folder}/w.safetensors", "mxfp8")
+        >>> [(tensor.name, tensor.format) for tensor in report.tensors]
+        [('w', 'mxfp8')]
+        >>> report.total_stats.sqnr > 30
+        True
+    """
+    given = known(choices, FileChoices)
+    path = checked(source)
+    if path.is_dir():
+        raise OptionError(f"{path}: is a directory; use quantize_checkpoint")
+    excluded = Patterns(given.get("exclude", ()), "exclude")
+    decode = partial(
+        decoded_file,
+        excluded=lambda name: excluded.match(name) is not None,
+        unscaled_fp8=given.pop("unscaled_fp8", False),
+    )
+    # A dry run computes nothing, so it needs no device, unless one was asked for by name.
+    used = "cpu" if dry_run and device == "auto" else resolve_device(device)
+    given = {"allow_nothing": False, **given}
+    options = QuantizeOptions(format=format, device=used, force=force, **given)
+    if dry_run:
+        return files.plan_quantize_file(path, options, decode)
+    out = default_target(path, format) if target is None else Path(target)
+    return files.quantize_file(path, out, options, progress, decode)
+
+
+def quantize_checkpoint(
+    source: StrPath,
+    target: StrPath | None = None,
+    format: Format = "nvfp4",
+    *,
+    layout: Layout = "compressed-tensors",
+    device: str = "auto",
+    resume: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **choices: Unpack[CheckpointChoices],
+) -> CheckpointReport:
+    """Quantizes a checkpoint into one that engines load: `fp4kit quantize DIR`.
+
+    Args:
+        source: model directory or diffusers pipeline; for layout `comfy` also a .safetensors file.
+        target: directory to create (or file, for one); None for the source's name with the format
+            added.
+        format: block format.
+        layout: for which engines: `compressed-tensors` (vLLM, SGLang, transformers), `modelopt`
+            (TensorRT-LLM, vLLM, SGLang) or `comfy` (ComfyUI).
+        device: as for :func:`quantize_file`; `cuda` is every GPU of the machine.
+        resume: finish what an interrupted run of the same call began.
+        force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
+        dry_run: plan from headers and JSON alone; nothing is written.
+        progress: called with (bytes done, bytes in all) of the source.
+        **choices: `recipe`, `scale_rule`, `scale_search`, `error`, `e4m3_max`, `include`,
+            `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for :func:`quantize_file`.
+            `activations`: None for weights only, `uncalibrated`, or a JSON file with the amax of
+            each module's input. `experts_layout`: how fused experts are stored where that is not
+            clear. `max_shard_size`: like 5GB. `follow_links`: copy what links out of the source
+            point to.
+
+    Returns:
+        An entry per tensor with error statistics, and the files around them.
+
+    Raises:
+        OptionError: for unknown options, or a target that is not empty or is the source.
+        FileFormatError: if the checkpoint is malformed or quantized already.
+        NonFiniteError: if a weight holds NaN or infinity.
+        BackendUnavailableError: if the device cannot be used.
+        OutputError: if the target cannot be written.
+
+    Example:
+        >>> import tempfile, numpy as np, fp4kit
+        >>> folder = tempfile.mkdtemp()
+        >>> w = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+        >>> model = {"model.layers.0.mlp.down_proj.weight": w}
+        >>> _ = fp4kit.save(f"{folder}/model", model, config={"model_type": "llama"})
+        >>> report = fp4kit.quantize_checkpoint(f"{folder}/model", f"{folder}/model-nvfp4")
+        >>> report.shards.keys(), report.ignore
+        (dict_keys(['model.safetensors']), ['lm_head'])
+    """
+    given = known(choices, CheckpointChoices)
+    path = checked(source)
+    size = shard_size(given.pop("max_shard_size", None))
+    if given.get("activations") is not None:
+        given["activations"] = os.fspath(given["activations"])
+    options = CheckpointOptions(
+        **{"allow_nothing": False, **given},
+        format=format,
+        layout=layout,
+        max_shard_size=size,
+    )
+    if dry_run:
+        return checkpoints.plan_quantize_checkpoint(path, options)
+    return checkpoints.quantize_checkpoint(
+        path,
+        default_target(path, format) if target is None else Path(target),
+        options,
+        devices=resolve_devices(device),
+        resume=resume,
+        force=force,
+        progress=progress,
+    )
