@@ -119,7 +119,7 @@ def _checkpoint_side(checkpoint: Checkpoint, experts_layout: str | None) -> Side
         opened = open_quantized(checkpoint)
         tensors: dict[str, Logical] = {**opened.source.tensors, **opened.entries}
         return Side(checkpoint.path, tensors, opened.source, checkpoint)
-    source, _, _ = open_logical(checkpoint, CheckpointOptions(experts_layout=experts_layout))
+    source = open_logical(checkpoint, CheckpointOptions(experts_layout=experts_layout)).source
     return Side(checkpoint.path, dict(source.tensors), source, checkpoint)
 
 

@@ -12,7 +12,6 @@ from fp4kit.checkpoint.models.fusion import groups
 from fp4kit.checkpoint.plan.checkpoint_plan import (
     CheckpointPlan,
     Unit,
-    check_names,
     check_source,
     pack,
 )
@@ -25,7 +24,7 @@ from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError, OptionError, brief
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.metadata import QuantizedEntry, shared_plan
-from fp4kit.io.quantize_plan import TensorPlan
+from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
 
@@ -142,7 +141,7 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
             f"{given.path}: holds {' and '.join(formats)}, and layout {layout.name} names one "
             "format for all; save them to two directories"
         )
-    check_names(given.path, works.values())
+    refuse_collisions(given.path, works.values())
     parts = {part.name for entry in entries.values() for part in entry.parts}
     plain = [name for name in given.names if name not in entries]
     for name, owner in unknown_beside(plain, entries, ()).items():

@@ -15,7 +15,7 @@ from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, get_format
 from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
-from fp4kit.io.quantize_plan import TensorPlan, refuse_nothing
+from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions, refuse_nothing
 from fp4kit.io.quantize_tensors import quantize_tensors
 from fp4kit.io.read.cast import check_cast, with_cast
 from fp4kit.io.read.open import open_source
@@ -77,18 +77,6 @@ def _refuse_quantized(source: Source) -> None:
         )
 
 
-def _refuse_collisions(source: Source, plans: list[TensorPlan]) -> None:
-    owners: dict[str, str] = {}
-    for plan in plans:
-        for spec in plan.outputs:
-            other = owners.setdefault(spec.name, plan.tensor.name)
-            if other != plan.tensor.name:
-                raise FileFormatError(
-                    f"{source.path}: tensors {other!r} and {plan.tensor.name!r} would both be "
-                    f"written as {spec.name!r}; exclude one of them from quantizing"
-                )
-
-
 def _open(path: Path, options: QuantizeOptions) -> Source:
     """The source as the options have it read."""
     check_cast(options.cast)
@@ -124,7 +112,7 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
         shape = tensor.spec.shape
         entry = QuantizedEntry(tensor.name, shape, tensor.dtype, _plan_for(shape, options))
         plans.append(TensorPlan(tensor, "quantize", entry=entry))
-    _refuse_collisions(source, plans)
+    refuse_collisions(source.path, plans)
     if not options.allow_nothing:
         refuse_nothing(source.path, plans, _idle(plans, options), padding=True)
     return plans

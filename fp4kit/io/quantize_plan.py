@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
-from fp4kit.errors import OptionError
+from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source, SourceTensor
@@ -157,3 +157,16 @@ def rows_of_plan(plan: TensorPlan, limit: int | None = None) -> list[Rows]:
         return [Rows(plan, *span) for span in byte_ranges(plan.tensor, limit)]
     rows, step = plan.entry.plan.rows, row_step(plan.entry.plan)
     return [Rows(plan, *span) for span in row_ranges(rows, plan.tensor.row_bytes, step, limit)]
+
+
+def refuse_collisions(path: object, works: Iterable[TensorPlan]) -> None:
+    """Refuses a plan in which two tensors would be written under one name."""
+    owners: dict[str, str] = {}
+    for work in works:
+        for spec in work.outputs:
+            other = owners.setdefault(spec.name, work.tensor.name)
+            if other != work.tensor.name:
+                raise FileFormatError(
+                    f"{path}: tensors {other!r} and {work.tensor.name!r} would both be written as "
+                    f"{spec.name!r}; exclude one of them from quantizing"
+                )

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp4kit.errors import FileFormatError
@@ -37,21 +37,29 @@ def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _records(headers: Iterable[Mapping[str, str]], key: str) -> Iterator[Any]:
+def _recorded(
+    headers: Iterable[Mapping[str, str]],
+    where: object,
+    key: str,
+    read: Callable[[Any], dict[str, Any]],
+) -> dict[str, Any]:
     """What the headers of the shards say under a key; each speaks of its own weights."""
-    for text in dict.fromkeys(header[key] for header in headers if key in header):
-        yield strict_json(text)
+    found: dict[str, Any] = {}
+    try:
+        for text in dict.fromkeys(header[key] for header in headers if key in header):
+            found |= read(strict_json(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{where}: metadata {key!r}: damaged: {error!s}") from None
+    return found
 
 
 def recorded_layers(headers: Iterable[Mapping[str, str]], where: object) -> dict[str, str]:
     """Modules that the headers of a checkpoint's files call quantized, with their formats."""
-    layers: dict[str, str] = {}
-    try:
-        for record in _records(headers, LAYERS_KEY):
-            layers |= {name: str(facts["format"]) for name, facts in record["layers"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{where}: metadata {LAYERS_KEY!r}: damaged: {error!s}") from None
-    return layers
+
+    def read(record: Any) -> dict[str, str]:
+        return {name: str(facts["format"]) for name, facts in record["layers"].items()}
+
+    return _recorded(headers, where, LAYERS_KEY, read)
 
 
 def is_marker(tensor: SourceTensor) -> bool:
@@ -63,12 +71,11 @@ def layer_records(
     source: Source, headers: Iterable[Mapping[str, str]], where: object
 ) -> dict[str, dict[str, Any]]:
     """What headers and marker tensors say about each quantized module; a marker counts more."""
-    records: dict[str, dict[str, Any]] = {}
-    try:
-        for record in _records(headers, LAYERS_KEY):
-            records |= {name: dict(facts) for name, facts in record["layers"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{where}: metadata {LAYERS_KEY!r}: damaged: {error!s}") from None
+
+    def read(record: Any) -> dict[str, dict[str, Any]]:
+        return {name: dict(facts) for name, facts in record["layers"].items()}
+
+    records = _recorded(headers, where, LAYERS_KEY, read)
     for name, tensor in source.tensors.items():
         if is_marker(tensor):
             size = tensor.spec.nbytes
@@ -124,15 +131,13 @@ def padded_shapes(
     headers: Iterable[Mapping[str, str]], where: object
 ) -> dict[str, tuple[int, ...]]:
     """Logical shapes that the headers of a checkpoint's files record."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    try:
-        for record in _records(headers, SHAPES_KEY):
-            shapes |= {name: tuple(shape) for name, shape in record.items()}
-        if not all(type(size) is int and size > 0 for shape in shapes.values() for size in shape):
+
+    def read(record: Any) -> dict[str, tuple[int, ...]]:
+        if not all(type(size) is int and size > 0 for shape in record.values() for size in shape):
             raise ValueError("a size is no positive integer")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{where}: metadata {SHAPES_KEY!r}: damaged: {error!s}") from None
-    return shapes
+        return {name: tuple(shape) for name, shape in record.items()}
+
+    return _recorded(headers, where, SHAPES_KEY, read)
 
 
 class Comfy(Layout):

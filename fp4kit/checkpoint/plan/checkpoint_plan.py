@@ -226,16 +226,3 @@ def pack(units: Iterable[Unit], checkpoint: Checkpoint, limit: int) -> list[Shar
         )
     names = shard_names(checkpoint.base, len(bins))
     return [Shard(name, members) for name, members in zip(names, bins, strict=True)]
-
-
-def check_names(path: object, works: Iterable[TensorPlan]) -> None:
-    """Refuses a plan in which two tensors would be written under one name."""
-    owners: dict[str, str] = {}
-    for work in works:
-        for spec in work.outputs:
-            other = owners.setdefault(spec.name, work.tensor.name)
-            if other != work.tensor.name:
-                raise FileFormatError(
-                    f"{path}: tensors {other!r} and {work.tensor.name!r} would both be written as "
-                    f"{spec.name!r}; exclude one of them from quantizing"
-                )

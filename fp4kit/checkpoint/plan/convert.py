@@ -22,17 +22,17 @@ from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY, describe, recorde
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.read.quantized import Quantized, is_usable, scale_bits
 from fp4kit.checkpoint.views.codes import Codes
-from fp4kit.checkpoint.views.opened import Opened, entry_codes, open_quantized
+from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import get_recipe
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.metadata import Constant, QuantizedEntry
-from fp4kit.io.quantize_plan import TensorPlan
+from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions
 from fp4kit.io.read.json_text import strict_json
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.reference.scaling import convert_second_level, quiet
 
-from .checkpoint_plan import CheckpointPlan, Unit, check_names, check_source, in_stored_order, pack
+from .checkpoint_plan import CheckpointPlan, Unit, check_source, in_stored_order, pack
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import state_decoded_dtype
 from .quantize import embedding_modules
@@ -215,7 +215,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     _check_activations(checkpoint.path, quantized)
     source = opened.source
     change = SecondLevelChange(checkpoint, quantized.layout, layout)
-    codes = entry_codes(opened)
+    codes = opened.codes
     units: dict[str, Unit] = {}
     works: dict[str, TensorPlan] = {}
     for name, tensor in source.tensors.items():
@@ -230,7 +230,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         works[name] = TensorPlan(logical, "transfer", entry=made, origin=entry)
         weight_codes: Codes = codes[name]
         units[name] = Unit([works[name]], codes=[weight_codes])
-    check_names(checkpoint.path, works.values())
+    refuse_collisions(checkpoint.path, works.values())
     formats = [entry.plan.format.name for entry in quantized.entries.values()]
     plan = CheckpointPlan(
         source=source,

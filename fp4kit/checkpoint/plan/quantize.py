@@ -19,12 +19,12 @@ from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import open_logical
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import DTYPES, SECOND_LEVEL_RANGE, get_format
-from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_nothing
+from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_collisions, refuse_nothing
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
 from fp4kit.variant import search_variant
 
-from .checkpoint_plan import CheckpointPlan, Unit, check_names, check_source, pack
+from .checkpoint_plan import CheckpointPlan, Unit, check_source, pack
 from .expert_restore import note
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import model_dtype, state_decoded_dtype
@@ -244,7 +244,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     check_source(checkpoint, layout)
     config = checkpoint.config
     rules = Rules(options.include, options.exclude, config, checkpoint.tensors)
-    source, codes, dropped = open_logical(checkpoint, options, rules.excludes)
+    opened = open_logical(checkpoint, options, rules.excludes)
+    source, codes = opened.source, opened.codes
     reasons = _reasons(source, options, rules, config)
     rules.check_used(source.tensors)
     _rejoin(source, reasons)
@@ -269,7 +270,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
             variant,
         )
         works[name] = TensorPlan(tensor, "quantize", tensor.note, entry=entry)
-    check_names(checkpoint.path, works.values())
+    refuse_collisions(checkpoint.path, works.values())
     fused = {
         key: [name for name in names if works[name].entry is not None]
         for key, names in groups(works).items()
@@ -290,7 +291,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
             calibration,
             embedding_modules(works),
         ),
-        dropped=dropped,
+        dropped=opened.dropped,
         groups=fused,
         header=note(source),
     )

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fp4kit.checkpoint.layouts import comfy
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.read.cast import with_cast
@@ -200,6 +201,16 @@ class Checkpoint(Source):
     def stored_at(self) -> Path | None:
         """The directory or file that it is read from, None if there is none."""
         return self.path
+
+    @cached_property
+    def layer_records(self) -> dict[str, dict[str, Any]]:
+        """What ComfyUI's headers and markers say about each module."""
+        return comfy.layer_records(self, self.headers, self.path)
+
+    @property
+    def layer_formats(self) -> dict[str, str]:
+        """Module to the format that ComfyUI's headers and markers say."""
+        return comfy.layer_formats(self.layer_records)
 
     @property
     def index(self) -> Path:

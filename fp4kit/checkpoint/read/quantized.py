@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,6 @@ from fp4kit.checkpoint.layouts import ALL_LAYOUTS, Layout, get_layout, module_of
 from fp4kit.checkpoint.layouts.comfy import (
     MARKER,
     METHOD,
-    layer_formats,
-    layer_records,
     padded_shapes,
 )
 from fp4kit.checkpoint.read.code_names import ELEMENTS, FLOAT_SCALES, is_block_scale, scale_names
@@ -85,13 +82,8 @@ def read_facts(checkpoint: Checkpoint) -> QuantFacts | None:
     facts = detect(checkpoint.config, checkpoint.hf_quant_config, checkpoint.headers)
     if facts is not None and facts.method != METHOD:
         return facts
-    layers = layer_formats(read_records(checkpoint))
+    layers = checkpoint.layer_formats
     return comfy_facts(layers) if layers else None
-
-
-def read_records(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    """What ComfyUI's headers and markers say about each module; see :func:`layer_records`."""
-    return layer_records(checkpoint, checkpoint.headers, checkpoint.path)
 
 
 def _by_names(checkpoint: Checkpoint) -> Layout | None:

@@ -52,21 +52,7 @@ def path_value_faults(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> list[str]:
-    """Every tensor that is not what the source makes it; either is a file or a directory.
-
-    Kept tensors must be equal; the values of quantized ones must be near.
-
-    Args:
-        path: what is quantized.
-        against: what it was made from.
-        experts_layout: how fused experts of the source are stored, None to decide by model type
-            and sizes.
-        device: `cpu` or a CUDA device.
-        progress: called with (bytes done, bytes in all) of the source.
-
-    Returns:
-        One line per fault; empty if there is none.
-    """
+    """As :func:`.values.value_faults`; either path is a file or a directory."""
     try:
         if is_checkpoint(path) and (against.is_dir() or not path.is_dir()):
             return value_faults(

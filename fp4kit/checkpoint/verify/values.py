@@ -133,7 +133,7 @@ def value_faults(
             options = CheckpointOptions(experts_layout=experts_layout, unscaled_fp8=True)
             cast = cast_like(result.tensors.values())
             original = stack.enter_context(Checkpoint(against, cast=cast))
-            source, _, _ = open_logical(original, options, stacked.__contains__)
+            source = open_logical(original, options, stacked.__contains__).source
             rejoin_like(source, result.tensors.keys() | opened.entries.keys())
             pairs, faults = _pairs(source, opened)
             sides = Side(against, {}, source, original), Side(path, {}, result, result.checkpoint)

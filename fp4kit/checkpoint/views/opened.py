@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS, module_of
-from fp4kit.checkpoint.layouts.comfy import layer_formats, record_faults
+from fp4kit.checkpoint.layouts.comfy import record_faults
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.models.fusion import WEIGHT
 from fp4kit.checkpoint.options import CheckpointOptions
@@ -19,15 +19,14 @@ from fp4kit.checkpoint.read.quantized import (
     Quantized,
     find_quantized_weights,
     read_facts,
-    read_records,
 )
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.metadata import QuantizedEntry
-from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
 
-from .base import View
+from .base import Overlay, View
 from .codes import Codes, EntryCodes, Mxfp4Codes
 from .logical import LogicalSource
 from .mxfp4 import Mxfp4View
@@ -57,23 +56,13 @@ class Opened:
         """The quantized weights by name."""
         return {} if self.quantized is None else self.quantized.entries
 
-
-class Remaining(Source):
-    """The stored tensors that are no part of a quantized weight."""
-
-    def __init__(self, checkpoint: Checkpoint, parts: set[str]) -> None:
-        self.path = checkpoint.path
-        self.metadata = checkpoint.metadata
-        self.tensors = {
-            name: tensor for name, tensor in checkpoint.tensors.items() if name not in parts
-        }
-        self._checkpoint = checkpoint
-
-    def read(self, name: str, offset: int, out: memoryview) -> None:  # noqa: D102
-        self._checkpoint.read(name, offset, out)
-
-    def close(self) -> None:
-        """Nothing to do: the files belong to the checkpoint."""
+    @property
+    def codes(self) -> dict[str, Codes]:
+        """The codes of weights that are stored as MXFP4 or in a layout, by name."""
+        views = self.source.views.items()
+        coded = {name: Mxfp4Codes(view) for name, view in views if isinstance(view, Mxfp4View)}
+        stored = self.entries.items()
+        return coded | {name: EntryCodes(self.source.checkpoint, entry) for name, entry in stored}
 
 
 def _check_method(checkpoint: Checkpoint, facts: QuantFacts | None) -> None:
@@ -83,12 +72,6 @@ def _check_method(checkpoint: Checkpoint, facts: QuantFacts | None) -> None:
             f"{checkpoint.path}: is quantized already by {facts.method}, which is not read here; "
             "give the original checkpoint"
         )
-
-
-def _stored_weight(view: View) -> str:
-    """The name of the weight that a view decodes, as it is stored."""
-    stored = view.consumed[0]
-    return stored.removesuffix("_blocks").removesuffix("_packed")
 
 
 def find_others(
@@ -101,9 +84,9 @@ def find_others(
     """What is quantized beside the weights of a layout, as views: FP8, MXFP4, marked integers."""
     parts = quantized.parts() if quantized is not None else set()
     return search(
-        Remaining(checkpoint, parts),
+        Overlay(checkpoint, [], parts),
         checkpoint.config,
-        layers=layer_formats(read_records(checkpoint)),
+        layers=checkpoint.layer_formats,
         fused=False,
         excluded=excluded,
         unscaled_fp8=unscaled_fp8,
@@ -120,7 +103,8 @@ def coded_weights(checkpoint: Checkpoint, found: FoundViews) -> list[str]:
         for view in found.views
         if len(view.consumed) > 1 and checkpoint.tensors[view.consumed[0]].dtype not in FLOATS
     )
-    return list(dict.fromkeys(_stored_weight(view) for view in coded))
+    stored = (view.consumed[0].removesuffix("_blocks").removesuffix("_packed") for view in coded)
+    return list(dict.fromkeys(stored))
 
 
 def unknowns(
@@ -143,7 +127,7 @@ def unknowns(
             f"{name}: is not understood, and stands beside the quantized {owner}: it may change "
             "what that weight means"
         )
-    yield from record_faults(read_records(checkpoint), tensors)
+    yield from record_faults(checkpoint.layer_records, tensors)
     left = {
         name: tensor
         for name, tensor in tensors.items()
@@ -213,8 +197,7 @@ def open_quantized(
     if quantized is not None or found.views:
         _refuse_unknowns(checkpoint, quantized, found, excluded)
     if not found.views and not (quantized is not None and quantized.entries):
-        codes = unread_codes(checkpoint.tensors, checkpoint.tensors)
-        if codes:
+        if unread_codes(checkpoint.tensors, checkpoint.tensors):
             _refuse_unknowns(checkpoint, quantized, found, excluded)
         if not plain:
             raise FileFormatError(f"{checkpoint.path}: holds no quantized weight")
@@ -246,7 +229,7 @@ def _folded(checkpoint: Checkpoint, quantized: Quantized) -> list[View]:
     ]
 
 
-def _refuse_quantized(checkpoint: Checkpoint, format: str) -> None:
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
     """Refuses weights that are quantized to what is wanted, or in a way that loses more."""
     quantized = find_quantized_weights(checkpoint)
     if quantized is None or not quantized.entries:
@@ -265,7 +248,7 @@ def _refuse_quantized(checkpoint: Checkpoint, format: str) -> None:
 
 def open_logical(
     checkpoint: Checkpoint, options: CheckpointOptions, excluded: Excluded = nothing
-) -> tuple[LogicalSource, dict[str, Codes], dict[str, str]]:
+) -> Opened:
     """A checkpoint that is to be quantized.
 
     Args:
@@ -273,36 +256,19 @@ def open_logical(
         options: how it is to be quantized.
         excluded: whether a tensor is left alone; fused experts that are stay fused.
 
-    Returns:
-        Its logical float tensors; the codes of those that are stored as MXFP4; and the stored
-        tensors that have no use any more, with the reason.
-
     Raises:
         FileFormatError: if it is quantized already in a way that is not a source.
         OptionError: if it cannot be told how experts are fused.
     """
     _check_method(checkpoint, read_facts(checkpoint))
-    _refuse_quantized(checkpoint, options.format)
-    layers = layer_formats(read_records(checkpoint))
+    _refuse_quantized(checkpoint)
     found = search(
         checkpoint,
         checkpoint.config,
         options.experts_layout,
-        layers,
+        checkpoint.layer_formats,
         excluded=excluded,
         unscaled_fp8=options.unscaled_fp8,
     )
     _refuse_unknowns(checkpoint, None, found, excluded)
-    codes: dict[str, Codes] = {
-        view.tensor.name: Mxfp4Codes(view) for view in found.views if isinstance(view, Mxfp4View)
-    }
-    source = LogicalSource(checkpoint, found.views, set(found.dropped))
-    return source, codes, found.dropped
-
-
-def entry_codes(opened: Opened) -> dict[str, Codes]:
-    """The codes of every weight in a layout, by name."""
-    if opened.quantized is None:
-        return {}
-    checkpoint = opened.source.checkpoint
-    return {name: EntryCodes(checkpoint, entry) for name, entry in opened.quantized.entries.items()}
+    return Opened(LogicalSource(checkpoint, found.views, set(found.dropped)), None, found.dropped)
