@@ -26,7 +26,7 @@ from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, MXFP4, MXFP8, NVFP4
 from fp4kit.reference.activations import ACTIVATIONS
 from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
 
-#: What kernels take as a table (grouped/members.cuh).
+#: What kernels take as a table (common/members.cuh).
 KINDS = ("ManyMembers", *(f"FewMembers<{words}>" for words in FEW_WORDS))
 
 

@@ -48,10 +48,7 @@ INSTANCES = [
 ACTIVATING = (
     "activation/activate.cu",
     "reduce/column_sums.cu",
-    "grouped/column_sums.cu",
-    "quantize/rowwise_activated.cu",
-    "grouped/quantize_tiles.cu",
-    "grouped/quantize_rowwise.cu",
+    "quantize/rowwise.cu",
     "quantize/rowwise_column_sums.cu",
     "tiles/quantize_tiles.cu",
 )

@@ -95,7 +95,7 @@ def activate_launch(name: str, dtype: str, rows: int, width: int, vector: bool) 
 def quantize_activated_kernel(plan: Plan, dtype: str, name: str) -> Instance:
     """Quantized rows of an activation of an element type."""
     names = _quantized(plan, dtype, name)
-    return instance("quantize_rowwise_activated_kernel", "quantize/rowwise_activated.cu", *names)
+    return instance("quantize_rowwise_activated_kernel", "quantize/rowwise.cu", *names)
 
 
 def quantize_sums_kernel(plan: Plan, dtype: str, name: str | None) -> Instance:

@@ -39,7 +39,7 @@ from .launch import (
 )
 from .variants import TALL_COLUMNS, TALL_ROWS, TILE_COLUMNS, TILE_ROWS, is_padded
 
-#: 64-bit words of a Member (grouped/members.cuh).
+#: 64-bit words of a Member (common/members.cuh).
 MEMBER_WORDS = 10
 #: 32-bit words of tables that are parameters of kernels: with the other parameters no more than
 #: 4096 bytes (86 members), or 32764 where these are possible (272, 731).
@@ -92,7 +92,7 @@ class MemberTable:
 
     @property
     def kind(self) -> str:
-        """What kernels take (grouped/members.cuh)."""
+        """What kernels take (common/members.cuh)."""
         if self.few is None:
             return "ManyMembers"
         return f"FewMembers<{self.few.nbytes // 4 - 1}>"
@@ -347,7 +347,7 @@ def sum_levels(source: GroupShapes, group: GroupShapes, dtype: str) -> tuple[Sum
         places = ends[:-1][numbers] if last else np.cumsum(sizes) - sizes
         members = np.zeros((len(numbers), MEMBER_WORDS), np.int64)
         lanes = _sum_lanes(rows)
-        # As grouped/column_sums.cu has it.
+        # As reduce/column_sums.cu has it.
         members[:, :7] = np.stack([begin, rows, cols, numbers, out, lanes, places], axis=1)
         across = -(-cols // (lanes * (VECTOR // ITEM_SIZES[dtype])))
         aligned = (np.stack([begin, out, cols]) * ITEM_SIZES[dtype] % VECTOR == 0).all()

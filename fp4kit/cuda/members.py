@@ -126,19 +126,19 @@ def quantize_flat_launch(
         _has_levels(plan),
     )
     if plan.scale_layout == "linear":
-        kernel, table = "grouped_quantize_rowwise_kernel", lane_table(sides)
+        kernel, table = "rowwise", lane_table(sides)
         names = *names, function_name(name)
     elif name is not None:
         return None
     elif plan.scale_layout == "swizzled_128x4" and plan.format.block_size == LANE:
         if any(member.blocks % 4 or strips(member) >= 2**31 for member in members):
             return None
-        kernel, table = "grouped_quantize_rowwise_swizzled_kernel", strip_table(sides)
+        kernel, table = "rowwise_swizzled", strip_table(sides)
     else:
         return None
     stretch, grid = table.stretches(multiprocessors * FLAT_BLOCKS[ITEM_SIZES[dtype]])
     return MemberLaunch(
-        instance(kernel, "grouped/quantize_rowwise.cu", *names, table.kind),
+        instance(f"grouped_quantize_{kernel}_kernel", f"quantize/{kernel}.cu", *names, table.kind),
         table,
         grid,
         (stretch, _high_first(plan), _rule(plan)),
@@ -159,9 +159,7 @@ def quantize_grouped_kernel(
     if can_fold(directions, wide, one_level, name):
         config = f"Tall<{NAMESPACE}::{config}>"
     seed = seed_types(rounds_stochastically(directions.any))
-    return instance(
-        "grouped_quantize_tiles_kernel", "grouped/quantize_tiles.cu", config, kind, *seed
-    )
+    return instance("grouped_quantize_tiles_kernel", "tiles/quantize_tiles.cu", config, kind, *seed)
 
 
 def quantize_arguments(
@@ -263,7 +261,7 @@ def dequantize_rows_kernel(plan: Plan, dtype: str, access: str, kind: str) -> In
     """Every member decoded, rowwise."""
     return instance(
         "grouped_dequantize_rowwise_kernel",
-        "grouped/dequantize.cu",
+        "dequantize/rowwise.cu",
         CXX_FORMATS[plan.format.name],
         CXX_DTYPES[dtype],
         cxx_recipe(plan),
@@ -277,7 +275,7 @@ def dequantize_columns_kernel(plan: Plan, dtype: str, many_levels: bool, kind: s
     """Every member decoded, columnwise."""
     arguments = decoded_tile(plan, dtype, many_levels)
     return instance(
-        "grouped_dequantize_columnwise_kernel", "grouped/dequantize.cu", *arguments, kind
+        "grouped_dequantize_columnwise_kernel", "dequantize/columnwise.cu", *arguments, kind
     )
 
 
@@ -299,7 +297,7 @@ def amax_launch(group: GroupedPlan, dtype: str, vector: bool) -> MemberLaunch:
 
 def amax_kernel(dtype: str, kind: str) -> Instance:
     """One amax a member."""
-    return instance("grouped_amax_kernel", "grouped/amax.cu", CXX_DTYPES[dtype], kind)
+    return instance("grouped_amax_kernel", "reduce/amax.cu", CXX_DTYPES[dtype], kind)
 
 
 def vector_amax_kernel(plan: Plan, dtype: str, vector: bool, kind: str) -> Instance:
@@ -307,7 +305,7 @@ def vector_amax_kernel(plan: Plan, dtype: str, vector: bool, kind: str) -> Insta
     turned, elements = rotated(plan, dtype)
     return instance(
         "grouped_row_column_amax_kernel",
-        "grouped/amax.cu",
+        "reduce/row_column_amax.cu",
         CXX_DTYPES[dtype],
         elements,
         plan.is_columnwise,
@@ -320,4 +318,4 @@ def vector_amax_kernel(plan: Plan, dtype: str, vector: bool, kind: str) -> Insta
 def column_sums_kernel(name: str | None, dtype: str, vector: bool, kind: str) -> Instance:
     """Two levels of the sums of an element type, of its activation's results if one is named."""
     names = CXX_DTYPES[dtype], function_name(name), vector, kind
-    return instance("grouped_column_sums_kernel", "grouped/column_sums.cu", *names)
+    return instance("grouped_column_sums_kernel", "reduce/column_sums.cu", *names)

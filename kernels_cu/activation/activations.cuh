@@ -207,22 +207,11 @@ FP4KIT_HD Words<T, kElements> activate_words(
   const auto one = [&](int i) {
     return activation<kFunction, kAny>(gate.value(i), has_factor(kFunction) ? factor.value(i) : 0);
   };
-  Words<T, kElements> result;
+  float value[kElements];
 #pragma unroll
-  for (int i = 0; i < Words<T, kElements>::kWords; ++i) {
-    if constexpr (T::kSize == 4) {
-      const float value = one(i);
-      result.word[i] = kAny ? to_output_bits<T>(value) : as_bits(value);
-    } else {
-      const float first = one(2 * i);
-      const float second = one(2 * i + 1);
-      if constexpr (kAny) {
-        result.word[i] = to_output_bits<T>(first) | (to_output_bits<T>(second) << 16);
-      } else {
-        result.word[i] = pack_pair<T>(first, second);
-      }
-    }
-  }
+  for (int i = 0; i < kElements; ++i) value[i] = one(i);
+  Words<T, kElements> result;
+  pack_words<T, kAny>(value, result.word);
   return result;
 }
 
@@ -243,7 +232,7 @@ FP4KIT_HD Words<T, kElements> activate_all(
 // A whole piece to an aligned address; kept in the cache for the kernel that quantizes it.
 template <class T>
 __device__ __forceinline__ void store_vec(typename T::Bits* __restrict__ out, const Vec<T>& x) {
-  *reinterpret_cast<uint4*>(out) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
+  *reinterpret_cast<uint4*>(out) = pack_vec(x.word);
 }
 
 // Thread blocks per multiprocessor of kernels whose threads hold what two groups are made of.

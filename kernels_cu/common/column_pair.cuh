@@ -52,7 +52,7 @@ struct ColumnGroup {
     if constexpr (kAcross == 1) {
       *out = static_cast<typename T::Bits>(word[i][0]);
     } else {
-      store_words_aligned(out, word[i]);
+      store_words(out, word[i]);
     }
   }
 

@@ -31,6 +31,14 @@ FP4KIT_HD float half_to_float(u32 bits) {
 #endif
 }
 
+// The four halves of two words.
+FP4KIT_HD void halves_to_floats(u32 first, u32 second, float* out) {
+  out[0] = half_to_float(first & 0xFFFFu);
+  out[1] = half_to_float(first >> 16);
+  out[2] = half_to_float(second & 0xFFFFu);
+  out[3] = half_to_float(second >> 16);
+}
+
 FP4KIT_HD u32 float_to_half(float value) {
 #ifdef __CUDA_ARCH__
   u16 result;

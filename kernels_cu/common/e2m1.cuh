@@ -108,12 +108,7 @@ FP4KIT_HD void e2m1_decode4(u32 codes, u32 signs, float* out) {
   constexpr u32 kHigh = e2m1_half_bytes(4);
   const u32 magnitude = byte_perm(kLow, kHigh, codes & 0x7777u);
   const u32 high = magnitude | (signs & 0x80808080u);
-  const u32 first = byte_perm(high, 0u, 0x1404u);
-  const u32 second = byte_perm(high, 0u, 0x3424u);
-  out[0] = half_to_float(first & 0xFFFFu);
-  out[1] = half_to_float(first >> 16);
-  out[2] = half_to_float(second & 0xFFFFu);
-  out[3] = half_to_float(second >> 16);
+  halves_to_floats(byte_perm(high, 0u, 0x1404u), byte_perm(high, 0u, 0x3424u), out);
 }
 
 // The word with code 8 (-0.0) replaced by code 0.

@@ -158,7 +158,43 @@ FP4KIT_HD u32 group_amax_bits(const Words<T, kElements>& x, u32& raw) {
   return numbers.result();
 }
 
+// kCount floats rounded once to Out, as words. Without kCanonical NaN may come out as any NaN.
+template <class Out, bool kCanonical, int kCount>
+FP4KIT_HD void pack_words(const float (&value)[kCount], u32* word) {
+#pragma unroll
+  for (int i = 0; i < kCount * Out::kSize / 4; ++i) {
+    if constexpr (Out::kSize == 4) {
+      word[i] = kCanonical ? to_output_bits<Out>(value[i]) : as_bits(value[i]);
+    } else if constexpr (kCanonical) {
+      word[i] = to_output_bits<Out>(value[2 * i]) | (to_output_bits<Out>(value[2 * i + 1]) << 16);
+    } else {
+      word[i] = pack_pair<Out>(value[2 * i], value[2 * i + 1]);
+    }
+  }
+}
+
 #ifdef __CUDACC__
+
+// The words of a 16-byte access, and the access that stores them.
+__device__ __forceinline__ void unpack_vec(const uint4& vec, u32* word) {
+  word[0] = vec.x;
+  word[1] = vec.y;
+  word[2] = vec.z;
+  word[3] = vec.w;
+}
+__device__ __forceinline__ uint4 pack_vec(const u32* word) {
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// The largest of a warp's values whose lanes differ by distances kLeast .. kMost, for all of them.
+template <u32 kMost, u32 kLeast = 1>
+__device__ __forceinline__ u32 max_across(u32 value) {
+#pragma unroll
+  for (u32 distance = kMost; distance >= kLeast; distance /= 2) {
+    value = max_u32(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+  }
+  return value;
+}
 
 // A group's elements x[0 .. valid), the rest +0.0. valid may be negative or beyond the count.
 template <bool kVector, class T, int kElements>
@@ -169,12 +205,9 @@ __device__ __forceinline__ void load_elements(
     static_assert(kWords % 4 == 0, "whole 16-byte vecs");
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
-      uint4 piece = make_uint4(0, 0, 0, 0);
-      if (i * (16 / T::kSize) < valid) piece = __ldg(reinterpret_cast<const uint4*>(x) + i);
-      result.word[4 * i] = piece.x;
-      result.word[4 * i + 1] = piece.y;
-      result.word[4 * i + 2] = piece.z;
-      result.word[4 * i + 3] = piece.w;
+      uint4 vec = make_uint4(0, 0, 0, 0);
+      if (i * (16 / T::kSize) < valid) vec = __ldg(reinterpret_cast<const uint4*>(x) + i);
+      unpack_vec(vec, result.word + 4 * i);
     }
   } else {
 #pragma unroll
@@ -190,41 +223,58 @@ __device__ __forceinline__ void load_elements(
   }
 }
 
-// Stores that do not stay in L2: nobody reads the result again soon.
-template <int kWords>
-__device__ __forceinline__ void store_words_aligned(void* out, const u32 (&word)[kWords]) {
-  if constexpr (kWords == 1) {
-    __stcs(static_cast<unsigned int*>(out), word[0]);
-  } else if constexpr (kWords == 2) {
-    __stcs(static_cast<uint2*>(out), make_uint2(word[0], word[1]));
+// The code bytes of a piece, as words. Nothing reads them again.
+template <bool kVector, int kBytes, int kWords>
+__device__ __forceinline__ void load_codes(const u8* __restrict__ packed, u32 (&word)[kWords]) {
+  if constexpr (kVector && kBytes == 8) {
+    const uint2 both = __ldcs(reinterpret_cast<const uint2*>(packed));
+    word[0] = both.x;
+    word[1] = both.y;
+  } else if constexpr (kVector && kBytes == 4) {
+    word[0] = __ldcs(reinterpret_cast<const unsigned int*>(packed));
+  } else if constexpr (kVector && kBytes == 2) {
+    word[0] = __ldcs(reinterpret_cast<const unsigned short*>(packed));
   } else {
-    static_assert(kWords % 4 == 0, "whole 16-byte vecs");
 #pragma unroll
-    for (int i = 0; i < kWords / 4; ++i) {
-      __stcs(static_cast<uint4*>(out) + i,
-          make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]));
+    for (int i = 0; i < kWords; ++i) word[i] = 0;
+#pragma unroll
+    for (int i = 0; i < kBytes; ++i) {
+      word[i / 4] |= static_cast<u32>(__ldg(packed + i)) << (8 * (i % 4));
     }
   }
 }
 
-// Codes: whole blocks always, so only the alignment may be missing. kStreams: as above; otherwise
-// they stay until the rest of their line is written.
+// kStreams: the stores do not stay in L2, as nobody reads the result again soon; without it they
+// stay until the rest of their line is written.
+template <bool kStreams, class Access>
+__device__ __forceinline__ void store_access(void* out, const Access& value) {
+  if constexpr (kStreams) {
+    __stcs(static_cast<Access*>(out), value);
+  } else {
+    *static_cast<Access*>(out) = value;
+  }
+}
+
+template <bool kStreams = true, int kWords>
+__device__ __forceinline__ void store_words(void* out, const u32 (&word)[kWords]) {
+  if constexpr (kWords == 1) {
+    store_access<kStreams>(out, word[0]);
+  } else if constexpr (kWords == 2) {
+    store_access<kStreams>(out, make_uint2(word[0], word[1]));
+  } else {
+    static_assert(kWords % 4 == 0, "whole 16-byte vecs");
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      store_access<kStreams>(static_cast<uint4*>(out) + i, pack_vec(word + 4 * i));
+    }
+  }
+}
+
+// Codes: whole blocks always, so only the alignment may be missing.
 template <bool kVector, bool kStreams = true, int kWords>
 __device__ __forceinline__ void store_codes(u8* __restrict__ out, const u32 (&word)[kWords]) {
-  if constexpr (kVector && kStreams) {
-    store_words_aligned(out, word);
-  } else if constexpr (kVector) {
-    if constexpr (kWords == 1) {
-      *reinterpret_cast<u32*>(out) = word[0];
-    } else if constexpr (kWords == 2) {
-      *reinterpret_cast<uint2*>(out) = make_uint2(word[0], word[1]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWords / 4; ++i) {
-        reinterpret_cast<uint4*>(out)[i] =
-            make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
-      }
-    }
+  if constexpr (kVector) {
+    store_words<kStreams>(out, word);
   } else {
 #pragma unroll
     for (int i = 0; i < 4 * kWords; ++i) out[i] = static_cast<u8>(word[i / 4] >> (8 * (i % 4)));
@@ -236,13 +286,10 @@ template <bool kVector, class T, int kElements>
 __device__ __forceinline__ void store_elements(
     typename T::Bits* __restrict__ out, i64 valid, const Words<T, kElements>& x) {
   if constexpr (kVector) {
+    constexpr int kVec = 16 / T::kSize;
 #pragma unroll
     for (int i = 0; i < Words<T, kElements>::kWords / 4; ++i) {
-      if (i * (16 / T::kSize) < valid) {
-        const u32 piece[4] = {
-            x.word[4 * i], x.word[4 * i + 1], x.word[4 * i + 2], x.word[4 * i + 3]};
-        store_words_aligned(out + i * (16 / T::kSize), piece);
-      }
+      if (i * kVec < valid) store_access<true>(out + i * kVec, pack_vec(x.word + 4 * i));
     }
   } else {
 #pragma unroll

@@ -137,6 +137,14 @@ FP4KIT_HD void encode_group(
   encode_group<Format, T, kRecipe>(x, raw, false, factor, codes);
 }
 
+// The order of nibbles that is asked for, of codes with the low nibble first, or back.
+template <class Format, int kWords>
+FP4KIT_HD void order_nibbles(u32 (&codes)[kWords], bool high_first) {
+  if (!Format::kIsFp4 || !high_first) return;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) codes[i] = swap_nibbles(codes[i]);
+}
+
 // ---- Decode ----
 
 // float32 values of four FP8 codes, before any scale.
@@ -144,21 +152,13 @@ template <class E>
 FP4KIT_HD void decode_fp8_4(u32 word, float* out) {
   if constexpr (SameType<E, E5m2>::kValue) {
     // E5M2 is the upper byte of a float16.
-    const u32 first = byte_perm(word, 0u, 0x1404u);
-    const u32 second = byte_perm(word, 0u, 0x3424u);
-    out[0] = half_to_float(first & 0xFFFFu);
-    out[1] = half_to_float(first >> 16);
-    out[2] = half_to_float(second & 0xFFFFu);
-    out[3] = half_to_float(second >> 16);
+    halves_to_floats(byte_perm(word, 0u, 0x1404u), byte_perm(word, 0u, 0x3424u), out);
   } else {
 #ifdef FP4KIT_HARDWARE_FP8
     u32 first, second;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(first) : "h"(static_cast<u16>(word)));
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(second) : "h"(static_cast<u16>(word >> 16)));
-    out[0] = half_to_float(first & 0xFFFFu);
-    out[1] = half_to_float(first >> 16);
-    out[2] = half_to_float(second & 0xFFFFu);
-    out[3] = half_to_float(second >> 16);
+    halves_to_floats(first, second, out);
 #else
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[i] = decode_fp8<E>((word >> (8 * i)) & 0xFFu);
@@ -235,23 +235,10 @@ FP4KIT_HD void decode_group(const u32* codes, const DecodeFactors& factors, floa
   }
 }
 
-// Two floats, rounded once to a 16-bit type and NaN canonical.
-template <class Out>
-FP4KIT_HD u32 pack_canonical(float first, float second) {
-  return to_output_bits<Out>(first) | (to_output_bits<Out>(second) << 16);
-}
-
 // What a block's scale comes to: its factors, or all results that its codes can have.
-template <bool kTable>
-struct BlockDecoder {
-  using Type = DecodeFactors;
-};
-template <>
-struct BlockDecoder<true> {
-  using Type = E2m1Table;
-};
 template <class Format, class Out>
-using DecoderOf = typename BlockDecoder<Format::kIsFp4 && Out::kSize == 2>::Type;
+using DecoderOf =
+    typename Conditional<Format::kIsFp4 && Out::kSize == 2, E2m1Table, DecodeFactors>::Type;
 
 // The table of eight results, two in a word.
 FP4KIT_HD E2m1Table pack_table(const u32 (&word)[4]) {
@@ -268,12 +255,10 @@ FP4KIT_HD E2m1Table e2m1_table(const DecodeFactors& factors) {
     value[i] = apply_factors<kRecipe, kSecond>(as_float(e2m1_float_bits(i)), factors);
   }
   u32 word[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word[i] = pack_pair<Out>(value[2 * i], value[2 * i + 1]);
+  pack_words<Out, false>(value, word);
   if (is_unusual<kRecipe, kSecond>(factors)) {
     if (has_nan<kRecipe, kSecond>(factors)) value[0] = as_float(kQuietNanBits);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
+    pack_words<Out, true>(value, word);
   }
   return pack_table(word);
 }
@@ -315,34 +300,18 @@ FP4KIT_HD void decode_words(
       for (int i = 0; i < kCount / 2; ++i) out.word[i] = positive_nan16<Out>(out.word[i]);
     }
   } else {
-    float value[kCount];
+    float value[kCount], scaled[kCount];
     const bool nan_codes = decode_codes<Format, kRecipe>(codes, value);
-    if constexpr (Out::kSize == 4) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        out.word[i] = as_bits(apply_factors<kRecipe, kSecond>(value[i], decoder));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        out.word[i] = pack_pair<Out>(apply_factors<kRecipe, kSecond>(value[2 * i], decoder),
-            apply_factors<kRecipe, kSecond>(value[2 * i + 1], decoder));
-      }
-    }
+    for (int i = 0; i < kCount; ++i) scaled[i] = apply_factors<kRecipe, kSecond>(value[i], decoder);
+    pack_words<Out, false>(scaled, out.word);
     // Rare, so all that it takes is kept in one place.
     if (nan_codes || is_unusual<kRecipe, kSecond>(decoder)) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] = apply_unusual_factors<Format, kRecipe, kSecond>(value[i], decoder);
+        scaled[i] = apply_unusual_factors<Format, kRecipe, kSecond>(value[i], decoder);
       }
-#pragma unroll
-      for (int i = 0; i < Words<Out, kCount>::kWords; ++i) {
-        if constexpr (Out::kSize == 4) {
-          out.word[i] = to_output_bits<Out>(value[i]);
-        } else {
-          out.word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
-        }
-      }
+      pack_words<Out, true>(scaled, out.word);
     }
   }
 }

@@ -85,124 +85,37 @@ FP4KIT_HD u32 opaque(u32 value) {
 
 // ---- Binary32 operations: round to nearest even, subnormals kept ----
 
-FP4KIT_HD float mul_rn(float a, float b) {
+// Defines name(a, b): `ptx` makes %0 of %1 and %2; on the host it is `value`.
 #ifdef __CUDA_ARCH__
-  float result;
-  asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+#define FP4KIT_OPERATION(name, ptx, value)    \
+  FP4KIT_HD float name(float a, float b) {    \
+    float result;                             \
+    asm(ptx : "=f"(result) : "f"(a), "f"(b)); \
+    return result;                            \
+  }
 #else
-  return a * b;
+#define FP4KIT_OPERATION(name, ptx, value) \
+  FP4KIT_HD float name(float a, float b) { return value; }
 #endif
-}
 
-FP4KIT_HD float div_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("div.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  return a / b;
-#endif
-}
-
-FP4KIT_HD float add_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  return a + b;
-#endif
-}
-
-FP4KIT_HD float sub_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("sub.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  return a - b;
-#endif
-}
-
-// |a| * b: the magnitude costs nothing there.
-FP4KIT_HD float mul_magnitude_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("{\n"
-      ".reg .f32 magnitude;\n"
-      "abs.f32 magnitude, %1;\n"
-      "mul.rn.f32 %0, magnitude, %2;\n"
-      "}"
-      : "=f"(result)
-      : "f"(a), "f"(b));
-  return result;
-#else
-  return as_float(magnitude_bits(a)) * b;
-#endif
-}
-
-// a - |b| and a + |b|, likewise.
-FP4KIT_HD float sub_magnitude_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("{\n"
-      ".reg .f32 magnitude;\n"
-      "abs.f32 magnitude, %2;\n"
-      "sub.rn.f32 %0, %1, magnitude;\n"
-      "}"
-      : "=f"(result)
-      : "f"(a), "f"(b));
-  return result;
-#else
-  return a - as_float(magnitude_bits(b));
-#endif
-}
-
-FP4KIT_HD float add_magnitude_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("{\n"
-      ".reg .f32 magnitude;\n"
-      "abs.f32 magnitude, %2;\n"
-      "add.rn.f32 %0, %1, magnitude;\n"
-      "}"
-      : "=f"(result)
-      : "f"(a), "f"(b));
-  return result;
-#else
-  return a + as_float(magnitude_bits(b));
-#endif
-}
-
-FP4KIT_HD float add_magnitudes_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("{\n"
-      ".reg .f32 first, second;\n"
-      "abs.f32 first, %1;\n"
-      "abs.f32 second, %2;\n"
-      "add.rn.f32 %0, first, second;\n"
-      "}"
-      : "=f"(result)
-      : "f"(a), "f"(b));
-  return result;
-#else
-  return as_float(magnitude_bits(a)) + as_float(magnitude_bits(b));
-#endif
-}
-
+FP4KIT_OPERATION(mul_rn, "mul.rn.f32 %0, %1, %2;", (a * b))
+FP4KIT_OPERATION(div_rn, "div.rn.f32 %0, %1, %2;", (a / b))
+FP4KIT_OPERATION(add_rn, "add.rn.f32 %0, %1, %2;", (a + b))
+FP4KIT_OPERATION(sub_rn, "sub.rn.f32 %0, %1, %2;", (a - b))
+// |a| * b, a - |b|, a + |b|, |a| + |b|: a magnitude costs nothing there.
+FP4KIT_OPERATION(mul_magnitude_rn, "{.reg .f32 x; abs.f32 x, %1; mul.rn.f32 %0, x, %2;}",
+    (as_float(magnitude_bits(a)) * b))
+FP4KIT_OPERATION(sub_magnitude_rn, "{.reg .f32 x; abs.f32 x, %2; sub.rn.f32 %0, %1, x;}",
+    (a - as_float(magnitude_bits(b))))
+FP4KIT_OPERATION(add_magnitude_rn, "{.reg .f32 x; abs.f32 x, %2; add.rn.f32 %0, %1, x;}",
+    (a + as_float(magnitude_bits(b))))
+FP4KIT_OPERATION(add_magnitudes_rn,
+    "{.reg .f32 x, y; abs.f32 x, %1; abs.f32 y, %2; add.rn.f32 %0, x, y;}",
+    (as_float(magnitude_bits(a)) + as_float(magnitude_bits(b))))
 // The larger of two numbers that are no less than +0.0; a NaN is ignored if the other is a number.
-FP4KIT_HD float max_number(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  if (is_nan(a)) return b;
-  return is_nan(b) || as_bits(a) > as_bits(b) ? a : b;
-#endif
-}
+FP4KIT_OPERATION(max_number, "max.f32 %0, %1, %2;",
+    (is_nan(a) || (!is_nan(b) && as_bits(a) <= as_bits(b)) ? b : a))
+#undef FP4KIT_OPERATION
 
 FP4KIT_HD float fma_rn(float a, float b, float c) {
 #ifdef __CUDA_ARCH__

@@ -37,6 +37,16 @@ FP4KIT_HD constexpr int recipe_direction(int recipe) {
 
 // ---- The second level ----
 
+// The range that second levels of te map amaxes onto, and what it multiplies with.
+struct Range {
+  float value;
+  float reciprocal;
+
+  FP4KIT_HD Range(i64 value_bits, i64 reciprocal_bits)
+      : value(as_float(static_cast<u32>(value_bits))),
+        reciprocal(as_float(static_cast<u32>(reciprocal_bits))) {}
+};
+
 // scaling.te_encode_scale: S of a second level that maps the amax onto a range, given range / amax.
 FP4KIT_HD float te_encode_scale_from(float scale, float amax) {
   if (is_nan(scale)) return as_float(kMaxFiniteBits);

@@ -31,6 +31,18 @@ FP4KIT_HD i64 scale_offset(int layout, i64 row, i64 col, i64 stored_cols) {
   return tile * kTileBytes8 + (static_cast<u32>(row) % kTileRows8) * kTileCols + tile_col;
 }
 
+// The codes and scales of a matrix in one direction, whose rows (or columns) are its vectors. A
+// direction that is not asked for is not looked at.
+struct QuantizedView {
+  const float* second;
+  u8* packed;
+  u8* block_scale;
+  i64 blocks;       // per vector
+  i64 stored_cols;  // of the scale matrix, padding included
+  i64 scales;       // second-level values
+  i64 vectors_per_scale;
+};
+
 // Division by a number known to the host: floor(n / divisor) = n * magic >> shift for n < 2^31,
 // with magic = floor(2^shift / divisor) + 1 and shift = 31 + ceil(log2 divisor)
 // (cuda_launch.fast_division). magic = 0 asks for a plain 64-bit division: larger indices.

@@ -80,6 +80,16 @@ struct Bf16 {
   static constexpr u32 kInf = kInfBits >> 16;
 };
 
+// A where the condition holds, else B.
+template <bool kCondition, class A, class B>
+struct Conditional {
+  using Type = A;
+};
+template <class A, class B>
+struct Conditional<false, A, B> {
+  using Type = B;
+};
+
 template <class A, class B>
 struct SameType {
   static constexpr bool kValue = false;
@@ -91,37 +101,30 @@ struct SameType<A, A> {
 
 // ---- Quantized element types and block formats ----
 
-struct E2m1 {
-  static constexpr int kBits = 4;
-  static constexpr int kMantissaBits = FP4KIT_E2M1_MANTISSA_BITS;
-  static constexpr int kBias = FP4KIT_E2M1_BIAS;
-  static constexpr int kMaxExponent = FP4KIT_E2M1_MAX_EXPONENT;
-  static constexpr u32 kMaxCode = FP4KIT_E2M1_MAX_CODE;
-  static constexpr u32 kNanCode = FP4KIT_E2M1_NAN_CODE;
+// kMaxCode: the largest finite magnitude; kNanCode: what NaN is encoded as.
+template <int kBitCount, int kMantissa, int kExponentBias, int kLargestExponent, u32 kLargestCode,
+    u32 kNan, bool kInfinity>
+struct ElementFacts {
+  static constexpr int kBits = kBitCount;
+  static constexpr int kMantissaBits = kMantissa;
+  static constexpr int kBias = kExponentBias;
+  static constexpr int kMaxExponent = kLargestExponent;
+  static constexpr u32 kMaxCode = kLargestCode;
+  static constexpr u32 kNanCode = kNan;
+  static constexpr bool kHasInfinity = kInfinity;
+};
+
+struct E2m1 : ElementFacts<4, FP4KIT_E2M1_MANTISSA_BITS, FP4KIT_E2M1_BIAS, FP4KIT_E2M1_MAX_EXPONENT,
+                  FP4KIT_E2M1_MAX_CODE, FP4KIT_E2M1_NAN_CODE, false> {
   static constexpr float kMax = FP4KIT_E2M1_MAX;
-  static constexpr bool kHasInfinity = false;
 };
-
-struct E4m3 {
-  static constexpr int kBits = 8;
-  static constexpr int kMantissaBits = FP4KIT_E4M3_MANTISSA_BITS;
-  static constexpr int kBias = FP4KIT_E4M3_BIAS;
-  static constexpr int kMaxExponent = FP4KIT_E4M3_MAX_EXPONENT;
-  static constexpr u32 kMaxCode = FP4KIT_E4M3_MAX_CODE;
-  static constexpr u32 kNanCode = FP4KIT_E4M3_NAN_CODE;
+struct E4m3 : ElementFacts<8, FP4KIT_E4M3_MANTISSA_BITS, FP4KIT_E4M3_BIAS, FP4KIT_E4M3_MAX_EXPONENT,
+                  FP4KIT_E4M3_MAX_CODE, FP4KIT_E4M3_NAN_CODE, false> {
   static constexpr float kMax = FP4KIT_E4M3_MAX;
-  static constexpr bool kHasInfinity = false;
 };
-
-struct E5m2 {
-  static constexpr int kBits = 8;
-  static constexpr int kMantissaBits = FP4KIT_E5M2_MANTISSA_BITS;
-  static constexpr int kBias = FP4KIT_E5M2_BIAS;
-  static constexpr int kMaxExponent = FP4KIT_E5M2_MAX_EXPONENT;
-  static constexpr u32 kMaxCode = FP4KIT_E5M2_MAX_CODE;
-  static constexpr u32 kNanCode = FP4KIT_E5M2_NAN_CODE;
+struct E5m2 : ElementFacts<8, FP4KIT_E5M2_MANTISSA_BITS, FP4KIT_E5M2_BIAS, FP4KIT_E5M2_MAX_EXPONENT,
+                  FP4KIT_E5M2_MAX_CODE, FP4KIT_E5M2_NAN_CODE, true> {
   static constexpr float kMax = FP4KIT_E5M2_MAX;
-  static constexpr bool kHasInfinity = true;
 };
 
 // Threads of a block; the launcher (cuda_module.py) decides.
@@ -130,6 +133,7 @@ constexpr int kThreads = FP4KIT_THREADS;
 // One group (thread) always quantizes 16 elements; a block of 32 is shared by two neighbours.
 constexpr int kGroupSize = 16;
 
+// kGroups: groups of 16 in a block; kGroupWords: 32-bit words of the codes of a group.
 template <class ElementType, int kSize, bool kMx>
 struct BlockFormat {
   using Element = ElementType;
@@ -137,7 +141,6 @@ struct BlockFormat {
   static constexpr bool kIsMx = kMx;
   static constexpr bool kIsFp4 = ElementType::kBits == 4;
   static constexpr int kGroups = kSize / kGroupSize;
-  // 32-bit words of codes that a group produces.
   static constexpr int kGroupWords = kGroupSize * ElementType::kBits / 32;
 };
 

@@ -1,13 +1,180 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// dequantize of rowwise codes. Must equal ReferenceBackend.dequantize.
+// What a thread block does to decode rowwise codes: a tile of 16-byte pieces of the result. Must
+// equal ReferenceBackend.dequantize, with every NaN written as the canonical positive one.
 //
-// Launch: 256 threads, a block for each tile of 256 * unroll pieces, pieces = rows * ceil(cols /
-// piece). Blocks that take several tiles would share a table, but were slower by 5 % (measured).
-#include "dequantize/rowwise.cuh"
+// Algorithm, for each piece of 16 output bytes (8 elements of 16 bits, 4 of 32):
+//   1. load its codes (2, 4 or 8 bytes) and the scale byte of its block; all loads of a thread are
+//      in flight before the first is used
+//   2. while they are: each thread works out what one of the 256 scale bytes
+//      stands for, for all threads of the block (factors, or all results of its codes); not where
+//      the second level changes by rows, nor where it would not pay
+//   3. E2M1 to 16 bits: look the results up. Else value by a byte permutation or a conversion, one
+//      or two multiplications, one rounding
+//   4. one 16-byte store: neighbouring lanes write neighbouring pieces, so every store is whole
+//
+// Memory layout: as in quantize/rowwise_any.cu; a row of `out` ends at cols, within its last block.
+#include "common/group16.cuh"
+#include "common/members.cuh"
 
 namespace fp4kit {
+
+// How a kernel finds and moves its pieces; cuda_launch.py takes the first that fits.
+constexpr int kAccessContiguous =
+    0;  // vectors, linear scales, whole blocks: no rows; one second level
+constexpr int kAccessAnyLayout = 1;  // vectors, any scale layout; one second level
+constexpr int kAccessRows = 2;       // vectors, any scale layout, second levels by rows
+constexpr int kAccessSingle = 3;     // single elements and bytes, everything
+
+// Pieces in flight per thread: fewer where each moves more bytes and needs no table for long.
+template <class Format, class Out, int kAccess>
+FP4KIT_HD constexpr int dequantize_unroll() {
+  if (kAccess == kAccessSingle) return 1;
+  const bool heavy = Out::kSize == 4 || !Format::kIsFp4;
+  return kAccess == kAccessContiguous && heavy ? FP4KIT_DEQUANTIZE_UNROLL_HEAVY
+                                               : FP4KIT_DEQUANTIZE_UNROLL;
+}
+
+// FastDivide where the host knows no divisor.
+struct PlainDivide {
+  i64 divisor;
+
+  FP4KIT_HD i64 operator()(i64 n) const {
+    if ((n | divisor) >> 32 != 0) return n / divisor;
+    return static_cast<u32>(n) / static_cast<u32>(divisor);
+  }
+};
+
+FP4KIT_HD u32 small_quotient(u32 n, const PlainDivide& divide) {
+  return n / static_cast<u32>(divide.divisor);
+}
+
+// Codes of a matrix, and how its pieces are counted: pieces = rows * ceil(cols / piece).
+template <class DivideType>
+struct Rowwise {
+  const u8* packed;
+  const u8* block_scale;
+  const float* second;
+  i64 vecs;
+  i64 cols;
+  i64 blocks;
+  i64 stored_cols;
+  DivideType divide;  // by the vecs of a row
+  i64 scales;
+  i64 rows_per_scale;
+  int layout;
+  bool high_first;
+};
+
+template <class Format, class Out, int kAccess>
+FP4KIT_HD constexpr int dequantize_tile_vecs() {
+  return kThreads * dequantize_unroll<Format, Out, kAccess>();
+}
+
+// Decodes the tile of pieces from `base` on.
+template <class Format, class Out, int kRecipe, bool kSecond, int kAccess, class Divide>
+__device__ __forceinline__ void dequantize_rowwise(const Rowwise<Divide>& source,
+    typename Out::Bits* __restrict__ out, i64 base, const Range& range) {
+  constexpr bool kVector = kAccess != kAccessSingle;
+  constexpr bool kContiguous = kAccess == kAccessContiguous;
+  // The factor of an MX scale is a shift: only results are worth a table there.
+  constexpr bool kTable = (kContiguous || kAccess == kAccessAnyLayout) && Format::kIsFp4 &&
+                          (!Format::kIsMx || Out::kSize == 2);
+  constexpr int kUnroll = dequantize_unroll<Format, Out, kAccess>();
+  constexpr int kCount = 16 / Out::kSize;
+  constexpr int kBlockPieces = Format::kBlockSize / kCount;
+  constexpr int kWords = code_words<Format, kCount>();
+  constexpr int kBytes = kCount * Format::Element::kBits / 8;
+  constexpr int kTile = dequantize_tile_vecs<Format, Out, kAccess>();
+  using Decoder = DecoderOf<Format, Out>;
+
+  const u32 thread = threadIdx.x;
+  const u8* const __restrict__ packed = source.packed;
+  const u8* const __restrict__ block_scale = source.block_scale;
+  const float* const __restrict__ second = source.second;
+  const Divide divide = source.divide;
+  const i64 row_vecs = divide.divisor;
+  const i64 packed_cols = source.blocks * (Format::kBlockSize * Format::Element::kBits / 8);
+  const Levels<kRecipe, kSecond> levels(second, source.scales, source.rows_per_scale,
+      range.value);  // without a table
+  __shared__ Decoder table[kTable ? kThreads : 1];
+
+  const i64 left = source.vecs - base;
+  const u32 count = left < kTile ? static_cast<u32>(left) : kTile;
+  u32 codes[kUnroll][kWords];
+  u32 byte[kUnroll];
+  i64 row[kUnroll];
+  i64 col = 0;
+  if constexpr (kContiguous) {
+    const u8* const my_codes = packed + (base + thread) * kBytes;
+    const u8* const my_scales = block_scale + base / kBlockPieces + thread / kBlockPieces;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u * kThreads + thread < count) {
+        load_codes<true, kBytes>(my_codes + u * (kThreads * kBytes), codes[u]);
+        byte[u] = __ldg(my_scales + u * (kThreads / kBlockPieces));
+      }
+    }
+  } else if constexpr (kVector) {
+    // 32 bits do for rows, and for places counted from the start of the tile's first row:
+    // cuda_launch.py takes another access where they would not.
+    const ScalePlaces places(source.layout, static_cast<u32>(source.stored_cols));
+    const u32 first_row = static_cast<u32>(
+        base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_vecs);
+    const u32 first_chunk = static_cast<u32>(base - first_row * row_vecs);
+    const i64 gap = packed_cols - row_vecs * kBytes;
+    const u8* const my_codes = packed + (base + thread) * kBytes;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (u * kThreads + thread < count) {
+        const u32 place = first_chunk + u * kThreads + thread;
+        const u32 rows_down = small_quotient(place, divide);
+        const u32 chunk = place - rows_down * static_cast<u32>(row_vecs);
+        row[u] = first_row + rows_down;
+        load_codes<true, kBytes>(my_codes + u * (kThreads * kBytes) + row[u] * gap, codes[u]);
+        byte[u] = __ldg(block_scale + places(static_cast<u32>(row[u]), chunk / kBlockPieces));
+      }
+    }
+  } else if (thread < count) {
+    const i64 piece = base + thread;
+    row[0] = divide(piece);
+    const i64 chunk = piece - row[0] * row_vecs;
+    col = chunk * kCount;
+    load_codes<false, kBytes>(packed + row[0] * packed_cols + chunk * kBytes, codes[0]);
+    byte[0] = __ldg(block_scale +
+                    scale_offset(source.layout, row[0], chunk / kBlockPieces, source.stored_cols));
+  }
+
+  if constexpr (kTable) {
+    static_assert(kThreads == 256, "a thread for each scale byte");
+    const Level level = make_level<kRecipe, kSecond>(kSecond ? __ldg(second) : 1.0f, range.value);
+    table[thread] = make_decoder<Format, Out, kRecipe, kSecond>(thread, level, range.reciprocal);
+    __syncthreads();
+  }
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) order_nibbles<Format>(codes[u], source.high_first);
+  // Vectors divide rows, so that pieces follow each other without gaps.
+  typename Out::Bits* const my_out = out + (base + thread) * kCount;
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (u * kThreads + thread < count) {
+      Words<Out, kCount> result;
+      if constexpr (kTable) {
+        decode_words<Format, kRecipe, kSecond>(codes[u], table[byte[u]], result);
+      } else {
+        const Level level = levels.at(kSecond ? row[u] : 0);
+        decode_words<Format, kRecipe, kSecond>(codes[u],
+            make_decoder<Format, Out, kRecipe, kSecond>(byte[u], level, range.reciprocal), result);
+      }
+      if constexpr (kVector) {
+        store_words(my_out + u * (kThreads * kCount), result.word);
+      } else {
+        store_elements<false, Out>(out + row[u] * source.cols + col, source.cols - col, result);
+      }
+    }
+  }
+}
 
 template <class Format, class Out, int kRecipe, bool kSecond, int kAccess>
 __global__ void __launch_bounds__(kThreads)
@@ -21,6 +188,37 @@ __global__ void __launch_bounds__(kThreads)
   const i64 base = static_cast<i64>(blockIdx.x) * dequantize_tile_vecs<Format, Out, kAccess>();
   dequantize_rowwise<Format, Out, kRecipe, kSecond, kAccess>(
       source, out, base, Range(range, reciprocal));
+}
+
+// A tile of pieces of a member, as the threads of a block share it.
+struct MemberVecs {
+  Member member;
+  i64 base;
+};
+
+template <class Format, class Out, int kRecipe, bool kSecond, int kAccess, class Table>
+__global__ void __launch_bounds__(kThreads)
+    grouped_dequantize_rowwise_kernel(u8* packed, u8* block_scale, const float* second,
+        typename Out::Bits* __restrict__ out, const __grid_constant__ Table table, i64 per_vector,
+        i64 layout, i64 high_first, i64 range, i64 reciprocal) {
+  constexpr int kCount = 16 / Out::kSize;
+  __shared__ MemberVecs found;
+  const i64 at = find_member(table, blockIdx.x);
+  if (at >= 0) {
+    const u32 number = static_cast<u32>(at);
+    found = {table.member(number),
+        (blockIdx.x - table.first(number)) * dequantize_tile_vecs<Format, Out, kAccess>()};
+  }
+  __syncthreads();
+  const Member& member = found.member;
+  const QuantizedView side = member_view<Format>(member.row, second, packed, block_scale,
+      member.rows, member.cols, per_vector != 0, static_cast<int>(layout));
+  const PlainDivide divide{(member.cols + kCount - 1) / kCount};
+  const Rowwise<PlainDivide> source{side.packed, side.block_scale, side.second,
+      member.rows * divide.divisor, member.cols, side.blocks, side.stored_cols, divide, side.scales,
+      side.vectors_per_scale, static_cast<int>(layout), high_first != 0};
+  dequantize_rowwise<Format, Out, kRecipe, kSecond, kAccess>(
+      source, out + member.start, found.base, Range(range, reciprocal));
 }
 
 }  // namespace fp4kit

@@ -175,10 +175,7 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
     for (int i = 0; i < static_cast<int>(kGroupVecs); ++i) {
       if (l + 1 == kGroups && i >= rest) break;
       const uint4 piece = __ldg(start + l * kSize * kGroupVecs + i);
-      elements[l].word[4 * i] = piece.x;
-      elements[l].word[4 * i + 1] = piece.y;
-      elements[l].word[4 * i + 2] = piece.z;
-      elements[l].word[4 * i + 3] = piece.w;
+      unpack_vec(piece, elements[l].word + 4 * i);
     }
   };
 

@@ -20,7 +20,7 @@
 // Launch: 256 threads; flat: at most FUSED_BLOCKS blocks per multiprocessor, tiles of 256 * unroll
 // groups; else ceil(groups / 256) blocks. groups = rows * blocks * block / 16.
 #include "common/scale_layout.cuh"
-#include "quantize/factor_table.cuh"
+#include "quantize/rowwise.cuh"
 
 namespace fp4kit {
 
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, kContiguous ? FP4KIT_FUSED_BLOCKS : 
             for (int i = 0; i < kHalfElements / kVec; ++i) {
               const u32 piece[4] = {result.word[4 * i], result.word[4 * i + 1],
                   result.word[4 * i + 2], result.word[4 * i + 3]};
-              store_words_aligned(target + group * kGroupSize + (2 * i + odd) * kVec, piece);
+              store_words(target + group * kGroupSize + (2 * i + odd) * kVec, piece);
             }
           }
         }

@@ -1,94 +1,156 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loop of the fast quantizing kernels over whole, aligned groups that follow each other.
+// What the fast quantizing kernels of rows share: a table in shared memory that turns each of the
+// 128 non-negative E4M3 scale bytes into its element factor, filled once per thread block, which
+// takes every division out of the loop; and the loop over whole, aligned groups of 16.
 #pragma once
 
+#include "activation/activations.cuh"
 #include "common/scale_layout.cuh"
-#include "quantize/factor_table.cuh"
+#include "common/stochastic.cuh"
 
 namespace fp4kit {
 
-// scale_offset for a layout known at compile time and coordinates of 31 bits.
-template <int kLayout>
-__device__ __forceinline__ i64 rowwise_scale_offset(u32 scale, u32 row, u32 col, u32 tiles) {
-  if constexpr (kLayout == kLayoutLinear) {
-    return scale;
-  } else if constexpr (kLayout == kLayoutSwizzled128x4) {
-    const u32 r = row % kTileRows128;
-    const i64 tile = static_cast<i64>(row / kTileRows128) * tiles + col / kTileCols;
-    return tile * kTileBytes128 + (r % 32) * 16 + (r / 32) * kTileCols + col % kTileCols;
+constexpr int kScaleBytes = 128;
+constexpr Level kUnitLevel{1.0f, 1.0f, 1.0f, 1.0f, false};
+
+// Thread blocks per multiprocessor. Each thread holds two groups' elements.
+template <class T>
+FP4KIT_HD constexpr int rowwise_blocks() {
+  return T::kSize == 4 ? FP4KIT_FLAT_BLOCKS_4 : FP4KIT_FLAT_BLOCKS_2;
+}
+
+struct FactorTable {
+  float factor[kScaleBytes];
+  Level level;
+};
+
+// Fills the table; every thread of the block must call it. MX formats need none.
+template <class Format, int kRecipe, bool kSecond>
+__device__ __forceinline__ Level fill_factor_table(FactorTable& table, const float* second) {
+  static_assert(kThreads >= kScaleBytes, "one thread per entry");
+  if constexpr (Format::kIsMx) {
+    return kUnitLevel;
   } else {
-    const i64 tile = static_cast<i64>(row / kTileRows8) * tiles + col / kTileCols;
-    return tile * kTileBytes8 + (row % kTileRows8) * kTileCols + col % kTileCols;
+    if (threadIdx.x < kScaleBytes) {
+      const Level level = make_level<kRecipe, kSecond>(kSecond ? __ldg(second) : 1.0f);
+      table.factor[threadIdx.x] = element_factor<Format, kRecipe, kSecond>(threadIdx.x, level);
+      if (threadIdx.x == 0) table.level = level;
+    }
+    __syncthreads();
+    return table.level;
   }
 }
 
-// The shape of what is quantized, for scales that are not linear.
+// Codes of group number `group` and the scale byte of its block. Every thread of the warp must call
+// it.
+template <class Format, class T, int kRecipe, bool kSecond, class RoundingType>
+__device__ __forceinline__ u32 quantize_group(const Words<T>& elements, const FactorTable& table,
+    const Level& level, const RoundingType& rounding, u32 group, int rule, bool high_first,
+    u32 (&codes)[Format::kGroupWords]) {
+  u32 raw;
+  const float amax = block_amax<Format, T>(elements, raw);
+  const u32 byte = block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, rule);
+  float factor;
+  if constexpr (Format::kIsMx) {
+    factor = inverse_e8m0(byte);
+  } else {
+    factor = table.factor[byte % kScaleBytes];
+  }
+  const bool ordinary = is_ordinary_scale<Format>(byte, rule) && is_ordinary_level<kRecipe>(level);
+  rounding.template encode<Format, kRecipe>(elements, raw, ordinary, factor, group, codes);
+  order_nibbles<Format>(codes, high_first);
+  return byte;
+}
+
+// Rows of blocks, for scales that are not linear.
 struct RowShape {
   u32 blocks;  // in a row
   u32 magic;   // divides by them, as FastDivide
   u32 shift;
-  u32 stored_cols;
+  u32 tiles;  // in a row of scale tiles
+
+  __device__ __forceinline__ RowShape(i64 row_blocks, i64 magic_, i64 shift_, i64 stored_cols)
+      : blocks(static_cast<u32>(row_blocks)),
+        magic(static_cast<u32>(magic_)),
+        shift(static_cast<u32>(shift_)),
+        tiles(static_cast<u32>(stored_cols) / kTileCols) {}
+
+  __device__ __forceinline__ u32 row_of(u32 block) const {
+    return static_cast<u32>((static_cast<u64>(block) * magic) >> shift);
+  }
 };
 
-__device__ __forceinline__ u32 row_of_block(u32 scale, const RowShape& shape) {
-  return static_cast<u32>((static_cast<u64>(scale) * shape.magic) >> shape.shift);
-}
-
+// scale_offset of block number `block`, for a layout known at compile time and fewer than 2^31 of
+// them.
 template <int kLayout>
-__device__ __forceinline__ i64 rowwise_scale_offset(u32 scale, const RowShape& shape) {
-  u32 row = 0, col = 0;
-  if constexpr (kLayout != kLayoutLinear) {
-    row = row_of_block(scale, shape);
-    col = scale - row * shape.blocks;
+__device__ __forceinline__ i64 rowwise_scale_offset(u32 block, const RowShape& shape) {
+  if constexpr (kLayout == kLayoutLinear) {
+    return block;
+  } else {
+    const u32 row = shape.row_of(block);
+    const u32 col = block - row * shape.blocks;
+    constexpr u32 kRows = kLayout == kLayoutSwizzled128x4 ? kTileRows128 : kTileRows8;
+    const i64 tile = static_cast<i64>(row / kRows) * shape.tiles + col / kTileCols;
+    const u32 r = row % kRows;
+    if constexpr (kLayout == kLayoutSwizzled128x4) {
+      return tile * kTileBytes128 + (r % 32) * 16 + (r / 32) * kTileCols + col % kTileCols;
+    } else {
+      return tile * kTileBytes8 + r * kTileCols + col % kTileCols;
+    }
   }
-  return rowwise_scale_offset<kLayout>(scale, row, col, shape.stored_cols / kTileCols);
 }
 
-// Elements that are quantized as they lie in memory. A source says what it loads of a group, and
-// what elements it makes of that.
-template <class ElementType>
-struct PlainSource {
+// Groups as they lie in memory, from number `offset` of a row on, or a function of them. For swiglu
+// the other half of each row lies between; `row_of` then gives the row of a group.
+template <class ElementType, int kFunction, class RowOf>
+struct GroupSource {
   using T = ElementType;
-  using Loaded = Words<T>;
-  const typename T::Bits* __restrict__ x;
+  const typename T::Bits* __restrict__ gate;
+  const typename T::Bits* __restrict__ factor;
+  u32 row_groups;
+  u32 offset;
+  RowOf row_of;
 
-  __device__ __forceinline__ void load(u32 group, bool inside, Loaded& loaded) const {
-    load_elements<true, T>(
-        x + static_cast<u64>(group) * kGroupSize, inside ? kGroupSize : 0, loaded);
+  __device__ __forceinline__ void load(
+      u32 group, bool inside, ActivatedGroup<T, kFunction>& loaded) const {
+    u64 source = group;
+    if constexpr (kFunction == kSwiglu) {
+      const u32 place = offset + group;
+      source = place + static_cast<u64>(row_of(place)) * row_groups;
+    }
+    loaded.load(gate, factor, source, inside);
   }
-  __device__ __forceinline__ Words<T> elements(const Loaded& loaded) const { return loaded; }
 };
 
 // Quantizes every `stride`-th set of kThreads groups from `first` to before `count`. What a
 // thread's next group needs is on its way while it works on one, and what the first needs while the
 // table is filled. No sum of count and stride may exceed 32 bits.
-template <class Format, int kRecipe, bool kSecond, int kLayout, class Source, class RoundingType>
-__device__ __forceinline__ void quantize_groups(const Source& source, u8* __restrict__ packed,
-    u8* __restrict__ block_scale, const float* __restrict__ second, FactorTable& table,
-    const RoundingType& rounding, u32 first, u32 count, u32 stride, const RowShape& shape, int rule,
-    bool high_first) {
-  using T = typename Source::T;
+template <class Format, int kRecipe, bool kSecond, int kLayout, class T, int kFunction, class RowOf,
+    class RoundingType>
+__device__ __forceinline__ void quantize_groups(const GroupSource<T, kFunction, RowOf>& source,
+    u8* __restrict__ packed, u8* __restrict__ block_scale, const float* __restrict__ second,
+    FactorTable& table, const RoundingType& rounding, u32 first, u32 count, u32 stride,
+    const RowShape& shape, int rule, bool high_first) {
   constexpr int kCodeBytes = 4 * Format::kGroupWords;
-  typename Source::Loaded prefetched;
+  ActivatedGroup<T, kFunction> prefetched;
   const auto load = [&](u32 group) { source.load(group, group < count, prefetched); };
   load(first + threadIdx.x);
   const Level level = fill_factor_table<Format, kRecipe, kSecond>(table, second);
 #pragma unroll 1
   for (u32 start = first; start < count; start += stride) {
     const u32 group = start + threadIdx.x;
-    const typename Source::Loaded loaded = prefetched;
+    const ActivatedGroup<T, kFunction> loaded = prefetched;
     load(group + stride);
-    const Words<T> elements = source.elements(loaded);
     u32 codes[Format::kGroupWords];
     const u32 byte = quantize_group<Format, T, kRecipe, kSecond>(
-        elements, table, level, rounding, group, rule, high_first, codes);
+        loaded.elements(), table, level, rounding, group, rule, high_first, codes);
     if (group >= count) continue;
     store_codes<true>(packed + static_cast<u64>(group) * kCodeBytes, codes);
     if (group % Format::kGroups == 0) {
-      const u32 scale = group / Format::kGroups;
-      block_scale[rowwise_scale_offset<kLayout>(scale, shape)] = static_cast<u8>(byte);
+      const u32 block = group / Format::kGroups;
+      block_scale[rowwise_scale_offset<kLayout>(block, shape)] = static_cast<u8>(byte);
     }
   }
 }

@@ -72,10 +72,7 @@ __global__ void __launch_bounds__(kThreads)
       const float factor = element_factor<Format, kRecipe, kSecond>(byte, level);
       u32 codes[Format::kGroupWords];
       encode_group<Format, T, kRecipe>(elements[u], raw, factor, codes);
-      if (Format::kIsFp4 && high_first) {
-#pragma unroll
-        for (int i = 0; i < Format::kGroupWords; ++i) codes[i] = swap_nibbles(codes[i]);
-      }
+      order_nibbles<Format>(codes, high_first != 0);
       const i64 piece = (row[u] * blocks + block[u]) * Format::kGroups + group % Format::kGroups;
       store_codes<kVector>(packed + piece * kCodeBytes, codes);
     }

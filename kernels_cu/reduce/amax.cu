@@ -15,6 +15,7 @@
 // Memory layout: x is groups * group_size contiguous elements; out is float32 (groups,), as bits.
 // Launch: 256 threads, one block per chunk. The launcher clears `out` (and `nonfinite`) on the same
 // stream just before: the pair can be captured in a graph and replayed.
+#include "common/members.cuh"
 #include "reduce/amax.cuh"
 
 namespace fp4kit {
@@ -59,6 +60,31 @@ __global__ void __launch_bounds__(kThreads) count_nonfinite_kernel(
   if (nans != 0) atomicAdd(counts, nans);
   if (infinities != 0) atomicAdd(counts + 1, infinities);
   if (from_end != 0) atomicMax(counts + 2, from_end);
+}
+
+// One amax for each member of a group; one block per chunk of any member, which the table counts.
+template <class T, class Table>
+__global__ void __launch_bounds__(kThreads)
+    grouped_amax_kernel(const typename T::Bits* __restrict__ x, const __grid_constant__ Table table,
+        u32* __restrict__ result, i64 columns, i64 chunk_size) {
+  __shared__ i64 start;
+  __shared__ i64 size;
+  __shared__ i64 place;
+  const i64 at = find_member(table, blockIdx.x);
+  if (at >= 0) {
+    const Member member = table.member(static_cast<u32>(at));
+    const i64 skipped = (blockIdx.x - table.first(static_cast<u32>(at))) * chunk_size;
+    const i64 rest = member.rows * member.cols - skipped;
+    start = member.start + skipped;
+    size = rest < chunk_size ? rest : chunk_size;
+    place = columns ? member.col.second : member.row.second;
+  }
+  __syncthreads();
+  bool finite;
+  const u32 maximum = stretch_max<T>(x + start, size, finite);
+  if (threadIdx.x == 0 && maximum != 0) {
+    atomicMax(result + place, as_bits(from_input_bits<T>(maximum)));
+  }
 }
 
 }  // namespace fp4kit

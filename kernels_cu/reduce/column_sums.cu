@@ -10,6 +10,7 @@
 // Memory layout: sums is float32 (ceil(rows / 1024), cols). The launcher repeats until one row is
 // left. Rows of the input begin `pitch` elements apart.
 // Launch: 256 threads, one block per tile.
+#include "common/members.cuh"
 #include "reduce/column_sums.cuh"
 
 namespace fp4kit {
@@ -24,6 +25,30 @@ __global__ void __launch_bounds__(kThreads, 3) column_sums_kernel(
   const i64 first_col = (blockIdx.x - down * tiles_across) * sum_columns<T>();
   sum_tile<T, kFunction, kVector>(
       partial, gate, factor, out, sums, measured, measured + 1, rows, cols, pitch, down, first_col);
+}
+
+// A null pointer `sums` or `measured` asks for none; `measured` has a place for each member of the
+// group.
+template <class T, int kFunction, bool kVector, class Table>
+__global__ void __launch_bounds__(kThreads, 3) grouped_column_sums_kernel(
+    const typename T::Bits* __restrict__ gates, const typename T::Bits* __restrict__ factors,
+    const __grid_constant__ Table table, typename T::Bits* __restrict__ out,
+    float* __restrict__ sums, u32* __restrict__ measured, u32* __restrict__ nonfinite) {
+  constexpr int kRows = kSumRows * kSumRows;
+  __shared__ PartialSums<VecOf<T>::kElements> partial;
+  __shared__ MemberTile found;
+  const auto columns_of = [](const Member& m) { return m.row.block_scale * VecOf<T>::kElements; };
+  find_tile(table, found, kRows, columns_of);
+  __syncthreads();
+  const Member& member = found.member;
+  const typename T::Bits* gate = gates + member.start;
+  constexpr bool kHalves = kFunction == kSwiglu;
+  sum_tile<T, kFunction, kVector>(partial, gate,
+      kHalves ? gate + member.cols : factors + member.start, out + member.row.packed,
+      sums == nullptr ? nullptr : sums + member.row.second,
+      measured == nullptr ? nullptr : measured + member.number, nonfinite, member.rows, member.cols,
+      kHalves ? 2 * member.cols : member.cols, found.row0 / kRows, found.col0,
+      static_cast<int>(member.row.block_scale));
 }
 
 }  // namespace fp4kit

@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
       for (int k = 0; k < 4; ++k) {
         codes[i] |= static_cast<u32>(packed[group * kCodeBytes + 4 * i + k]) << (8 * k);
       }
-      if (Format::kIsFp4 && high_first) codes[i] = swap_nibbles(codes[i]);
     }
+    order_nibbles<Format>(codes, high_first != 0);
     const float* value_of = second;
     if (second != nullptr && scales != 1) value_of += row / rows_per_scale;
     const DecodeFactors factors =

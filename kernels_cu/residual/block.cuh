@@ -228,8 +228,7 @@ FP4KIT_HD E2m1Table residual_table(float q, float inverse) {
     value[i] = mul_rn(mul_rn(as_float(e2m1_float_bits(i)), q), inverse);
   }
   u32 word[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
+  pack_words<Out, true>(value, word);
   return pack_table(word);
 }
 
@@ -252,23 +251,9 @@ FP4KIT_HD Words<Out, kCount> decode_sum(
     }
   }
   Words<Out, kCount> out;
-#pragma unroll
-  for (int i = 0; i < Words<Out, kCount>::kWords; ++i) {
-    if constexpr (Out::kSize == 4) {
-      out.word[i] = as_bits(value[i]);
-    } else {
-      out.word[i] = pack_pair<Out>(value[2 * i], value[2 * i + 1]);
-    }
-  }
+  pack_words<Out, false>(value, out.word);
   if (is_nan(q) || is_nan(extra_q) || is_unusual_inverse(inverse)) {
-#pragma unroll
-    for (int i = 0; i < Words<Out, kCount>::kWords; ++i) {
-      if constexpr (Out::kSize == 4) {
-        out.word[i] = to_output_bits<Out>(value[i]);
-      } else {
-        out.word[i] = pack_canonical<Out>(value[2 * i], value[2 * i + 1]);
-      }
-    }
+    pack_words<Out, true>(value, out.word);
   }
   return out;
 }

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
     if (u * kThreads + thread < count) {
       const Words<Out, kCount> result = decode_either<Out, kCount>(codes[u], byte[u],
           extra_codes[u], extra_byte[u], has_extra[u], high_first != 0, table, inverse);
-      store_words_aligned(my_out + u * (kThreads * kCount), result.word);
+      store_words(my_out + u * (kThreads * kCount), result.word);
     }
   }
 }
@@ -234,10 +234,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
       const uint4 low = *reinterpret_cast<const uint4*>(staged);
       u32 result[kRows][4];
       if constexpr (kRows == 1) {
-        result[0][0] = low.x;
-        result[0][1] = low.y;
-        result[0][2] = low.z;
-        result[0][3] = low.w;
+        unpack_vec(low, result[0]);
       } else {
         const uint4 high = *reinterpret_cast<const uint4*>(staged + half);
         const u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -251,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
       for (u32 r = 0; r < kRows; ++r) {
         const u32 row = group_rows.row(group, local + r);
         if (row < rows) {
-          store_words_aligned(out + static_cast<u64>(row) * cols + chunk * kChannels, result[r]);
+          store_words(out + static_cast<u64>(row) * cols + chunk * kChannels, result[r]);
         }
       }
     }

@@ -147,11 +147,11 @@ __device__ __forceinline__ void store_both(
   constexpr u32 kAtOnce = kHasExtra | kEvenFirst;
   if ((tasks & kAtOnce) == kAtOnce) {
     const u32 both[4] = {main.code[0], main.code[1], extra.code[0], extra.code[1]};
-    store_words_aligned(codes, both);
+    store_words(codes, both);
     return;
   }
-  store_words_aligned(codes, main.code);
-  if (tasks & kHasExtra) store_words_aligned(codes + static_cast<u64>(gap) * 8, extra.code);
+  store_words(codes, main.code);
+  if (tasks & kHasExtra) store_words(codes + static_cast<u64>(gap) * 8, extra.code);
 }
 
 #endif  // __CUDACC__

@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
       const u32 row = group_rows.local(inside + 4 * k);
       word[k] = *reinterpret_cast<const u32*>(scales + row * stored_cols + i / 2 * kTileCols);
     }
-    store_words_aligned(block_scale + sector_offset(layout, group, i / 2, across, inside), word);
+    store_words(block_scale + sector_offset(layout, group, i / 2, across, inside), word);
   }
 }
 

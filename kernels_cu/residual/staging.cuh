@@ -98,10 +98,7 @@ struct StagedBlock {
 #pragma unroll
     for (int i = 0; i < kGroupSize / 4; ++i) {
       const uint4 piece = *reinterpret_cast<const uint4*>(first + static_cast<u32>(i) * step);
-      found.word[4 * i] = piece.x;
-      found.word[4 * i + 1] = piece.y;
-      found.word[4 * i + 2] = piece.z;
-      found.word[4 * i + 3] = piece.w;
+      unpack_vec(piece, found.word + 4 * i);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -158,10 +155,7 @@ __device__ __forceinline__ void load_places(const u16* from, u32 (&kept)[2]) {
 }
 __device__ __forceinline__ void load_places(const u16* from, u32 (&kept)[4]) {
   const uint4 eight = *reinterpret_cast<const uint4*>(from);
-  kept[0] = eight.x;
-  kept[1] = eight.y;
-  kept[2] = eight.z;
-  kept[3] = eight.w;
+  unpack_vec(eight, kept);
 }
 
 // A place in a ring of buffers, and the parity of the phase that it is used in.

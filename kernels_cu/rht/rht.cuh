@@ -82,14 +82,7 @@ template <class R>
 FP4KIT_HD Words<R> rotate_floats(float (&v)[kGroupSize]) {
   butterfly(v);
   Words<R> result;
-#pragma unroll
-  for (int i = 0; i < Words<R>::kWords; ++i) {
-    if constexpr (R::kSize == 4) {
-      result.word[i] = as_bits(v[i]);
-    } else {
-      result.word[i] = pack_pair<R>(v[2 * i], v[2 * i + 1]);
-    }
-  }
+  pack_words<R, false>(v, result.word);
   return result;
 }
 

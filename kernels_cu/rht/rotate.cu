@@ -64,14 +64,7 @@ __device__ __forceinline__ Words<Out> rotated_group(
   butterfly(v);
   round_between<Out>(v, to_bf16);
   Words<Out> result;
-#pragma unroll
-  for (int i = 0; i < Words<Out>::kWords; ++i) {
-    if constexpr (Out::kSize == 4) {
-      result.word[i] = as_bits(v[i]);
-    } else {
-      result.word[i] = pack_pair<Out>(v[2 * i], v[2 * i + 1]);
-    }
-  }
+  pack_words<Out, false>(v, result.word);
   flip_signs(result, after);
   canonical_nans<Out, Words<Out>::kWords>(result.word);
   return result;
@@ -98,9 +91,9 @@ __device__ __forceinline__ void store_groups(
       low[i] = odd ? other : mine;
       high[i] = odd ? next : other;
     }
-    if (lane / 2 < groups) store_words_aligned(out + sector * 2 * kVec, low);
+    if (lane / 2 < groups) store_words(out + sector * 2 * kVec, low);
     if (16 + lane / 2 < groups) {
-      store_words_aligned(out + 16 * kGroupSize + sector * 2 * kVec, high);
+      store_words(out + 16 * kGroupSize + sector * 2 * kVec, high);
     }
   }
 }

@@ -14,6 +14,7 @@
 // Memory layout: linear is (rows, cols); tiled is padded to whole tiles.
 // Launch: 256 threads, enough blocks for all strips of each group of 8 tiles, 32 or 2 a tile
 // (kWords = true where the linear rows start on 4 bytes, else byte by byte).
+#include "common/elements.cuh"
 #include "common/scale_layout.cuh"
 
 namespace fp4kit {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) swizzle_kernel(const u8* __restrict_
   }
   u8* out = tiled + strip.tiled;
   if constexpr (kWords) {
-    *reinterpret_cast<uint4*>(out) = make_uint4(word[0], word[1], word[2], word[3]);
+    *reinterpret_cast<uint4*>(out) = pack_vec(word);
   } else {
 #pragma unroll
     for (int k = 0; k < kStripRows; ++k) {
@@ -114,10 +115,7 @@ __global__ void __launch_bounds__(kThreads) unswizzle_kernel(const u8* __restric
   const u8* in = tiled + strip.tiled;
   if constexpr (kWords) {
     const uint4 all = __ldg(reinterpret_cast<const uint4*>(in));
-    word[0] = all.x;
-    word[1] = all.y;
-    word[2] = all.z;
-    word[3] = all.w;
+    unpack_vec(all, word);
   } else {
 #pragma unroll
     for (int k = 0; k < kStripRows; ++k) {

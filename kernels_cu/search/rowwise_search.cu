@@ -54,9 +54,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_TILE_BLOCKS) quantize_rowwise
     };
     Found found = search_scale<kSearch, kError>(
         elements, raw, amax_of, level, range, table, candidate_of, AloneSum());
-    if (static_cast<u32>(high_first) != 0) {
-      for (u32& word : found.codes) word = swap_nibbles(word);
-    }
+    order_nibbles<Nvfp4>(found.codes, static_cast<u32>(high_first) != 0);
     store_codes<true>(packed + static_cast<u64>(group) * sizeof(found.codes), found.codes);
     block_scale[rowwise_scale_offset<kLayout>(group, shape)] = static_cast<u8>(found.byte);
   }

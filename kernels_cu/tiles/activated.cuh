@@ -50,8 +50,7 @@ __device__ __forceinline__ void activate_tile(typename C::TileType* tiles) {
       factor = load(&tiles[1].at(i / kVecs, i % kVecs * 4));
     }
     const Vec<T> result = activate_all<T, C::kFunction>(load(own), factor);
-    *reinterpret_cast<uint4*>(own) =
-        make_uint4(result.word[0], result.word[1], result.word[2], result.word[3]);
+    *reinterpret_cast<uint4*>(own) = pack_vec(result.word);
   }
 }
 

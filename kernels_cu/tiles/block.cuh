@@ -5,7 +5,7 @@
 // one block of 16 or 32 elements.
 #pragma once
 
-#include "quantize/factor_table.cuh"
+#include "quantize/rowwise.cuh"
 #include "rht/rht.cuh"
 #include "search/tables.cuh"
 #include "tiles/config.cuh"
@@ -284,14 +284,11 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
 template <class C>
 __device__ __forceinline__ void store_group(
     u8* __restrict__ out, const u32 (&code)[C::Format::kGroupWords], const Options& options) {
-  if (C::Format::kIsFp4 && options.high_first) {
-    u32 swapped[C::Format::kGroupWords];
+  u32 ordered[C::Format::kGroupWords];
 #pragma unroll
-    for (int i = 0; i < C::Format::kGroupWords; ++i) swapped[i] = swap_nibbles(code[i]);
-    store_codes<C::kVector, C::kStreams>(out, swapped);
-  } else {
-    store_codes<C::kVector, C::kStreams>(out, code);
-  }
+  for (int i = 0; i < C::Format::kGroupWords; ++i) ordered[i] = code[i];
+  order_nibbles<typename C::Format>(ordered, options.high_first);
+  store_codes<C::kVector, C::kStreams>(out, ordered);
 }
 
 }  // namespace fp4kit

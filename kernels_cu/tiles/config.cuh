@@ -11,17 +11,6 @@
 
 namespace fp4kit {
 
-// One direction of a result. A direction that is not asked for is not looked at.
-struct QuantizedView {
-  const float* second;
-  u8* packed;
-  u8* block_scale;
-  i64 blocks;       // per vector
-  i64 stored_cols;  // of the scale matrix, padding included
-  i64 scales;       // second-level values
-  i64 vectors_per_scale;
-};
-
 // A matrix x (rows, cols), and the tile of it that begins at (row0, col0). What is left of the
 // matrix from there on is at most a tile's extent.
 template <class T>

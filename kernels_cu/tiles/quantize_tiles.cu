@@ -8,6 +8,7 @@
 // which are fewer than 2^31. The launcher clears `taken` (tiles/quantize_tile.cuh). Scales past the
 // last vector or block are not written here: the launcher clears the scales of padded layouts
 // first.
+#include "common/members.cuh"
 #include "tiles/quantize_tile.cuh"
 
 namespace fp4kit {
@@ -154,6 +155,142 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
   matrix.factor = factor;
   const FastDivide divide{across, static_cast<u32>(magic), static_cast<u32>(shift)};
   quantize_all_tiles<C>(shared, Tiles(matrix, divide, total, taken), options);
+}
+
+// The arrays of one direction of all members.
+struct GroupView {
+  const float* second;
+  u8* packed;
+  u8* block_scale;
+  i64 per_vector;
+};
+
+// The tiles of all members, one after the other.
+template <class C, class Table>
+struct GroupTiles {
+  using T = typename C::T;
+  const typename T::Bits* x;
+  const typename T::Bits* factor;
+  const Table& table;
+  u32 total;
+  GroupView row;
+  GroupView col;
+  u32 stream;
+  u32* taken;
+  u32 at = 0;  // the member that the tile belongs to
+  u32 tile = 0;
+  u32 begin = 0;  // its member's first tile, and the next one's
+  u32 next = 0;
+  u32 across = 1;
+  u32 tile_row = 0;
+  u32 tile_col = 0;
+  u32 strip = 0;
+  bool same_member = false;
+
+  __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const typename T::Bits* factor_,
+      const Table& table_, i64 total_, const GroupView& row_, const GroupView& col_, u32 stream_,
+      u32* taken_)
+      : x(x_),
+        factor(factor_),
+        table(table_),
+        total(static_cast<u32>(total_)),
+        row(row_),
+        col(col_),
+        stream(stream_),
+        taken(taken_) {
+    advance(blockIdx.x);
+  }
+
+  __device__ __forceinline__ u32 first_tile(u32 member) const {
+    return static_cast<u32>(table.first(member));
+  }
+
+  // To the member of the tile, which is `at` or a later one: most likely the next, so that steps
+  // grow until they are too long.
+  __device__ __forceinline__ void find_member_from(u32 low) {
+    const u32 count = table.count();
+    u32 step = 1;
+    while (low + step < count && first_tile(low + step) <= tile) {
+      low += step;
+      step *= 2;
+    }
+    u32 high = low + step < count ? low + step : count;
+    while (high - low > 1) {
+      const u32 middle = (low + high) / 2;
+      if (first_tile(middle) <= tile) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    at = low;
+    begin = first_tile(at);
+    next = first_tile(at + 1);
+    const i64 cols = table.member(at).cols;
+    across = static_cast<u32>((cols + C::kColumns - 1) / C::kColumns);
+  }
+
+  __device__ __forceinline__ bool valid() const { return tile < total; }
+  __device__ __forceinline__ bool stays() const { return same_member; }
+  __device__ __forceinline__ u32 request() const { return request_tile(taken, tile); }
+
+  __device__ __forceinline__ void advance(u32 number) {
+    tile = number;
+    if (tile >= total) return;
+    same_member = tile < next;
+    if (!same_member) find_member_from(at);
+    tile_row = (tile - begin) / across;
+    tile_col = tile - begin - tile_row * across;
+    if constexpr (C::kPacksRows) fold();
+  }
+
+  // The place of a tile that may be folded: those of whole rows of tiles come first.
+  __device__ __forceinline__ void fold() {
+    strip = 0;
+    const i64 rows = table.member(at).rows;
+    const u32 whole = static_cast<u32>(rows / C::kHeight);
+    if (tile_row < whole) return;
+    const u32 height = remainder_blocks<C>(static_cast<u32>(rows % C::kHeight));
+    const u32 strips = (tile - begin - whole * across) * C::kDown;
+    tile_row = whole;
+    tile_col = strips / height;
+    strip = strips - tile_col * height;
+  }
+
+  __device__ __forceinline__ Task<T> task() const {
+    using Format = typename C::Format;
+    const Member member = table.member(at);
+    const i64 row0 = static_cast<i64>(tile_row) * C::kHeight;
+    const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
+    // For swiglu the input of a member begins at twice its place in the table.
+    const i64 start = C::kFunction == kSwiglu ? 2 * member.start : member.start;
+    return {x + start, member.rows, member.cols, row0, col0,
+        tile_rest(member.rows, row0, C::kHeight),
+        tile_rest(member.cols, col0, C::kPacksRows ? C::kDown * C::kColumns : C::kColumns),
+        member_view<Format>(member.row, row.second, row.packed, row.block_scale, member.rows,
+            member.cols, row.per_vector != 0, C::kLayout),
+        member_view<Format>(member.col, col.second, col.packed, col.block_scale, member.cols,
+            member.rows, col.per_vector != 0, C::kLayout),
+        stream + static_cast<u32>(member.number), 0, true, factor + start, strip};
+  }
+};
+
+// SeedWords: empty, or all that Seed holds.
+template <class C, class Table, class... SeedWords>
+__global__ void __launch_bounds__(kThreads, tile_blocks<C>())
+    grouped_quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
+        const typename C::T::Bits* __restrict__ factor, const __grid_constant__ Table table,
+        i64 total, const float* row_second, u8* row_packed, u8* row_scale, i64 row_per_vector,
+        const float* col_second, u8* col_packed, u8* col_scale, i64 col_per_vector, i64 high_first,
+        i64 rule, i64 range, i64 row_mask, i64 col_mask, SeedWords... seed) {
+  TileShared<C>& shared = tile_shared<C>();
+  const Options options{static_cast<int>(rule), static_cast<u32>(high_first) != 0,
+      static_cast<float>(range), static_cast<u32>(row_mask), static_cast<u32>(col_mask), {seed...}};
+  const GroupTiles<C, Table> tiles(x, factor, table, total,
+      {row_second, row_packed, row_scale, row_per_vector},
+      {col_second, col_packed, col_scale, col_per_vector}, static_cast<u32>(options.seed.stream),
+      taken);
+  quantize_all_tiles<C>(shared, tiles, options);
 }
 
 }  // namespace fp4kit

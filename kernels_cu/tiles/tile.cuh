@@ -142,12 +142,35 @@ __device__ __forceinline__ Words<T> tile_group(const u32* first) {
 #pragma unroll
   for (int i = 0; i < Words<T>::kWords / 4; ++i) {
     const uint4 piece = source[i];
-    result.word[4 * i] = piece.x;
-    result.word[4 * i + 1] = piece.y;
-    result.word[4 * i + 2] = piece.z;
-    result.word[4 * i + 3] = piece.w;
+    unpack_vec(piece, result.word + 4 * i);
   }
   return result;
+}
+
+// Element `half` of a word.
+template <class T>
+__device__ __forceinline__ float half_value(u32 word, u32 half) {
+  Words<T, 4 / T::kSize> one{{word}};
+  return one.value(half);
+}
+
+// The elements of one of the columns that share words, as they would lie in memory.
+template <class T, u32 kGroups>
+__device__ __forceinline__ void gather_column(
+    const u32 (&word)[kGroups * kGroupSize], u32 half, Words<T> (&result)[kGroups]) {
+  const u32 selector = half == 0 ? 0x5410u : 0x7632u;
+#pragma unroll
+  for (u32 l = 0; l < kGroups; ++l) {
+#pragma unroll
+    for (u32 i = 0; i < Words<T>::kWords; ++i) {
+      if constexpr (T::kSize == 4) {
+        result[l].word[i] = word[l * kGroupSize + i];
+      } else {
+        const u32 at = l * kGroupSize + 2 * i;
+        result[l].word[i] = byte_perm(word[at], word[at + 1], selector);
+      }
+    }
+  }
 }
 
 #endif  // __CUDACC__

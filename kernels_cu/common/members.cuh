@@ -5,7 +5,7 @@
 // (fp4kit/cuda/member_tables.py) of those that have elements.
 #pragma once
 
-#include "tiles/tile.cuh"
+#include "common/scale_layout.cuh"
 
 namespace fp4kit {
 
@@ -103,6 +103,39 @@ __device__ __forceinline__ i64 find_member(const Table& table, i64 piece) {
   return found ? static_cast<i64>(at) : -1;
 }
 
+// Calls a function for every member that a thread block has rounds of, `stretch` in all, with the
+// first of them and the end. All threads must call this.
+template <class Table, class Function>
+__device__ __forceinline__ void for_members(
+    const Table& table, i64 stretch, const Function& function) {
+  __shared__ u32 found;
+  const i64 total = table.first(table.count());
+  i64 round = blockIdx.x * stretch;
+  const i64 end = round + stretch < total ? round + stretch : total;
+  const i64 mine = find_member(table, round);
+  if (mine >= 0) found = static_cast<u32>(mine);
+  __syncthreads();
+  for (u32 at = found;; ++at) {
+    const i64 start = table.first(at);
+    const i64 next = table.first(at + 1);
+    const i64 stop = next < end ? next : end;
+    function(table.member(at), round - start, stop - start);
+    if (stop == end) return;
+    round = stop;
+    __syncthreads();  // everyone is done with the factors
+  }
+}
+
+// One direction of a member; per_vector: it has a second level for each vector.
+template <class Format>
+__device__ __forceinline__ QuantizedView member_view(const Places& places, const float* second,
+    u8* packed, u8* block_scale, i64 vectors, i64 length, bool per_vector, int layout) {
+  const i64 blocks = (length + Format::kBlockSize - 1) / Format::kBlockSize;
+  const i64 padded = (blocks + kTileCols - 1) / kTileCols * kTileCols;
+  return {second + places.second, packed + places.packed, block_scale + places.block_scale, blocks,
+      layout == kLayoutLinear ? blocks : padded, per_vector ? vectors : 1, 1};
+}
+
 // A tile of a member, as the threads of a block share it.
 struct MemberTile {
   Member member;
@@ -124,11 +157,6 @@ __device__ __forceinline__ void find_tile(
   const u32 across = static_cast<u32>((member.cols + columns - 1) / columns);
   const u32 down = tile / across;
   found = {member, static_cast<i64>(down) * rows, (tile - down * across) * columns};
-}
-
-template <class Table>
-__device__ __forceinline__ void find_tile(const Table& table, MemberTile& found) {
-  find_tile(table, found, kTileRows, [](const Member&) -> i64 { return kTileColumns; });
 }
 
 #endif  // __CUDACC__
