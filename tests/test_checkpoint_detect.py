@@ -81,7 +81,7 @@ def test_methods_of_others_are_named(checkpoints, tmp_path, method, place):
         ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, None, "INT4_AWQ"),
         # Its weights need a low-rank correction that nothing here applies.
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, None, "NVFP4_SVD"),
-        (None, {"quantization": {"quant_algo": "FP8"}}, "FP8"),
+        (None, {"quantization": {"quant_algo": "INT8_SQ"}}, "INT8_SQ"),
         (None, {"quantization": {}}, "None"),
         (None, {"quantization": []}, "None"),
         (None, {"quantization": "NVFP4"}, "no object"),

@@ -172,13 +172,11 @@ def compressed_facts(config: dict[str, Any]) -> QuantFacts:
         faults += _block_faults(arguments, COMPRESSED_FORMATS[text])
         formats.add(COMPRESSED_FORMATS[text])
         activations |= group.get("input_activations") is not None
-    if not formats:
-        return QuantFacts("fp8")
     if config.get("quantization_status") != "compressed":
         faults.append(
             "quantization_status is not 'compressed': transformers would leave the weights random"
         )
-    if (fp8 or len(formats) > 1) and config.get("format") != MIXED:
+    if len(formats) + fp8 > 1 and config.get("format") != MIXED:
         faults.append(f"its groups have several formats, but its own format is not {MIXED!r}")
     scheme = config.get("kv_cache_scheme")
     return QuantFacts(
@@ -198,7 +196,7 @@ def _algorithm(value: object, what: str) -> str:
     if name not in MODELOPT_FORMATS and name not in MODELOPT_FP8 and name != modelopt.MIXED:
         raise FileFormatError(
             f"{what}: ModelOpt algorithm {str(value)[:80]!r} is not read here; known are "
-            f"{', '.join(MODELOPT_FORMATS)}, and {modelopt.MIXED} of these and {MODELOPT_FP8[0]}"
+            f"{', '.join((*MODELOPT_FORMATS, *MODELOPT_FP8))}, and {modelopt.MIXED} of these"
         )
     return name
 
@@ -257,15 +255,13 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
     if algorithm == modelopt.MIXED:
         said = own.get("quantized_layers") or given.get("quantized_layers")
         layers = _layers(said, what)
-    elif algorithm in MODELOPT_FP8:
-        raise FileFormatError(f"{what}: ModelOpt algorithm {algorithm!r} is not read here")
     algorithms = set(layers.values()) or {algorithm}
     faults = []
     if config is not None and hf_quant is not None:
         faults += _modelopt_faults(given, own)
     if config is None:
         faults.append("has no quantization_config (only hf_quant_config.json has)")
-    activations = not algorithms.isdisjoint(modelopt.ACTIVATED)
+    activations = not algorithms.isdisjoint((*modelopt.ACTIVATED, MODELOPT_FP8[0]))
     if algorithm == modelopt.PRE_SCALED and groups:
         # The one algorithm of AWQ; whether inputs are quantized as well only the groups say.
         activations = any(group.get("input_activations") is not None for _, group in groups)

@@ -58,13 +58,16 @@ def structure_faults(
             return component_faults(path, lambda name: structure_faults(path / name))
         with Checkpoint(path, unfinished=unfinished) as checkpoint:
             quantized = find_quantized_weights(checkpoint)
-            if quantized is None or not quantized.entries:
+            found = None
+            if quantized is not None:
+                found = find_others(checkpoint, quantized, excluded=excluded)
+            others = [] if found is None else coded_weights(checkpoint, found)
+            if quantized is None or found is None or not (quantized.entries or others):
                 unquantized = f"{path}: holds no quantized weight of a known layout"
                 return list(_index_faults(checkpoint)) if plain else [unquantized]
-            found = find_others(checkpoint, quantized, excluded=excluded)
             unread = list(unknowns(checkpoint, quantized, found, excluded))
             unread += _byte_faults(found)
-            return unread + list(_faults(checkpoint, quantized, coded_weights(checkpoint, found)))
+            return unread + list(_faults(checkpoint, quantized, others))
     except Fp4kitError as error:
         return [str(error)]
 
