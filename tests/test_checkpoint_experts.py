@@ -165,7 +165,7 @@ def test_transposed_experts_are_streamed(stored, kind, monkeypatch):
     source = stored.ArraySource(tensors)
     found = expert_views.find_views(source, {"model_type": model_type})
     monkeypatch.setattr(expert_views, "READ_BYTES", 8000)
-    monkeypatch.setattr(views, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(views, "CHUNK_BYTES", 3000)
     source.reads.clear()
     assert_views(stored, found, expected, "BF16")
     assert max(count for _, _, count in source.reads) <= 8000

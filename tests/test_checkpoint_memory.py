@@ -47,7 +47,7 @@ def resident(key):
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
 
 cases, scale = json.loads(sys.argv[1])
-constants = [(chunks, "WHOLE_BYTES"), (chunks, "CHUNK_BYTES"), (views, "PIECE_BYTES"),
+constants = [(chunks, "WHOLE_BYTES"), (chunks, "CHUNK_BYTES"), (views, "CHUNK_BYTES"),
              (logical, "WIDE_BYTES"), (transfer, "CHUNK_BYTES")]
 for module, name in constants:
     setattr(module, name, getattr(module, name) // scale)

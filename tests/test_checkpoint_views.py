@@ -159,7 +159,7 @@ def test_small_pieces_give_the_same_bytes(stored, monkeypatch):
     )
     (view,) = fp8_views.find_views(source, {})
     whole = stored.read_all(view)
-    monkeypatch.setattr(views, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(views, "CHUNK_BYTES", 4096)
     source.reads.clear()
     assert (stored.read_all(view) == whole).all()
     assert max(count for _, _, count in source.reads) <= 1024

@@ -14,7 +14,7 @@ from fp4kit.float_mode import by_ieee
 from fp4kit.io.read.cast import check_cast
 from fp4kit.io.stream.chunks import Progress
 
-from .options import CheckpointOptions, ConvertOptions, DequantizeOptions, Options
+from .options import CheckpointOptions, CommonOptions, ConvertOptions, DequantizeOptions
 from .plan.checkpoint_plan import CheckpointPlan
 from .plan.convert import plan_convert
 from .plan.dequantize import plan_dequantize
@@ -28,7 +28,7 @@ from .write.pipeline import Pipeline
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Asked = TypeVar("Asked", bound=Options)
+Asked = TypeVar("Asked", bound=CommonOptions)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ DEQUANTIZE = Operation(plan_dequantize, quantized_components)
 CONVERT = Operation(plan_convert, quantized_components)
 
 
-def _open(source: Path, options: Options) -> Checkpoint:
+def _open(source: Path, options: CommonOptions) -> Checkpoint:
     check_cast(options.cast)
     return Checkpoint(source, follow_links=options.follow_links, cast=options.cast)
 

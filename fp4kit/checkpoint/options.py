@@ -18,7 +18,7 @@ UNCALIBRATED = "uncalibrated"
 
 
 @dataclass(frozen=True)
-class Options:
+class CommonOptions:
     """What all operations are asked for.
 
     Attributes:
@@ -39,7 +39,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class CheckpointOptions(Options):
+class CheckpointOptions(CommonOptions):
     """How a checkpoint is quantized.
 
     Attributes:
@@ -85,7 +85,7 @@ class CheckpointOptions(Options):
 
 
 @dataclass(frozen=True)
-class DequantizeOptions(Options):
+class DequantizeOptions(CommonOptions):
     """How a checkpoint is dequantized.
 
     Attributes:
@@ -103,7 +103,7 @@ class DequantizeOptions(Options):
 
 
 @dataclass(frozen=True)
-class ConvertOptions(Options):
+class ConvertOptions(CommonOptions):
     """How a quantized checkpoint changes its layout.
 
     Attributes:

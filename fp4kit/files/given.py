@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fp4kit import arrays
 from fp4kit.api.tensor import QuantizedTensor
 from fp4kit.arrays.frameworks import open_raw
-from fp4kit.checkpoint.options import Options
+from fp4kit.checkpoint.options import CommonOptions
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.read.weight_files import CONFIG, INDEX_SUFFIX, WEIGHTS
 from fp4kit.checkpoint.write.output import new_config
@@ -32,7 +32,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class SaveOptions(Options):
+class SaveOptions(CommonOptions):
     """How given tensors become a checkpoint.
 
     Attributes:

@@ -93,7 +93,7 @@ class _Sequence(_Node):
         return starts
 
 
-class _Choice(_Node):
+class _Alternatives(_Node):
     def __init__(self, parts: list[_Node]) -> None:
         self._parts = parts
 
@@ -192,7 +192,7 @@ class _Compiler:
         if op == "AT":
             return _Assertion(_PLACES[str(value)])
         if op == "BRANCH":
-            return _Choice([self.sequence(branch) for branch in value[1]])
+            return _Alternatives([self.sequence(branch) for branch in value[1]])
         if op == "SUBPATTERN" and not value[1] and not value[2]:
             return self.sequence(value[3])
         if op in ("MAX_REPEAT", "MIN_REPEAT"):
@@ -215,7 +215,7 @@ class _Compiler:
         # x{0,3} is (x(x(x)?)?)?.
         optional: _Node = _Sequence([])
         for _ in range(min(most, MAX_NODES + 1) - least):
-            optional = _Choice([_Sequence([]), _Sequence([self.sequence(parsed), optional])])
+            optional = _Alternatives([_Sequence([]), _Sequence([self.sequence(parsed), optional])])
         return _Sequence([*parts, optional])
 
 

@@ -52,7 +52,7 @@ def version() -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class Submodel:
     """A model, or a model inside of one.
 
     Attributes:
@@ -84,50 +84,50 @@ def _nested(config: Config, key: str) -> Config:
     return found if isinstance(found, dict) else {}
 
 
-def _part(whole: Place, part: list[Any]) -> Place:
+def _part(whole: Submodel, part: list[Any]) -> Submodel:
     """A part of a model, as its configuration has it."""
     path, key, name, *rest = part
     path = f"{whole.path}.{path}" if whole.path else path
     if key == "":
-        return Place(path, name, whole.type, whole.config)
+        return Submodel(path, name, whole.type, whole.config)
     config = {} if key is None else _nested(whole.config, key)
     usual = rest[0] if rest else ""
     given = config.get("model_type")
     types = table()["types"]
     if len(rest) < 2 or not isinstance(given, str) or given == usual:
-        return Place(path, name, usual, config)
+        return Submodel(path, name, usual, config)
     if given not in types:
-        return Place(path, name, usual, config, given)
+        return Submodel(path, name, usual, config, given)
     causal = usual in types and name == types[usual][CAUSAL] != types[usual][BASE]
-    return Place(path, types[given][CAUSAL if causal else BASE], given, config)
+    return Submodel(path, types[given][CAUSAL if causal else BASE], given, config)
 
 
-def _places(place: Place) -> Iterator[Place]:
+def _submodels(model: Submodel) -> Iterator[Submodel]:
     """A model and the models inside of it, in the order of their modules."""
-    yield place
-    if place.path.count(".") < DEEPEST:
-        for part in place.row.get("parts", ()):
-            yield from _places(_part(place, part))
+    yield model
+    if model.path.count(".") < DEEPEST:
+        for part in model.row.get("parts", ()):
+            yield from _submodels(_part(model, part))
 
 
 def _is_below(path: str, outer: Iterable[str]) -> bool:
     return any(not above or path.startswith(f"{above}.") for above in outer)
 
 
-def _transforms(places: Iterable[Place], prefix: str) -> Iterator[Transform]:
+def _transforms(submodels: Iterable[Submodel], prefix: str) -> Iterator[Transform]:
     """Those of a model and its parts, each part once; transformers looks up the class first."""
     renames = table()["renames"]
     seen: dict[str, list[str]] = {}
-    for place in places:
-        if _is_below(place.path, seen.get(place.name, ())):
+    for model in submodels:
+        if _is_below(model.path, seen.get(model.name, ())):
             continue
-        key = place.name if place.name in renames else place.type
-        if key not in renames or (key == place.type and _is_below(place.path, seen.get(key, ()))):
+        key = model.name if model.name in renames else model.type
+        if key not in renames or (key == model.type and _is_below(model.path, seen.get(key, ()))):
             continue
-        scope = place.path.removeprefix(prefix).removeprefix(".") if place.path else None
+        scope = model.path.removeprefix(prefix).removeprefix(".") if model.path else None
         yield from transforms(renames[key], scope, prefix if scope is not None else "")
-        for claimed in {place.name, key}:
-            seen.setdefault(claimed, []).append(place.path)
+        for claimed in {model.name, key}:
+            seen.setdefault(claimed, []).append(model.path)
     yield from transforms(renames[LEGACY])
 
 
@@ -139,9 +139,9 @@ class Model:
         row = table()["classes"][name]
         self._prefix = row.get("prefix", "")
         self._children = frozenset(row.get("children", ()))
-        self._all = list(_places(Place("", name, kind, config)))
+        self._all = list(_submodels(Submodel("", name, kind, config)))
         self._renames = Renames(_transforms(self._all, self._prefix), names)
-        base = next((place for place in self._all if place.path == self._prefix), None)
+        base = next((model for model in self._all if model.path == self._prefix), None)
         self._inside = frozenset(base.row.get("children", ()) if base is not None else ())
 
     def built(self, name: str) -> list[str]:
@@ -162,15 +162,15 @@ class Model:
     @property
     def foreign(self) -> list[str]:
         """Model types of parts that the table does not have."""
-        return [place.foreign for place in self._all if place.foreign]
+        return [model.foreign for model in self._all if model.foreign]
 
     @property
     def tied(self) -> dict[str, str]:
         """Linear layers that share a weight, with a linear one of theirs; see the table."""
         found = {}
-        for place in self._all:
-            before = f"{place.path}." if place.path else ""
-            for path, partner in place.row.get("tied", {}).items():
+        for model in self._all:
+            before = f"{model.path}." if model.path else ""
+            for path, partner in model.row.get("tied", {}).items():
                 found[f"{before}{path}"] = f"{before}{partner}" if partner else ""
         return found
 

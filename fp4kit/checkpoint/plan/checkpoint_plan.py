@@ -14,7 +14,7 @@ from typing import Any
 from fp4kit.checkpoint.layouts import Layout, Summary, module_of
 from fp4kit.checkpoint.layouts.comfy import LAYERS_KEY, SHAPES_KEY
 from fp4kit.checkpoint.models.mistral import ignore_list
-from fp4kit.checkpoint.options import Options
+from fp4kit.checkpoint.options import CommonOptions
 from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.views.codes import Codes
@@ -99,7 +99,7 @@ class CheckpointPlan:
     """
 
     source: LogicalSource
-    options: Options
+    options: CommonOptions
     layout: Layout | None
     shards: list[Shard]
     summary: Summary

@@ -8,7 +8,7 @@ from fp4kit.checkpoint.layouts import Summary
 from fp4kit.checkpoint.models.experts import FusedTensor
 from fp4kit.checkpoint.options import DequantizeOptions
 from fp4kit.checkpoint.read.directory import Checkpoint
-from fp4kit.checkpoint.views.base import View
+from fp4kit.checkpoint.views.base import TensorView
 from fp4kit.checkpoint.views.joined import EntryView, join
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
@@ -56,16 +56,16 @@ def _join_experts(opened: Opened, fused: list[FusedTensor], dtype: str) -> Logic
     plans = [
         entries[part.name].plan for each in fused for part in each.parts() if part.name in entries
     ]
-    engine = DeviceBackend("cpu", DTYPES, "dequantize", plans)
+    backend = DeviceBackend("cpu", DTYPES, "dequantize", plans)
     dtypes = {each.name: _dtype_of(opened, each, dtype) for each in fused}
-    decoded: list[View] = [
-        EntryView(source.checkpoint, entries[part.name], engine, dtypes[each.name])
+    decoded: list[TensorView] = [
+        EntryView(source.checkpoint, entries[part.name], backend, dtypes[each.name])
         for each in fused
         for part in each.parts()
         if part.name in entries
     ]
     single = source.with_views(decoded)
-    joined: list[View] = []
+    joined: list[TensorView] = []
     parts: set[str] = set()
     for each in fused:
         names = [part.name for part in each.parts()]

@@ -60,7 +60,7 @@ Kinds = dict[str, Experts]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundExperts:
     """What becomes of single experts.
 
     Attributes:
@@ -157,7 +157,7 @@ def recorded(source: Source) -> list[FusedTensor]:
     return tensors
 
 
-def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | None) -> Found:
+def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | None) -> FoundExperts:
     """Decides which experts of a quantized checkpoint are put together, and how.
 
     Args:
@@ -169,7 +169,7 @@ def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | No
     if experts_layout is not None:
         one_of("experts_layout", experts_layout, RESTORED_LAYOUTS)
     if experts_layout == SINGLE:
-        return Found([], [])
+        return FoundExperts([], [])
     modules = _experts(tensors)
     fused = [
         tensor for tensor in recorded(checkpoint) if _is_there(checkpoint, tensors, modules, tensor)
@@ -181,15 +181,15 @@ def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | No
         if prefix not in joined and "weight" in kinds and prefix.rpartition(".")[2] == "experts"
     }
     if not left or (EXPERTS_KEY in checkpoint.metadata and experts_layout is None):
-        return Found(fused, [])
+        return FoundExperts(fused, [])
     known = reading(checkpoint.config)
     if experts_layout is None and known != "fused":
-        return Found(fused, [] if known else _unknown(checkpoint, list(left)))
+        return FoundExperts(fused, [] if known else _unknown(checkpoint, list(left)))
     layout = option_layout(experts_layout) if experts_layout else read_layout(checkpoint.config)
     for prefix, kinds in left.items():
         for kind, experts in kinds.items():
             fused += _fuse(checkpoint, prefix, kind, experts, layout)
-    return Found(fused, [])
+    return FoundExperts(fused, [])
 
 
 def _is_there(

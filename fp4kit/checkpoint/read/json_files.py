@@ -24,7 +24,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class JsonLimits:
     """How large a JSON file may be.
 
     Attributes:
@@ -37,9 +37,9 @@ class Limits:
 
 
 #: Files of settings, which people write.
-SETTINGS = Limits(16 << 20, 1_000_000)
+SETTINGS = JsonLimits(16 << 20, 1_000_000)
 #: Files with an entry for each tensor, which programs write.
-ENTRIES = Limits(512 << 20, 8_000_000)
+ENTRIES = JsonLimits(512 << 20, 8_000_000)
 
 
 def listed(names: list[str]) -> str:
@@ -96,7 +96,9 @@ def _read(path: Path, limit: int) -> bytes:
     return data
 
 
-def read_json(path: Path, limits: Limits = ENTRIES, *, constants: bool = True) -> dict[str, Any]:
+def read_json(
+    path: Path, limits: JsonLimits = ENTRIES, *, constants: bool = True
+) -> dict[str, Any]:
     """A JSON object from a file."""
     data = _read(path, limits.nbytes)
     try:

@@ -20,12 +20,12 @@ Bytes = NDArray[np.uint8]
 #: Element types of which only the bits matter, by their number.
 UNSIGNED = {16: np.uint16, 32: np.uint32}
 #: Logical bytes that are computed at a time; temporary memory is a fraction of it, or one row.
-PIECE_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20
 #: Stored bytes that are read at a time where only some of them are wanted.
 READ_BYTES = 4 << 20
 
 
-class View(ABC):
+class TensorView(ABC):
     """A logical tensor that is computed from stored ones while it is read.
 
     Attributes:
@@ -49,7 +49,7 @@ class View(ABC):
         """
 
 
-class RowView(View):
+class RowView(TensorView):
     """A view that is computed row by row (a row is what the last axis spans).
 
     Attributes:
@@ -74,7 +74,7 @@ class RowView(View):
         target = np.frombuffer(out, np.uint8)
         width = self.tensor.row_bytes
         item = DTYPES[self.tensor.spec.dtype].bits // 8
-        most = max(PIECE_BYTES // width, 1)
+        most = max(CHUNK_BYTES // width, 1)
         done = 0
         while done < len(target):
             first, skip = divmod(offset + done, width)
@@ -88,9 +88,9 @@ class RowView(View):
             count = max(min(whole, most), 1) if skip == 0 else 1
             buffer = np.empty((count, width), np.uint8)
             self.rows(first, first + count, buffer)
-            piece = buffer.reshape(-1)[skip : skip + len(left)]
-            left[: len(piece)] = piece
-            done += len(piece)
+            chunk = buffer.reshape(-1)[skip : skip + len(left)]
+            left[: len(chunk)] = chunk
+            done += len(chunk)
 
 
 class TransposedMatrices(RowView):
@@ -99,7 +99,7 @@ class TransposedMatrices(RowView):
     # All stored rows of a matrix are passed through for any number of columns.
     uncut = True
 
-    def __init__(self, stored: View, note: str) -> None:
+    def __init__(self, stored: TensorView, note: str) -> None:
         spec = stored.tensor.spec
         experts, self._out, self._inputs = spec.shape
         self._element = UNSIGNED[DTYPES[spec.dtype].bits]
@@ -143,7 +143,9 @@ class Overlay(Source):
     # So can what it is made of, and every view.
     concurrent = True
 
-    def __init__(self, source: Source, views: list[View], dropped: Collection[str] = ()) -> None:
+    def __init__(
+        self, source: Source, views: list[TensorView], dropped: Collection[str] = ()
+    ) -> None:
         """Puts views in the place of what they consume."""
         self._source = source
         self._dropped = frozenset(dropped)
@@ -153,7 +155,7 @@ class Overlay(Source):
         self.tensors = self._in_order()
 
     def _in_order(self) -> dict[str, SourceTensor]:
-        first: dict[str, list[View]] = {}
+        first: dict[str, list[TensorView]] = {}
         for view in self.views.values():
             first.setdefault(view.consumed[0], []).append(view)
         consumed = {name for view in self.views.values() for name in view.consumed}

@@ -26,7 +26,17 @@ from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .base import READ_BYTES, UNSIGNED, Bytes, RowView, View, described, fetch, fetch_rows, where
+from .base import (
+    READ_BYTES,
+    UNSIGNED,
+    Bytes,
+    RowView,
+    TensorView,
+    described,
+    fetch,
+    fetch_rows,
+    where,
+)
 
 #: Whole source rows are read unless more than this many times what is wanted would be.
 MOST_EXCESS = 4
@@ -80,7 +90,7 @@ class TransposedView(ExpertView):
             transpose(chunk, start - begin, part.step, out.view(element), row)
 
 
-def split(source: Source, tensor: SourceTensor, layout: ExpertsLayout) -> Iterator[View]:
+def split(source: Source, tensor: SourceTensor, layout: ExpertsLayout) -> Iterator[TensorView]:
     """One view per expert and projection of a fused weight [E, ., .] or bias [E, out]."""
     shape = tensor.spec.shape
     fused = FusedTensor(tensor.name, shape, layout)
@@ -142,7 +152,7 @@ def find_views(
     config: dict[str, Any],
     experts_layout: str | None = None,
     excluded: Excluded = nothing,
-) -> list[View]:
+) -> list[TensorView]:
     """Views of every expert that is fused with others into 3-D float tensors.
 
     Args:
@@ -168,7 +178,7 @@ def find_views(
         )
     }
     biases = fused_biases(source) if fused else {}
-    views: list[View] = []
+    views: list[TensorView] = []
     for prefix, weights in fused.items():
         shapes = {role: tensor.spec.shape for role, tensor in weights.items()}
         layout = decide(

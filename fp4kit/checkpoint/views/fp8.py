@@ -43,7 +43,7 @@ from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.stream.chunks import rows_of
 from fp4kit.reference import codecs
 
-from .base import READ_BYTES, Bytes, RowView, View, described, fetch, where
+from .base import READ_BYTES, Bytes, RowView, TensorView, described, fetch, where
 
 _SIGNED = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
 TABLES = {dtype: spec.values for dtype, spec in ELEMENTS.items()} | {"I8": _SIGNED}
@@ -263,7 +263,7 @@ def find_views(
     *,
     excluded: Excluded = nothing,
     unscaled: bool = False,
-) -> list[View]:
+) -> list[TensorView]:
     """Views of every FP8 weight, from headers and config.json alone.
 
     Args:
@@ -274,7 +274,7 @@ def find_views(
         unscaled: an FP8 tensor without a scale is taken as it is.
     """
     block = configured_block(source, config)
-    views: list[View] = []
+    views: list[TensorView] = []
     for name, tensor in source.tensors.items():
         dtype = tensor.spec.dtype
         without = not any(scale in source.tensors for scale in scale_names(name))

@@ -30,19 +30,19 @@ class EntryView(RowView):
     """Rows of a quantized weight, decoded."""
 
     def __init__(
-        self, source: Source, entry: QuantizedEntry, engine: DeviceBackend, dtype: str
+        self, source: Source, entry: QuantizedEntry, backend: DeviceBackend, dtype: str
     ) -> None:
         """Shows a weight of a layout.
 
         Args:
             source: what holds its parts.
             entry: the weight.
-            engine: decodes on the CPU.
+            backend: decodes on the CPU.
             dtype: element type to decode to.
         """
         self._source = source
         self._entry = entry
-        self._engine = engine
+        self._backend = backend
         self._dtype = dtype
         self.consumed = tuple(spec.name for spec in entry.parts)
         self.tensor = described(
@@ -56,7 +56,7 @@ class EntryView(RowView):
         packed, scale = (_read(part) for part in entry_parts(self._source, self._entry, begin, end))
         whole = (begin, end) == (first, last)
         target = out if whole else np.empty((end - begin, out.shape[1]), np.uint8)
-        self._engine.dequantize(
+        self._backend.dequantize(
             chunk_plan(plan.decoding, end - begin),
             packed,
             scale,

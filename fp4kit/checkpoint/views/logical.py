@@ -16,7 +16,7 @@ from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.read.source import SourceTensor
 
-from .base import Bytes, Overlay, RowView, View
+from .base import Bytes, Overlay, RowView, TensorView
 
 #: Bytes of float32 that are computed and rounded at a time: a few megabytes would have views that
 #: pass through a whole matrix for any number of rows do that many times.
@@ -29,7 +29,7 @@ class Cast(RowView):
     # It cuts by itself.
     uncut = True
 
-    def __init__(self, view: View, dtype: str) -> None:
+    def __init__(self, view: TensorView, dtype: str) -> None:
         self._view = view
         self._dtype = dtype
         spec = view.tensor.spec
@@ -59,7 +59,9 @@ class LogicalSource(Overlay):
         checkpoint: where the stored tensors are.
     """
 
-    def __init__(self, checkpoint: Checkpoint, views: list[View], dropped: Collection[str]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, views: list[TensorView], dropped: Collection[str]
+    ) -> None:
         """Puts views in the place of what they consume; see :class:`.base.Overlay`."""
         super().__init__(checkpoint, views, dropped)
         self.checkpoint = checkpoint
@@ -79,7 +81,7 @@ class LogicalSource(Overlay):
         view = self.views.get(name)
         return (name,) if view is None else view.consumed
 
-    def with_views(self, views: list[View], without: Collection[str] = ()) -> LogicalSource:
+    def with_views(self, views: list[TensorView], without: Collection[str] = ()) -> LogicalSource:
         """The same checkpoint with more views, and without some of those that there are.
 
         Args:

@@ -35,7 +35,16 @@ from fp4kit.formats import E8M0_NAN, MXFP4
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .base import READ_BYTES, Bytes, RowView, TransposedMatrices, View, described, fetch_rows, where
+from .base import (
+    READ_BYTES,
+    Bytes,
+    RowView,
+    TensorView,
+    TransposedMatrices,
+    described,
+    fetch_rows,
+    where,
+)
 from .experts import fused_biases, split
 
 CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
@@ -190,7 +199,7 @@ def _check_shape(
         )
 
 
-def _packed_views(source: Source, name: str, base: str) -> list[View]:
+def _packed_views(source: Source, name: str, base: str) -> list[TensorView]:
     """compressed-tensors: codes [.., O, I/2]."""
     codes = source.tensors[name]
     scale = _scale_of(source, codes, f"{base}_scale")
@@ -233,7 +242,7 @@ def _byte_view(source: Source, name: str) -> Mxfp4View | None:
     return Mxfp4View(source, (codes, scales[0]), spec)
 
 
-def byte_views(source: Source) -> list[View]:
+def byte_views(source: Source) -> list[TensorView]:
     """Views of every weight whose codes have the name of the weight and an E8M0 scale beside it."""
     coded = (name for name, tensor in source.tensors.items() if tensor.spec.dtype in ("U8", "I8"))
     return [view for name in coded if (view := _byte_view(source, name)) is not None]
@@ -246,7 +255,7 @@ def _block_views(
     config: dict[str, Any],
     experts_layout: str | None,
     fused: bool,
-) -> list[View]:
+) -> list[TensorView]:
     """gpt-oss: codes [.., O, I/32, 16], per expert where these are fused."""
     codes = source.tensors[name]
     scale = _scale_of(source, codes, f"{base}_scales")
@@ -266,7 +275,7 @@ def _block_views(
     layout = ExpertsLayout(False, interleaving(config, experts_layout, about, prefix))
     shape = (lead[0], out, cols)
     fused_as = _float_form(base, shape, layout, config)
-    views: list[View] = []
+    views: list[TensorView] = []
     for part in FusedTensor(base, shape, layout).parts():
         spec = TensorSpec(part.name, "F32", (part.rows, cols))
         view = Mxfp4View(source, (codes, scale), spec, part.expert * out + part.start, part.step)
@@ -301,7 +310,7 @@ def find_views(
     *,
     fused: bool = True,
     excluded: Excluded = nothing,
-) -> list[View]:
+) -> list[TensorView]:
     """Views of every MXFP4 weight, and of the biases of fused experts, from headers alone.
 
     Args:

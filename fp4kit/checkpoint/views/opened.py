@@ -26,7 +26,7 @@ from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
 
-from .base import Overlay, View
+from .base import Overlay, TensorView
 from .codes import Codes, EntryCodes, Mxfp4Codes
 from .logical import LogicalSource
 from .mxfp4 import Mxfp4View
@@ -220,7 +220,7 @@ def open_quantized(
     return Opened(source, quantized, dropped)
 
 
-def _folded(checkpoint: Checkpoint, quantized: Quantized) -> list[View]:
+def _folded(checkpoint: Checkpoint, quantized: Quantized) -> list[TensorView]:
     """The weights that AWQ smoothed, as they take effect."""
     return [
         FoldedView(checkpoint, entry, quantized.pre_scales[module_of(name)])

@@ -23,7 +23,7 @@ from fp4kit.io.metadata import METADATA_KEY, entries_by_names
 from fp4kit.io.read.source import Source
 
 from . import experts, fp8, mxfp4
-from .base import Overlay, View, where
+from .base import Overlay, TensorView, where
 
 #: Last parts of the names of activation scales of an older quantization.
 ACTIVATION_SCALES = (
@@ -51,11 +51,11 @@ class FoundViews:
             it, each with the reason.
     """
 
-    views: list[View]
+    views: list[TensorView]
     dropped: dict[str, str]
 
 
-def unneeded(source: Source, config: dict[str, Any], views: list[View]) -> dict[str, str]:
+def unneeded(source: Source, config: dict[str, Any], views: list[TensorView]) -> dict[str, str]:
     """Scales that nothing needs, with the reason."""
     consumed = {name for view in views for name in view.consumed}
     # Without any quantization a tensor of such a name is the model's own.

@@ -66,13 +66,13 @@ class Exponents:
         return int(used[-1]) - E8M0_BIAS if len(used) else None
 
     @property
-    def second_level(self) -> SecondLevel:
+    def second_level(self) -> PowerOfTwo:
         """The second level under which most blocks keep their values: m = kmax - 8."""
         largest = self.largest
         if largest is None:
             # The decode scale of a zero tensor is 1.
-            return SecondLevel(0)
-        return SecondLevel(max(largest - LARGEST_SCALE, SMALLEST_SECOND_LEVEL))
+            return PowerOfTwo(0)
+        return PowerOfTwo(max(largest - LARGEST_SCALE, SMALLEST_SECOND_LEVEL))
 
     @property
     def misfits(self) -> int:
@@ -82,7 +82,7 @@ class Exponents:
 
 
 @dataclass(frozen=True)
-class SecondLevel:
+class PowerOfTwo:
     """A power of two as second level.
 
     Attributes:
@@ -146,7 +146,7 @@ def scan_group(views: Iterable[Mxfp4View]) -> Exponents:
     return sum((scan(view) for view in views), Exponents(np.zeros(256, np.int64), 0))
 
 
-def block_scales(packed: Bytes, scale: Bytes, level: SecondLevel) -> Bytes:
+def block_scales(packed: Bytes, scale: Bytes, level: PowerOfTwo) -> Bytes:
     """NVFP4's block scales of some rows under a second level; the codes stay as they are.
 
     Args:

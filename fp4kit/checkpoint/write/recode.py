@@ -17,7 +17,7 @@ from fp4kit.formats import MXFP4, get_recipe
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.quantize_plan import TensorPlan
 
-from .lossless import Exponents, SecondLevel, block_scales, scan_group
+from .lossless import Exponents, PowerOfTwo, block_scales, scan_group
 from .transfer import Transfer
 
 
@@ -78,7 +78,7 @@ def _views(unit: Unit) -> list[Mxfp4View]:
     return [codes.view for codes in unit.codes if isinstance(codes, Mxfp4Codes)]
 
 
-def _scales(level: SecondLevel, packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def _scales(level: PowerOfTwo, packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return block_scales(packed, scales, level)
 
 

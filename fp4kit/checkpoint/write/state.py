@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit import __version__
-from fp4kit.checkpoint.options import Options
+from fp4kit.checkpoint.options import CommonOptions
 from fp4kit.checkpoint.read.directory import STATE_DIR, Checkpoint, read_json
 from fp4kit.checkpoint.read.weight_files import INDEX_NAME
 from fp4kit.errors import FileFormatError, OptionError
@@ -52,7 +52,7 @@ def write_json(path: Path, content: object, permissions: int = 0o666) -> None:
         file.commit()
 
 
-def fingerprint(checkpoint: Checkpoint, options: Options) -> dict[str, Any]:
+def fingerprint(checkpoint: Checkpoint, options: CommonOptions) -> dict[str, Any]:
     """Everything that the output's bytes depend on.
 
     Files of weights count by name, size, time of change and header, JSON files by content.
