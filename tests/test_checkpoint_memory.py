@@ -40,7 +40,7 @@ from fp4kit.checkpoint.views import logical
 from fp4kit.checkpoint.write import transfer
 from fp4kit.checkpoint.views import base as views
 from fp4kit.cli.main import cli
-from fp4kit.io import chunks
+from fp4kit.io.stream import chunks
 
 def resident(key):
     with open("/proc/self/status") as file:
