@@ -14,7 +14,7 @@ from fp4kit import backend_status, bench
 from fp4kit.files.devices import resolve_device
 from fp4kit.formats import DTYPES
 
-from .options import json_option
+from .options import OPTIONS
 from .output import Column, print_json, print_table
 from .text import example
 
@@ -69,7 +69,7 @@ def _parse_sizes(
     show_default=True,
     help="Measurements of each operation; the median counts.",
 )
-@json_option
+@OPTIONS["json"]
 def command(
     sizes: tuple[int, ...],
     device: str,

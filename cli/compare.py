@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,13 +14,7 @@ from fp4kit.files.devices import resolve_device
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport, named
 
-from .options import (
-    all_option,
-    device_option,
-    experts_layout_option,
-    json_option,
-    source_argument,
-)
+from .options import Given, source, takes
 from .progress import progress_bar
 from .reports import show
 from .tables import GLOSSARY
@@ -43,49 +36,40 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
     )
     + f"\n\n{GLOSSARY}"
 )
-@source_argument("original", "A")
-@source_argument("other", "B")
-@click.option(
-    "--min-sqnr",
-    metavar="DB",
-    type=float,
-    callback=_finite,
-    help="Fail (exit 1) if the signal to noise ratio of any tensor, or of all together, is lower.",
+@takes(
+    source(metavar="A"),
+    source("other", "B"),
+    click.option(
+        "--min-sqnr",
+        metavar="DB",
+        type=float,
+        callback=_finite,
+        help="Fail (exit 1) if the signal to noise ratio of any tensor, or of all together, is "
+        "lower.",
+    ),
+    *("experts_layout", "device", "all", "json"),
 )
-@experts_layout_option
-@device_option
-@all_option
-@json_option
-def command(
-    original: Path,
-    other: Path,
-    min_sqnr: float | None,
-    experts_layout: str | None,
-    device: str,
-    every: bool,
-    as_json: bool,
-) -> None:
+def command(given: Given) -> None:
     """Measure how far a file or checkpoint is from its original.
 
     A is the original, B a quantized or dequantized version of it with the same tensor names. Each
     is a file or a model directory, in any pairing.
     """
-    for path in (original, other):
+    for path in (given.source, given.other):
         check_source(path)
-    resolved = resolve_device(device)
-    with progress_bar(f"Comparing {original.name}") as progress:
-        report = compare_paths(
-            original, other, experts_layout=experts_layout, device=resolved, progress=progress
-        )
-    failures = [] if min_sqnr is None else below(report, min_sqnr)
-    limit: dict[str, Any] = {}
-    if min_sqnr is not None:
-        limit = {"min_sqnr": min_sqnr, "below": [name for name, _ in failures]}
+    options = {"experts_layout": given.experts_layout, "device": resolve_device(given.device)}
+    with progress_bar(f"Comparing {given.source.name}") as progress:
+        report = compare_paths(given.source, given.other, progress=progress, **options)
+    limit, failures = given.min_sqnr, []
+    extra: dict[str, Any] = {}
+    if limit is not None:
+        failures = below(report, limit)
+        extra = {"min_sqnr": limit, "below": [name for name, _ in failures]}
     rest = "Equal, or compared for equality only"
-    show(report, as_json=as_json, with_stats=True, every=every, rest=rest, **limit)
+    show(report, given, with_stats=True, rest=rest, **extra)
     if failures:
         listed = printable(named([f"{name} ({decibels(sqnr)})" for name, sqnr in failures]))
-        raise click.ClickException(f"SQNR below {min_sqnr:g} dB: {listed}")
+        raise click.ClickException(f"SQNR below {limit:g} dB: {listed}")
 
 
 def below(report: FileReport, limit: float) -> list[tuple[str, float]]:

@@ -4,24 +4,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
-from fp4kit.checkpoint.layouts import ALL_LAYOUTS
+from fp4kit.files.convert import convert_checkpoint
 
-from . import checkpoint
-from .options import (
-    all_option,
-    follow_links_option,
-    force_option,
-    json_option,
-    max_shard_size_option,
-    output_option,
-    resume_option,
-    source_argument,
-)
+from .options import Given, layout, output, source, takes
+from .progress import progress_bar
+from .reports import finish, resumable
 from .text import example
 
 
@@ -31,22 +20,13 @@ from .text import example
         "fp4kit convert flux-comfy.safetensors -o flux --layout modelopt --dry-run",
     )
 )
-@source_argument()
-@output_option("Directory to create, or file if IN is one.", required=True)
-@click.option(
-    "--layout",
-    type=click.Choice(list(ALL_LAYOUTS)),
-    required=True,
-    help="Layout of the result.",
+@takes(
+    source(),
+    output("Directory to create, or file if IN is one.", required=True),
+    layout("Layout of the result.", required=True),
+    *("max_shard_size", "dry_run", "resume", "follow_links", "all", "force", "json"),
 )
-@max_shard_size_option
-@click.option("--dry-run", is_flag=True, help="Print the plan from the headers; write nothing.")
-@resume_option
-@follow_links_option
-@all_option
-@force_option
-@json_option
-def command(source: Path, target: Path, **given: Any) -> None:
+def command(given: Given) -> None:
     """Store a quantized checkpoint in another layout, codes verbatim.
 
     IN is a model directory (or a file for ComfyUI) from any tool. Codes and block scales keep
@@ -56,4 +36,10 @@ def command(source: Path, target: Path, **given: Any) -> None:
     A file that `fp4kit quantize FILE` wrote is in no engine's layout and cannot be converted:
     quantize its source with --layout.
     """
-    checkpoint.convert(source, target, **given)
+    options = given.pick("max_shard_size", "dry_run", "resume", "follow_links", "force")
+    label = f"Converting {given.source.name}"
+    with resumable(given.output), progress_bar(label, idle=given.dry_run) as progress:
+        report = convert_checkpoint(
+            given.source, given.output, given.layout, progress=progress, **options
+        )
+    finish(report, given)

@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from fp4kit.demo import write_demo
 
-from .options import force_option, output_option
+from .options import Given, output, takes
 from .output import say
 from .text import example, size
 
@@ -21,13 +19,12 @@ from .text import example, size
         "fp4kit quantize demo.safetensors",
     )
 )
-@output_option("File to write.", default="demo.safetensors", show_default=True)
-@force_option
-def command(target: Path, force: bool) -> None:
+@takes(output("File to write.", default="demo.safetensors", show_default=True), "force")
+def command(given: Given) -> None:
     """Write a small model-like file to try the other commands on.
 
     It is shaped like a Llama model of about 20 million parameters in bfloat16, with heavy-tailed
     random weights and a few outlier channels; every run writes the same bytes.
     """
-    write_demo(target, force=force)
-    say(f"Wrote {target}: {size(target.stat().st_size)}")
+    write_demo(given.output, force=given.force)
+    say(f"Wrote {given.output}: {size(given.output.stat().st_size)}")

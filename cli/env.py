@@ -13,7 +13,7 @@ import click
 
 from fp4kit import __version__, backend_status
 
-from .options import json_option
+from .options import Given, takes
 from .output import Column, print_json, print_table
 from .text import UNKNOWN, example, one_line
 
@@ -32,14 +32,14 @@ PACKAGES = {
         "fp4kit env --json",
     )
 )
-@json_option
-def command(as_json: bool) -> None:
+@takes("json")
+def command(given: Given) -> None:
     """Show versions, GPUs, and which backends can run here.
 
     Please put the output into bug reports.
     """
     facts = collect()
-    if as_json:
+    if given.as_json:
         print_json(facts)
         return
     print_table(

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from fp4kit.checkpoint.compare import is_checkpoint
@@ -13,7 +11,7 @@ from fp4kit.checkpoint.inspect import inspect_checkpoint
 from fp4kit.io.inspect import inspect_file
 from fp4kit.io.read.open import check_source
 
-from .options import json_option, source_argument
+from .options import Given, source, takes
 from .output import print_json
 from .reports import report_json
 from .tables import print_listing
@@ -27,18 +25,17 @@ from .text import example
         "fp4kit inspect Llama-3-8B-NVFP4",
     )
 )
-@source_argument()
-@json_option
-def command(source: Path, as_json: bool) -> None:
+@takes(source(), "json")
+def command(given: Given) -> None:
     """List the tensors of a file or checkpoint, and how it is stored.
 
     Reads headers only. The last lines say for each format how many bits a weight takes, scales
     included, and how many times less that is than in 16 bits.
     """
-    check_source(source)
-    whole = is_checkpoint(source)
-    report = inspect_checkpoint(source) if whole else inspect_file(source)
-    if as_json:
+    check_source(given.source)
+    inspect = inspect_checkpoint if is_checkpoint(given.source) else inspect_file
+    report = inspect(given.source)
+    if given.as_json:
         print_json(report_json(report))
     else:
         print_listing(report)

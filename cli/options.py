@@ -1,16 +1,20 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share: the same flag means the same thing everywhere."""
+"""Options of the commands: each is written once, so that a flag means the same everywhere."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import click
+from click.core import ParameterSource
 
+from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.checkpoint.models.expert_types import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
 from fp4kit.cpu.threads import THREADS_VARIABLE, most_threads
 from fp4kit.formats import (
@@ -21,6 +25,7 @@ from fp4kit.formats import (
     SCALE_LAYOUTS,
     SCALE_RULES,
 )
+from fp4kit.io.read.cast import CASTS
 from fp4kit.variant import E4M3_MAXIMA, ERRORS, SCALE_SEARCHES
 
 
@@ -31,18 +36,58 @@ class Decorator(Protocol):
         """Adds the option."""
 
 
+@dataclass
+class Given:
+    """What a command was given; each command has some of these options."""
+
+    source: Path = Path()
+    other: Path = Path()
+    target: Path | None = None
+    format: Any = "nvfp4"
+    recipe: str = "te"
+    scale_rule: str | None = None
+    scale_layout: str = "linear"
+    nibble_order: str = "low_first"
+    scale_search: str | None = None
+    error: str | None = None
+    e4m3_max: int = 448
+    dtype: Any = None
+    device: str = "auto"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    layout: Any = None
+    weights_only: bool = False
+    activations: str | None = None
+    experts_layout: Any = None
+    unscaled_fp8: bool = False
+    max_shard_size: str | None = None
+    resume: bool = False
+    follow_links: bool = False
+    void_dtype: str | None = None
+    cast: str | None = None
+    pad: bool = False
+    allow_nothing: bool = False
+    against: Path | None = None
+    min_sqnr: float | None = None
+    dry_run: bool = False
+    every: bool = False
+    report_file: Path | None = None
+    force: bool = False
+    as_json: bool = False
+
+    @property
+    def output(self) -> Path:
+        """The output of a command that must have one."""
+        assert self.target is not None
+        return self.target
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Some options by name, as the functions of the library take them."""
+        return {name: getattr(self, name) for name in names}
+
+
 #: Whether a file exists is for the library to say (exit 1): the command line itself is right.
 FILE = click.Path(path_type=Path)
-
-
-def source_argument(name: str = "source", metavar: str = "IN") -> Decorator:
-    """A file to read."""
-    return click.argument(name, metavar=metavar, type=FILE)
-
-
-def output_option(help: str, **settings: Any) -> Decorator:
-    """`-o/--output`: the file to write."""
-    return click.option("-o", "--output", "target", metavar="OUT", type=FILE, help=help, **settings)
 
 
 class Device(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
@@ -61,14 +106,12 @@ class Device(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
         return "[auto|cpu|cuda|cuda:N]"
 
 
-device_option: Decorator = click.option(
-    "--device",
-    type=Device(),
-    default="auto",
-    show_default=True,
-    help="Where to compute; the bytes are the same. auto: cuda if it can run here, else cpu. For a "
-    "model directory, cuda is all GPUs of the machine.",
-)
+class Number(click.Choice):  # type: ignore[type-arg]
+    """One of some numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        return int(super().convert(str(value), param, ctx))
 
 
 def _set_threads(_ctx: click.Context, _param: click.Parameter, value: int | None) -> None:
@@ -76,139 +119,249 @@ def _set_threads(_ctx: click.Context, _param: click.Parameter, value: int | None
         os.environ[THREADS_VARIABLE] = str(value)
 
 
-threads_option: Decorator = click.option(
-    "--threads",
-    type=click.IntRange(1, most_threads()),
-    callback=_set_threads,
-    expose_value=False,
-    help=f"CPU threads to use.  [default: {THREADS_VARIABLE}, or all cores; at most "
-    f"{most_threads()} here]",
-)
-unscaled_fp8_option: Decorator = click.option(
-    "--unscaled-fp8",
-    is_flag=True,
-    help="FP8 tensors without a scale were only cast: take their values as they are. Otherwise a "
-    "missing scale is an error.",
-)
-max_shard_size_option: Decorator = click.option(
-    "--max-shard-size",
-    metavar="SIZE",
-    help="Model directories: largest size of a weight file, like 5GB or 512MiB.  [default: 5GB]",
-)
-experts_layout_option: Decorator = click.option(
-    "--experts-layout",
-    type=click.Choice(EXPERTS_LAYOUTS),
-    help="Model directories: how fused 3-D experts are stored, where that is not clear.",
-)
-restored_layout_option: Decorator = click.option(
-    "--experts-layout",
-    type=click.Choice(RESTORED_LAYOUTS),
-    help="Model directories: how single experts are put together where neither the file nor the "
-    "model type tells; single leaves them.",
-)
-resume_option: Decorator = click.option(
-    "--resume",
-    is_flag=True,
-    help="Model directories: finish what an interrupted run of the same command began.",
-)
-follow_links_option: Decorator = click.option(
-    "--follow-links",
-    is_flag=True,
-    help="Model directories: copy also what links out of IN point to. Without it they are refused, "
-    "except those into the cache of the Hugging Face hub.",
-)
-report_option: Decorator = click.option(
-    "--report",
-    "report_file",
-    metavar="FILE",
-    type=FILE,
-    help="Write the JSON that --json prints to a file as well. It may not lie in IN or OUT, and an "
-    "older one needs --force.",
-)
-force_option: Decorator = click.option(
-    "--force",
-    is_flag=True,
-    help="Replace the output if it exists; in a directory only what fp4kit wrote, others stay.",
-)
-all_option: Decorator = click.option(
-    "--all",
-    "every",
-    is_flag=True,
-    help="Print every tensor, in the order of the file, and not only the ten worst (or largest).",
-)
-json_option: Decorator = click.option(
-    "--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables."
-)
-dtype_option: Decorator = click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Element type of the dequantized tensors.  [default: float32 for a file of fp4kit's own, "
-    "bfloat16 for a model directory or a file in a layout]",
-)
+def source(name: str = "source", metavar: str = "IN") -> Decorator:
+    """A file or directory to read."""
+    return click.argument(name, metavar=metavar, type=FILE)
 
 
-def format_options(function: Any) -> Any:
-    """Everything that decides the bytes of a quantized tensor."""
-    options = [
-        click.option(
-            "--format",
-            type=click.Choice(list(ALL_FORMATS), case_sensitive=False),
-            default="nvfp4",
-            show_default=True,
-            help="Block format to write.",
-        ),
-        click.option(
-            "--recipe",
-            type=click.Choice(list(ALL_RECIPES)),
-            default="te",
-            show_default=True,
-            help="nvfp4 only: whose order of operations to follow, byte for byte.",
-        ),
-        click.option(
-            "--scale-rule",
-            type=click.Choice(SCALE_RULES),
-            help="mxfp4 and mxfp8 only: how a block's power of two is chosen.  "
-            f"[default: {_default_rules()}]",
-        ),
-        click.option(
-            "--scale-layout",
-            type=click.Choice(SCALE_LAYOUTS),
-            default="linear",
-            show_default=True,
-            help="Order of the block scales in the file.",
-        ),
-        click.option(
-            "--nibble-order",
-            type=click.Choice(NIBBLE_ORDERS),
-            default="low_first",
-            show_default=True,
-            help="Half of a byte that the even element of a pair takes.",
-        ),
-        click.option(
-            "--scale-search",
-            type=click.Choice(SCALE_SEARCHES),
-            help="nvfp4 with recipe te: choose each block's scale by the error it leaves. "
-            "four_over_six compares two, sweep ten.",
-        ),
-        click.option(
-            "--error",
-            type=click.Choice(ERRORS),
-            help="What --scale-search makes small; _scaled: before the second-level scale.  "
-            "[default: mse]",
-        ),
-        click.option(
-            "--e4m3-max",
-            type=click.Choice([str(number) for number in E4M3_MAXIMA]),
-            default=str(E4M3_MAXIMA[0]),
-            show_default=True,
-            help="Largest block scale of --scale-search; 256 leaves the largest blocks room.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+def output(help: str, **settings: Any) -> Decorator:
+    """`-o/--output`: what to write."""
+    return click.option("-o", "--output", "target", metavar="OUT", type=FILE, help=help, **settings)
 
 
-def _default_rules() -> str:
-    rules = {spec.name: spec.default_scale_rule for spec in ALL_FORMATS.values()}
-    return ", ".join(f"{name} {rule}" for name, rule in rules.items() if rule)
+def layout(help: str, **settings: Any) -> Decorator:
+    """`--layout`: for which engines a checkpoint is stored."""
+    return click.option("--layout", type=click.Choice(list(ALL_LAYOUTS)), help=help, **settings)
+
+
+_default_rules = ", ".join(
+    f"{spec.name} {spec.default_scale_rule}"
+    for spec in ALL_FORMATS.values()
+    if spec.default_scale_rule
+)
+#: Options by their names in Python; those of other names are said in brackets behind a dot.
+OPTIONS: dict[str, Decorator] = {
+    "format": click.option(
+        "--format",
+        type=click.Choice(list(ALL_FORMATS), case_sensitive=False),
+        default="nvfp4",
+        show_default=True,
+        help="Block format to write.",
+    ),
+    "recipe": click.option(
+        "--recipe",
+        type=click.Choice(list(ALL_RECIPES)),
+        default="te",
+        show_default=True,
+        help="nvfp4 only: whose order of operations to follow, byte for byte.",
+    ),
+    "scale_rule": click.option(
+        "--scale-rule",
+        type=click.Choice(SCALE_RULES),
+        help="mxfp4 and mxfp8 only: how a block's power of two is chosen.  "
+        f"[default: {_default_rules}]",
+    ),
+    "scale_layout": click.option(
+        "--scale-layout",
+        type=click.Choice(SCALE_LAYOUTS),
+        default="linear",
+        show_default=True,
+        help="Order of the block scales in the file.",
+    ),
+    "nibble_order": click.option(
+        "--nibble-order",
+        type=click.Choice(NIBBLE_ORDERS),
+        default="low_first",
+        show_default=True,
+        help="Half of a byte that the even element of a pair takes.",
+    ),
+    "scale_search": click.option(
+        "--scale-search",
+        type=click.Choice(SCALE_SEARCHES),
+        help="nvfp4 with recipe te: choose each block's scale by the error it leaves. "
+        "four_over_six compares two, sweep ten.",
+    ),
+    "error": click.option(
+        "--error",
+        type=click.Choice(ERRORS),
+        help="What --scale-search makes small; _scaled: before the second-level scale.  "
+        "[default: mse]",
+    ),
+    "e4m3_max": click.option(
+        "--e4m3-max",
+        type=Number([str(number) for number in E4M3_MAXIMA]),
+        default=str(E4M3_MAXIMA[0]),
+        show_default=True,
+        help="Largest block scale of --scale-search; 256 leaves the largest blocks room.",
+    ),
+    "dtype": click.option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        help="Element type of the dequantized tensors.  [default: float32 for a file of fp4kit's "
+        "own, bfloat16 for a model directory or a file in a layout]",
+    ),
+    "device": click.option(
+        "--device",
+        type=Device(),
+        default="auto",
+        show_default=True,
+        help="Where to compute; the bytes are the same. auto: cuda if it can run here, else cpu. "
+        "For a model directory, cuda is all GPUs of the machine.",
+    ),
+    "threads": click.option(
+        "--threads",
+        type=click.IntRange(1, most_threads()),
+        callback=_set_threads,
+        expose_value=False,
+        help=f"CPU threads to use.  [default: {THREADS_VARIABLE}, or all cores; at most "
+        f"{most_threads()} here]",
+    ),
+    "include": click.option(
+        "--include",
+        metavar="PATTERN",
+        multiple=True,
+        help="Quantize only tensors whose name matches: a glob, or re: and a regular expression "
+        "that matches from the start; one that matches nothing is an error. In a model directory: "
+        "quantize them as well, although a default rule leaves them alone (embeddings, norms and "
+        "what is not 2-D never are). Repeatable.",
+    ),
+    "exclude": click.option(
+        "--exclude",
+        metavar="PATTERN",
+        multiple=True,
+        help="Carry matching tensors through unchanged; wins over --include. Repeatable.",
+    ),
+    "weights_only": click.option(
+        "--weights-only", is_flag=True, help="Model directories: no activation scales. The default."
+    ),
+    "activations": click.option(
+        "--activations",
+        metavar="uncalibrated|FILE",
+        help="Model directories: W4A4, with activation scales of 1.0, or from a JSON file that "
+        "maps each module to the amax of its input.",
+    ),
+    "experts_layout": click.option(
+        "--experts-layout",
+        type=click.Choice(EXPERTS_LAYOUTS),
+        help="Model directories: how fused 3-D experts are stored, where that is not clear.",
+    ),
+    "restored_layout": click.option(
+        "--experts-layout",
+        type=click.Choice(RESTORED_LAYOUTS),
+        help="Model directories: how single experts are put together where neither the file nor "
+        "the model type tells; single leaves them.",
+    ),
+    "unscaled_fp8": click.option(
+        "--unscaled-fp8",
+        is_flag=True,
+        help="FP8 tensors without a scale were only cast: take their values as they are. Otherwise "
+        "a missing scale is an error.",
+    ),
+    "max_shard_size": click.option(
+        "--max-shard-size",
+        metavar="SIZE",
+        help="Model directories: largest size of a weight file, like 5GB or 512MiB.  "
+        "[default: 5GB]",
+    ),
+    "resume": click.option(
+        "--resume",
+        is_flag=True,
+        help="Model directories: finish what an interrupted run of the same command began.",
+    ),
+    "follow_links": click.option(
+        "--follow-links",
+        is_flag=True,
+        help="Model directories: copy also what links out of IN point to. Without it they are "
+        "refused, except those into the cache of the Hugging Face hub.",
+    ),
+    "void_dtype": click.option(
+        "--void-dtype",
+        type=click.Choice(["bfloat16"]),
+        help="What 2-byte void data in .npy and .npz files is: NumPy saves bfloat16 that way.",
+    ),
+    "cast": click.option(
+        "--cast",
+        type=click.Choice(CASTS),
+        help="Take float64 tensors, NumPy's default, as if IN held them as float32.  [default: "
+        "float64 is carried through unquantized]",
+    ),
+    "pad": click.option(
+        "--pad",
+        is_flag=True,
+        help="Files: also quantize tensors whose last axis is not a multiple of the block, filled "
+        "up with zeros; dequantize gives the true shape back.",
+    ),
+    "allow_nothing": click.option(
+        "--allow-nothing",
+        is_flag=True,
+        help="Exit with 0 and write the output even if no tensor is quantized; otherwise that is "
+        "an error.",
+    ),
+    "dry_run": click.option(
+        "--dry-run", is_flag=True, help="Print the plan from the headers; write nothing."
+    ),
+    "all": click.option(
+        "--all",
+        "every",
+        is_flag=True,
+        help="Print every tensor, in the order of the file, and not only the ten worst (or "
+        "largest).",
+    ),
+    "report": click.option(
+        "--report",
+        "report_file",
+        metavar="FILE",
+        type=FILE,
+        help="Write the JSON that --json prints to a file as well. It may not lie in IN or OUT, "
+        "and an older one needs --force.",
+    ),
+    "force": click.option(
+        "--force",
+        is_flag=True,
+        help="Replace the output if it exists; in a directory only what fp4kit wrote, others stay.",
+    ),
+    "json": click.option(
+        "--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables."
+    ),
+}
+
+
+def takes(*options: str | Decorator) -> Decorator:
+    """Adds options to a command, which is called with all of them as one :class:`Given`.
+
+    Args:
+        options: in the order of its help: names of :data:`OPTIONS`, or what click.option returns.
+    """
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def run(**values: Any) -> Any:
+            return function(Given(**values))
+
+        for option in reversed(options):
+            run = (OPTIONS[option] if isinstance(option, str) else option)(run)
+        return run
+
+    return decorate
+
+
+def flag_of(name: str) -> str:
+    """What an option is called on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def is_given(name: str) -> bool:
+    """Whether an option stands on the command line of the command that runs."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
+def refuse(names: tuple[str, ...], why: str) -> None:
+    """Refuses options that would do nothing for this kind of input.
+
+    Raises:
+        UsageError: naming the first that stands on the command line.
+    """
+    for name in names:
+        if is_given(name):
+            raise click.UsageError(f"{flag_of(name)} is {why}", click.get_current_context())

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fp4kit.errors import OptionError
-from fp4kit.io.report import FileReport
 from fp4kit.io.write.files import AtomicFile, Output, OutputError
 
-from .reports import report_json
+from .options import Given
 
 
 @dataclass(frozen=True)
@@ -25,21 +24,18 @@ class ReportFile:
 
     Attributes:
         path: as given.
-        dry_run: whether nothing else is written.
         replace: whether an older report may be replaced.
     """
 
     path: Path
-    dry_run: bool
     replace: bool
 
-    def write(self, report: FileReport, **extra: Any) -> None:
-        """Writes the JSON form of a report: atomically, or in place if it is a device.
+    def write(self, content: dict[str, Any]) -> None:
+        """Writes a report as JSON: atomically, or in place if it is a device.
 
         Raises:
             OutputError: if it cannot be written.
         """
-        content = report_json(report, dry_run=self.dry_run, **extra)
         data = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
         if not self.path.exists() or self.path.is_file():
             with AtomicFile(Output(self.path, replace=self.replace)) as file:
@@ -53,30 +49,29 @@ class ReportFile:
             raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from None
 
 
-def check_report(
-    path: Path | None, inputs: list[Path], target: Path, *, force: bool, dry_run: bool
-) -> ReportFile | None:
+def check_report(given: Given, inputs: list[Path]) -> ReportFile | None:
     """Refuses a report that would destroy something, before any work.
 
     Args:
-        path: as given; None for no report.
+        given: options of the command, its output filled in.
         inputs: files and directories that are read.
-        target: file or directory that is (or would be) written.
-        force: whether an older report may be replaced.
-        dry_run: whether nothing but the report is written; nothing is replaced then.
+
+    Returns:
+        Where the report goes; None without one. A dry run replaces nothing but is reported.
 
     Raises:
         OptionError: if it is an input or the output, lies in one, or exists.
         OutputError: if it cannot be written.
     """
+    path, force, dry_run = given.report_file, given.force, given.dry_run
     if path is None:
         return None
     final = Path(os.path.realpath(path))
-    for given, what in [*((given, "input") for given in inputs), (target, "output")]:
-        whole = Path(os.path.realpath(given))
-        if final == whole or whole in final.parents or _is_one_of(path, given):
+    for held, what in [*((held, "input") for held in inputs), (given.output, "output")]:
+        whole = Path(os.path.realpath(held))
+        if final == whole or whole in final.parents or _is_one_of(path, held):
             raise OptionError(
-                f"{path}: the report would lie in the {what} {given} or replace it; choose another "
+                f"{path}: the report would lie in the {what} {held} or replace it; choose another "
                 "name for --report"
             )
     if not final.parent.is_dir():
@@ -85,7 +80,7 @@ def check_report(
         _check_existing(path, force=force, dry_run=dry_run)
     elif not os.access(final.parent, os.W_OK | os.X_OK):
         raise OutputError(f"{path}: cannot be written: Permission denied")
-    return ReportFile(path, dry_run, replace=force and not dry_run)
+    return ReportFile(path, replace=force and not dry_run)
 
 
 def _check_existing(path: Path, *, force: bool, dry_run: bool) -> None:

@@ -5,22 +5,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fp4kit import ErrorStats
-from fp4kit.io.report import FileReport, TensorReport, advice
+from fp4kit.checkpoint.read.directory import STATE_DIR, listed
+from fp4kit.checkpoint.report import CheckpointReport
+from fp4kit.io.report import FileReport, TensorReport, advice, named
 
+from .options import Given
 from .output import print_json, say
+from .report_file import ReportFile
 from .tables import print_report
 from .text import size
 
 
 def show(
     report: FileReport,
+    given: Given,
     *,
-    as_json: bool,
     with_stats: bool,
-    every: bool = False,
     rest: str = "Kept unchanged",
     **extra: Any,
 ) -> None:
@@ -28,41 +34,90 @@ def show(
 
     Args:
         report: what to print.
-        as_json: as one JSON document instead of tables.
+        given: options of the command: as JSON or as tables, all tensors or the worst.
         with_stats: whether the table has error columns.
-        every: whether the table has every tensor, and not only the worst.
         rest: what to call the tensors that nothing was done with.
         extra: further members of the JSON document.
     """
-    if as_json:
+    if given.as_json:
         print_json(report_json(report, **extra))
     else:
-        print_report(report, with_stats=with_stats, every=every, rest=rest)
+        print_report(report, with_stats=with_stats, every=given.every, rest=rest)
     for warning in report.warnings:
         say(f"Warning: {warning}")
 
 
-def say_advice(report: FileReport, *, padding: bool) -> None:
-    """Options by which more of a file would be quantized, if there are some.
+def finish(
+    report: FileReport,
+    given: Given,
+    *,
+    quantized: bool = False,
+    report_file: ReportFile | None = None,
+) -> None:
+    """Writes and prints the report of a command that (perhaps) wrote something.
 
     Args:
-        report: what was (or would be) done.
-        padding: whether rows may be padded.
+        report: what was or would be done.
+        given: options of the command.
+        quantized: whether tensors were quantized, and so have errors.
+        report_file: where it goes as well.
     """
-    help = advice((tensor.reason for tensor in report.tensors), padding=padding)
-    if help:
-        say(f"Hint: some tensors are kept that need not be: {help}")
-
-
-def say_written(report: FileReport, *, as_json: bool) -> None:
-    """The last line of a command that wrote a file; JSON holds it as `target`."""
-    if as_json:
+    whole = report if isinstance(report, CheckpointReport) else None
+    extra = {} if whole is None else whole.extra()
+    if report_file is not None:  # first: whoever reads stdout may stop reading
+        report_file.write(report_json(report, dry_run=given.dry_run, **extra))
+    show(report, given, with_stats=quantized and not given.dry_run, dry_run=given.dry_run, **extra)
+    if whole is not None:
+        _say_left_out(whole)
+    if given.as_json:
         return
-    before, after = (
-        size(sum(getattr(tensor, name) for tensor in report.tensors))
-        for name in ("bytes_before", "bytes_after")
-    )
-    say(f"Wrote {report.target}: {before} -> {after} in {report.seconds:.1f} s")
+    help = advice((tensor.reason for tensor in report.tensors), padding=whole is None)
+    if help and quantized:
+        say(f"Hint: some tensors are kept that need not be: {help}")
+    target = given.output
+    if not given.dry_run:
+        before, after = (
+            size(sum(getattr(tensor, name) for tensor in report.tensors))
+            for name in ("bytes_before", "bytes_after")
+        )
+        say(f"Wrote {report.target}: {before} -> {after} in {report.seconds:.1f} s")
+    elif whole is None:
+        needs = " (exists: needs --force)" if target.exists() and not given.force else ""
+        say(f"Dry run: nothing was written; would write {target}{needs}")
+    else:
+        shards, others = len(whole.shards), len(whole.copied)
+        needs = " (exists: replaced only with --force)" if target.exists() else ""
+        say(
+            f"Dry run: nothing was written; would write {target}{needs}: {shards} weight "
+            f"file{'s' if shards > 1 else ''} and {others} other file{'' if others == 1 else 's'}, "
+            f"{size(whole.disk_needed)} on disk"
+        )
+
+
+def _say_left_out(report: CheckpointReport) -> None:
+    """Files and tensors of a checkpoint that its result does not have."""
+    if report.left_out:
+        say(f"Not copied: {named(report.left_out)} (belongs to another form of the weights)")
+    reasons: dict[str, list[str]] = {}
+    for name, why in report.dropped.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        say(f"Dropped: {listed(names)} ({why})")
+
+
+@contextmanager
+def resumable(target: Path) -> Iterator[None]:
+    """Says what to do next where a run is stopped with its work half done."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        # Of a diffusers pipeline the folders are converted one by one.
+        if (target / STATE_DIR).is_dir() or any(target.glob(f"*/{STATE_DIR}")):
+            say(
+                f"Stopped: {target} is unfinished. The same command with --resume finishes it, "
+                "with --force it starts over"
+            )
+        raise
 
 
 def report_json(report: FileReport, **extra: Any) -> dict[str, Any]:

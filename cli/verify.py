@@ -5,20 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import click
 
 from fp4kit.files.verify import verify
 
-from .options import (
-    FILE,
-    device_option,
-    experts_layout_option,
-    json_option,
-    source_argument,
-)
+from .options import FILE, Given, source, takes
 from .output import print_json, say
 from .progress import progress_bar
 from .text import example, one_line
@@ -31,17 +23,17 @@ from .text import example, one_line
         "fp4kit verify model-nvfp4.safetensors --against model.safetensors",
     )
 )
-@source_argument()
-@click.option(
-    "--against",
-    metavar="SOURCE",
-    type=FILE,
-    help="The file or checkpoint that IN was made from: also compare the values.",
+@takes(
+    source(),
+    click.option(
+        "--against",
+        metavar="SOURCE",
+        type=FILE,
+        help="The file or checkpoint that IN was made from: also compare the values.",
+    ),
+    *("experts_layout", "device", "json"),
 )
-@experts_layout_option
-@device_option
-@json_option
-def command(source: Path, against: Path | None, as_json: bool, **given: Any) -> None:
+def command(given: Given) -> None:
     """Check a quantized checkpoint or file from any tool.
 
     Exits with 1 and lists the faults if there are any. Looks for every tensor that an engine
@@ -49,10 +41,12 @@ def command(source: Path, against: Path | None, as_json: bool, **given: Any) -> 
     share, NaN scales, index, sizes and metadata. Notes name readers that are known to fail on a
     file without a fault.
     """
-    with progress_bar(f"Comparing {source.name}", idle=against is None) as progress:
-        report = verify(source, against, progress=progress, **given)
+    options = given.pick("experts_layout", "device")
+    idle = given.against is None
+    with progress_bar(f"Comparing {given.source.name}", idle=idle) as progress:
+        report = verify(given.source, given.against, progress=progress, **options)
     faults = report.faults
-    if as_json:
+    if given.as_json:
         print_json(asdict(report))
     else:
         for note in report.notes:
@@ -61,7 +55,7 @@ def command(source: Path, against: Path | None, as_json: bool, **given: Any) -> 
             click.echo(one_line(fault))
     if faults:
         raise click.ClickException(
-            f"{source}: {len(faults)} fault{'s' if len(faults) > 1 else ''} found"
+            f"{given.source}: {len(faults)} fault{'s' if len(faults) > 1 else ''} found"
         )
-    if not as_json:
-        say(f"{source}: no fault found")
+    if not given.as_json:
+        say(f"{given.source}: no fault found")

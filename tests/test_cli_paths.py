@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from command_line import fail, invoke, run, succeed
 from fp4kit.checkpoint.read.directory import STATE_DIR
-from fp4kit.cli import checkpoint as commands
+from fp4kit.cli import quantize as commands
 from fp4kit.cli.text import MAX_PIECE, one_line
 from fp4kit.cpu.threads import THREADS_VARIABLE, most_threads
 

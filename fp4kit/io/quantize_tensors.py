@@ -155,10 +155,7 @@ class _Quantizer:
             else:
                 self._pipeline.free(chunk)
             if step.end and unit.maxima:
-                amax = unit.maxima[0]
-                if len(unit.maxima) > 1:
-                    every = self._pipeline.gather(unit.maxima).reshape(1, -1)
-                    amax = kernels.amax(every, "float32", 1)
+                amax = self._pipeline.largest(unit.maxima, kernels)
                 unit.second = kernels.second_level(amax, first.plan, first.dtype)
                 unit.maxima = []
                 self._seconds.append((step.rows[0].plan.second, unit.second))

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit.arrays.frameworks import Origin
+from fp4kit.backend.interface import Backend
 from fp4kit.cpu.threads import thread_count
 from fp4kit.io.read.source import Source
 
@@ -86,8 +87,10 @@ class GpuPipeline(Pipeline):
         """Makes the compute stream current: for kernels and for what they allocate."""
         return self._cuda.scope(self._compute)
 
-    def gather(self, values: Sequence[Any]) -> Any:
-        return self._cuda.gather(values)
+    def largest(self, values: Sequence[Any], kernels: Backend) -> Any:
+        if len(values) == 1:
+            return values[0]
+        return kernels.amax(self._cuda.gather(values).reshape(1, -1), "float32", 1)
 
     # ---------------------------------------------------------------------------------------------
     # In

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit.backend.interface import Backend
+
 from . import chunks
 from .chunks import Bytes, Chunk, Key, aligned
 
@@ -103,8 +105,8 @@ class Pipeline(ABC):
         """
 
     @abstractmethod
-    def gather(self, values: Sequence[Any]) -> Any:
-        """Device arrays of one element as one array."""
+    def largest(self, values: Sequence[Any], kernels: Backend) -> Any:
+        """The largest of float32 (1,) device arrays."""
 
     @abstractmethod
     def upload(self, staged: Staged) -> Resident:
@@ -235,8 +237,8 @@ class HostPipeline(Pipeline):
     def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
         return read_ahead(work)
 
-    def gather(self, values: Sequence[Any]) -> Any:
-        return np.concatenate(values)
+    def largest(self, values: Sequence[Any], kernels: Backend) -> Any:
+        return np.maximum.reduce(values)
 
     def upload(self, staged: Staged) -> Resident:
         return Resident(staged.parts)
