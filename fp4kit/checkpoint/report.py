@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit import __version__
+from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.report import FileReport, overflow_warnings
 
 from .plan.checkpoint_plan import CheckpointPlan
@@ -60,7 +61,7 @@ def make_report(
     checkpoint = plan.source.checkpoint
     warnings = [*checkpoint.warnings, *plan.warnings]
     flushed = sum(work.sums.scale_subnormal for work in plan.works)
-    if target is not None and flushed and plan.summary.format == "nvfp4":
+    if target is not None and flushed and ALL_FORMATS[plan.summary.format].scale_type == "e4m3":
         warnings.append(
             f"{flushed} block scales are below 2^-6: weight-only Marlin kernels may flush them to 0"
         )

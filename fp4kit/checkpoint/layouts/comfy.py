@@ -11,7 +11,7 @@ from typing import Any
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.metadata import Constant, QuantizedEntry
-from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.json_text import parse_metadata, strict_json
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.storage import Storage
 
@@ -45,11 +45,8 @@ def _recorded(
 ) -> dict[str, Any]:
     """What the headers of the shards say under a key; each speaks of its own weights."""
     found: dict[str, Any] = {}
-    try:
-        for text in dict.fromkeys(header[key] for header in headers if key in header):
-            found |= read(strict_json(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{where}: metadata {key!r}: damaged: {error!s}") from None
+    for text in dict.fromkeys(header[key] for header in headers if key in header):
+        found |= parse_metadata({key: text}, key, where, read)
     return found
 
 

@@ -41,7 +41,7 @@ from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import one_of
-from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.json_text import parse_metadata
 from fp4kit.io.read.source import Source
 
 #: Header metadata: the fused tensors that single experts were made from.
@@ -133,20 +133,16 @@ def _parse_group(group: dict[str, Any]) -> Iterator[FusedTensor]:
 
 def recorded(source: Source) -> list[FusedTensor]:
     """The fused tensors that the header of a checkpoint notes."""
-    text = source.metadata.get(EXPERTS_KEY)
-    if text is None:
+    if EXPERTS_KEY not in source.metadata:
         return []
-    where = f"{source.path}: metadata {EXPERTS_KEY!r}"
-    try:
-        content = strict_json(text)
+
+    def read(content: Any) -> tuple[object, list[FusedTensor]]:
         version = content["version"]
-        tensors = [
-            tensor
-            for group in (content["tensors"] if version == VERSION else ())
-            for tensor in _parse_group(group)
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{where}: damaged: {error!s}") from None
+        groups = content["tensors"] if version == VERSION else ()
+        return version, [tensor for group in groups for tensor in _parse_group(group)]
+
+    where = f"{source.path}: metadata {EXPERTS_KEY!r}"
+    version, tensors = parse_metadata(source.metadata, EXPERTS_KEY, source.path, read)
     if version != VERSION:
         raise FileFormatError(
             f"{where}: version {version!r} is not known, this fp4kit reads {VERSION}; update fp4kit"

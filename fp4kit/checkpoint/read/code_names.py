@@ -11,16 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from fp4kit.formats import DTYPES as FLOAT_NAMES
 from fp4kit.formats import ELEMENT_TYPES
-from fp4kit.io.containers import DTYPE_CODES
 from fp4kit.io.read.source import Source, SourceTensor
 
 # FP8 weights.
 ELEMENTS = {"F8_E4M3": ELEMENT_TYPES["e4m3"], "F8_E5M2": ELEMENT_TYPES["e5m2"]}
 #: Element types with other biases, which no table here covers.
 FOREIGN = ("F8_E4M3FNUZ", "F8_E5M2FNUZ")
-FLOATS = tuple(DTYPE_CODES[name] for name in FLOAT_NAMES)
+#: Element types of plain weights, and of scales that are no exponents.
+FLOATS = ("F32", "BF16", "F16")
 #: What the name of a scale adds to the weight's, or puts in the place of `weight`.
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 SCALE_PLACES = (".scale", ".scale_weight", ".qscale_weight")
@@ -31,7 +30,6 @@ COMFY_FORMATS = {
     "float8_e5m2": "F8_E5M2",
     "int8_tensorwise": "I8",
 }
-FLOAT_SCALES = ("F32", "BF16", "F16")
 EXPONENT_SCALES = ("U8", "F8_E8M0")
 
 

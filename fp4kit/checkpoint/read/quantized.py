@@ -19,7 +19,7 @@ from fp4kit.checkpoint.layouts.comfy import (
     METHOD,
     padded_shapes,
 )
-from fp4kit.checkpoint.read.code_names import ELEMENTS, FLOAT_SCALES, is_block_scale, scale_names
+from fp4kit.checkpoint.read.code_names import ELEMENTS, FLOATS, is_block_scale, scale_names
 from fp4kit.errors import FileFormatError
 from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, complete, entries_by_names
 from fp4kit.io.read.source import Source, SourceTensor
@@ -133,7 +133,7 @@ def _pre_scales(
         tensor = source.tensors.get(f"{module}{layout.pre_scale_suffix}")
         if tensor is None:
             continue
-        if tensor.spec.dtype not in FLOAT_SCALES or prod(tensor.spec.shape) != entry.shape[-1]:
+        if tensor.spec.dtype not in FLOATS or prod(tensor.spec.shape) != entry.shape[-1]:
             raise FileFormatError(
                 f"{source.path}: tensor {tensor.name!r}: the scale of the inputs has a float for "
                 f"each of the {entry.shape[-1]} columns, this is {tensor.spec.dtype} "

@@ -10,11 +10,14 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4kit import arrays
 from fp4kit.checkpoint.models.experts import FusedTensor
+from fp4kit.checkpoint.read.code_names import FLOATS
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import DTYPES, TensorSpec
 from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.reference import codecs
 
 Bytes = NDArray[np.uint8]
 #: Element types of which only the bits matter, by their number.
@@ -202,6 +205,31 @@ def fetch(source: Source, name: str, offset: int, out: NDArray[np.generic]) -> N
     """Reads stored bytes of a tensor into a C-contiguous array."""
     if out.size:
         source.read(name, offset, out.reshape(-1).view(np.uint8).data)
+
+
+def fetch_scales(
+    source: Source, tensor: SourceTensor, offset: int, shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Stored scales as float32, from element `offset` on.
+
+    Raises:
+        FileFormatError: if one is NaN or infinite.
+    """
+    dtype = DTYPES[tensor.spec.dtype]
+    if tensor.spec.dtype in FLOATS:
+        raw = np.empty(shape, arrays.RAW_DTYPES[dtype.name])
+        fetch(source, tensor.name, offset * dtype.bits // 8, raw)
+        values = codecs.to_float32(raw, dtype.name)
+    else:
+        exponents = np.empty(shape, np.uint8)
+        fetch(source, tensor.name, offset, exponents)
+        values = codecs.decode_e8m0(exponents)
+    if not np.isfinite(values).all():
+        raise FileFormatError(
+            f"{where(source, tensor.name)} holds a NaN or infinite scale; the weight cannot be "
+            "decoded"
+        )
+    return values
 
 
 def fetch_rows(source: Source, name: str, first: int, step: int, out: Bytes) -> None:

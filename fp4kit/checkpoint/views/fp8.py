@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit import arrays
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.read.code_names import (
     COMFY_FORMATS,
     ELEMENTS,
     EXPONENT_SCALES,
-    FLOAT_SCALES,
     FLOATS,
     FOREIGN,
     WEIGHT,
@@ -41,9 +39,8 @@ from fp4kit.formats import MXFP8
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.stream.chunks import rows_of
-from fp4kit.reference import codecs
 
-from .base import READ_BYTES, Bytes, RowView, TensorView, described, fetch, where
+from .base import READ_BYTES, Bytes, RowView, TensorView, described, fetch, fetch_scales, where
 
 _SIGNED = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
 TABLES = {dtype: spec.values for dtype, spec in ELEMENTS.items()} | {"I8": _SIGNED}
@@ -148,22 +145,7 @@ class Fp8View(RowView):
         shape = (last - first, self._grid.col_count)
         if self._scale is None:
             return np.ones(shape, np.float32)
-        dtype = self._scale.spec.dtype
-        width = DTYPES[dtype].bits // 8
-        if dtype in FLOAT_SCALES:
-            raw = np.empty(shape, arrays.RAW_DTYPES[DTYPES[dtype].name])
-            fetch(self._source, self._scale.name, first * shape[1] * width, raw)
-            values = codecs.to_float32(raw, DTYPES[dtype].name)
-        else:
-            exponents = np.empty(shape, np.uint8)
-            fetch(self._source, self._scale.name, first * shape[1], exponents)
-            values = codecs.decode_e8m0(exponents)
-        if not np.isfinite(values).all():
-            raise FileFormatError(
-                f"{where(self._source, self._scale.name)} holds a NaN or infinite scale; the "
-                "weight cannot be decoded"
-            )
-        return values
+        return fetch_scales(self._source, self._scale, first * shape[1], shape)
 
     def check(self) -> None:
         """Looks at every scale."""
@@ -241,10 +223,10 @@ def _view(
         assert grid is not None, "one scale fits every shape"
         return Fp8View(source, weight, None, with_changes(grid, note="cast without a scale"))
     dtype = scale.spec.dtype
-    if dtype not in FLOAT_SCALES + EXPONENT_SCALES:
+    if dtype not in FLOATS + EXPONENT_SCALES:
         raise FileFormatError(
             f"{where(source, scale.name)} is {dtype}; the scale of an FP8 weight must be one of "
-            f"{', '.join(FLOAT_SCALES + EXPONENT_SCALES)}"
+            f"{', '.join(FLOATS + EXPONENT_SCALES)}"
         )
     grid = grid_of(shape, scale.spec.shape, dtype in EXPONENT_SCALES, block)
     if grid is None:

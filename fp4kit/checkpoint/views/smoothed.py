@@ -16,36 +16,19 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit import arrays
 from fp4kit.api.backends import get_backend
-from fp4kit.errors import FileFormatError
-from fp4kit.io.containers import DTYPES
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.stream.chunks import chunk_plan
-from fp4kit.reference import codecs
 from fp4kit.reference.scaling import quiet
 
-from .base import Bytes, RowView, described, fetch, where
+from .base import Bytes, RowView, described, fetch_scales
 from .codes import EntryCodes
 
 
 def read_factors(source: Source, tensor: SourceTensor) -> NDArray[np.float32]:
-    """The scale of each column, float32 (columns,).
-
-    Raises:
-        FileFormatError: if one is NaN or infinite.
-    """
-    name = DTYPES[tensor.spec.dtype].name
-    raw = np.empty(prod(tensor.spec.shape), arrays.RAW_DTYPES[name])
-    fetch(source, tensor.name, 0, raw)
-    factors = codecs.to_float32(raw, name)
-    if not np.isfinite(factors).all():
-        raise FileFormatError(
-            f"{where(source, tensor.name)} holds a NaN or infinite scale; the weight cannot be "
-            "decoded"
-        )
-    return factors
+    """The scale of each column, float32 (columns,)."""
+    return fetch_scales(source, tensor, 0, (prod(tensor.spec.shape),))
 
 
 class FoldedView(RowView):

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from fp4kit.errors import brief
+from fp4kit.errors import FileFormatError, brief
+
+Parsed = TypeVar("Parsed")
 
 #: Values (with keys) of a document: the index of a million tensors has as many.
 MAX_VALUES = 2_000_000
@@ -127,3 +129,24 @@ def strict_json(
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value
+
+
+def parse_metadata(
+    metadata: Mapping[str, str], key: str, where: object, read: Callable[[Any], Parsed]
+) -> Parsed:
+    """What header metadata says in JSON under a key.
+
+    Args:
+        metadata: the header metadata, which has the key.
+        key: the key.
+        where: the file, for the message.
+        read: takes the content apart; raises ValueError, KeyError, TypeError or AttributeError for
+            one of another form.
+
+    Raises:
+        FileFormatError: if it is damaged.
+    """
+    try:
+        return read(strict_json(metadata[key]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{where}: metadata {key!r}: damaged: {error!s}") from None
