@@ -183,3 +183,22 @@ def test_ratios(gpu_variants):
             "ModelOpt sweep (6.6e9 elements/s on an H200) / fp4kit quantize sweep": 1,
         }
     )
+
+
+@pytest.mark.skipif(not hasattr(fp4kit, "Scheme"), reason="written for fp4kit.Scheme")
+def test_the_table_of_errors_is_what_is_measured(on_path):
+    import accuracy
+
+    page = (BENCHMARKS.parent / "docs" / "choosing.md").read_text("utf-8")
+    rows = accuracy.table(accuracy.random_tensors())[2:]
+    shown = [line for line in page.splitlines() if line.startswith(("| nvfp4", "| mxfp", "| fp8"))]
+    # The page has a column more, for a real model.
+    assert [line.rsplit("|", 2)[0].rstrip() for line in shown] == [row.rstrip(" |") for row in rows]
+
+
+def test_recipes_have_the_same_error(on_path):
+    import accuracy
+
+    (x,) = accuracy.random_tensors()["normal"]
+    errors = [accuracy.measure([x], "nvfp4", {"recipe": name}).sqnr for name in fp4kit.ALL_RECIPES]
+    assert max(errors) - min(errors) < 0.01
