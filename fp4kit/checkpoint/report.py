@@ -50,14 +50,7 @@ class CheckpointReport(FileReport):
 def make_report(
     plan: CheckpointPlan, target: str | None, others: int, seconds: float
 ) -> CheckpointReport:
-    """The report of a plan, or of what became of it.
-
-    Args:
-        plan: the plan; carried out if there is a target.
-        target: what was written, None for a dry run.
-        others: bytes of the other files.
-        seconds: wall time.
-    """
+    """The report of a plan, or of what became of it."""
     checkpoint = plan.source.checkpoint
     warnings = [*checkpoint.warnings, *plan.warnings]
     flushed = sum(work.sums.scale_subnormal for work in plan.works)

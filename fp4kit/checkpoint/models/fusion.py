@@ -91,15 +91,7 @@ def absent_siblings(names: Iterable[str]) -> list[str]:
 
 
 def settle(reasons: Mapping[str, str], fused: Mapping[str, list[str]]) -> dict[str, str]:
-    """Leaves a whole group alone where one member is.
-
-    Args:
-        reasons: weight to the reason why it is left alone, "" if it is not.
-        fused: groups of weights.
-
-    Returns:
-        The reasons, completed.
-    """
+    """Leaves a whole group alone where one member is."""
     settled = dict(reasons)
     for members in fused.values():
         kept = next((name for name in members if reasons[name]), None)

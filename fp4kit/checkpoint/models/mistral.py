@@ -79,12 +79,9 @@ def as_config(params: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str,
 def new_params(
     params: Mapping[str, Any], changes: Mapping[str, Any], quantization: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """params.json of the output: the source's, with the quantization replaced.
+    """params.json of the output: the source's with another quantization.
 
-    Args:
-        params: content of the source's.
-        changes: values that config.json would get; only keys that are there are changed.
-        quantization: the new `quantization_config`, None if the result is not quantized.
+    Of the changes to config.json those are made whose keys are there.
     """
     result = {key: value for key, value in params.items() if key != QUANTIZATION}
     result |= {key: value for key, value in changes.items() if key in result}

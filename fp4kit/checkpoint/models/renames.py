@@ -110,12 +110,7 @@ class Renames:
     """All transforms of a model."""
 
     def __init__(self, given: Iterable[Transform], names: Iterable[str]) -> None:
-        """Takes the transforms.
-
-        Args:
-            given: in the order of application.
-            names: every stored tensor; a group whose first alternative matches none is left out.
-        """
+        """Takes the transforms."""
         listed = dict.fromkeys(_EXPERT.sub("0", name) for name in names)
         used = [rule for rule in given if rule.kind != GROUP or _opens(rule, listed)]
         self._renames = [rule for rule in used if rule.kind != CONVERT]

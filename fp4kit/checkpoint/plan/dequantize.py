@@ -45,13 +45,7 @@ def _dtype_of(opened: Opened, fused: FusedTensor, dtype: str) -> str:
 
 
 def _join_experts(opened: Opened, fused: list[FusedTensor], dtype: str) -> LogicalSource:
-    """A checkpoint with some of its experts put together.
-
-    Args:
-        opened: the checkpoint.
-        fused: what they are put together to.
-        dtype: element type of what is decoded.
-    """
+    """A checkpoint with some of its experts put together."""
     source, entries = opened.source, opened.entries
     plans = [
         entries[part.name].plan for each in fused for part in each.parts() if part.name in entries

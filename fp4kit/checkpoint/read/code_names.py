@@ -89,12 +89,7 @@ def _scales_of(name: str) -> Iterator[str]:
 
 
 def unread_codes(tensors: Mapping[str, SourceTensor], names: Collection[str]) -> list[str]:
-    """Integers with scales beside them, of which some view would have made floats if it could.
-
-    Args:
-        tensors: those that no view consumes.
-        names: every stored tensor.
-    """
+    """Integers with scales beside them, of which some view would have made floats if it could."""
     found = []
     for name, tensor in tensors.items():
         if tensor.spec.dtype not in CODE_DTYPES or 0 in tensor.spec.shape:

@@ -68,10 +68,5 @@ def quantized_components(path: Path) -> list[str]:
 
 
 def component_faults(path: Path, check: Callable[[str], list[str]]) -> list[str]:
-    """The faults of every quantized component.
-
-    Args:
-        path: the pipeline.
-        check: the faults of one, by the name of its folder.
-    """
+    """The faults of every quantized component."""
     return [f"{name}: {fault}" for name in quantized_components(path) for fault in check(name)]

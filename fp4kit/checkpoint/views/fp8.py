@@ -119,14 +119,7 @@ class Fp8View(RowView):
     def __init__(
         self, source: Source, weight: SourceTensor, scale: SourceTensor | None, grid: Grid
     ) -> None:
-        """Shows a weight.
-
-        Args:
-            source: the stored tensors.
-            weight: the codes.
-            scale: the scales, None for 1.
-            grid: how they are spread.
-        """
+        """Shows a weight."""
         self._source = source
         self._scale = scale
         self._grid = grid

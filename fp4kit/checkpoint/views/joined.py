@@ -32,14 +32,7 @@ class EntryView(RowView):
     def __init__(
         self, source: Source, entry: QuantizedEntry, backend: DeviceBackend, dtype: str
     ) -> None:
-        """Shows a weight of a layout.
-
-        Args:
-            source: what holds its parts.
-            entry: the weight.
-            backend: decodes on the CPU.
-            dtype: element type to decode to.
-        """
+        """Shows a weight of a layout."""
         self._source = source
         self._entry = entry
         self._backend = backend
@@ -72,13 +65,7 @@ class JoinedView(RowView):
     """Single experts as one tensor [E, out, in], or biases as one [E, out]."""
 
     def __init__(self, source: Source, fused: FusedTensor, dtype: str) -> None:
-        """Puts experts together.
-
-        Args:
-            source: has the parts as tensors, all of one element type.
-            fused: what they become; this shows it as it is before it is transposed.
-            dtype: their element type.
-        """
+        """Puts experts together."""
         self._source = source
         self._experts: list[list[ExpertPart]] = [[] for _ in range(fused.shape[0])]
         stored = 0
@@ -149,12 +136,6 @@ class JoinedTransposed(TransposedMatrices):
 
 
 def join(source: Source, fused: FusedTensor, dtype: str) -> RowView:
-    """The view of a fused tensor whose parts a source has.
-
-    Args:
-        source: the parts, all of one element type.
-        fused: what they become.
-        dtype: their element type.
-    """
+    """The view of a fused tensor whose parts a source has."""
     joined = JoinedView(source, fused, dtype)
     return JoinedTransposed(joined) if fused.layout.transposed and not fused.is_bias else joined

@@ -82,12 +82,7 @@ class LogicalSource(Overlay):
         return (name,) if view is None else view.consumed
 
     def with_views(self, views: list[TensorView], without: Collection[str] = ()) -> LogicalSource:
-        """The same checkpoint with more views, and without some of those that there are.
-
-        Args:
-            views: the new ones.
-            without: names of views; what they are made from is not shown either.
-        """
+        """The same checkpoint with more views, and without some of those that there are."""
         kept = [view for name, view in self.views.items() if name not in without]
         return LogicalSource(self.checkpoint, kept + views, self._dropped)
 
