@@ -138,17 +138,8 @@ def dequantize_checkpoint(
 ) -> CheckpointReport:
     """Turns a quantized checkpoint of any tool into plain numbers.
 
-    Args:
-        source: model directory or .safetensors file in a known layout, or one with FP8 weights.
-        target: directory to create (or file).
-        options: element type and shard size.
-        run: how to carry it out, see :class:`RunOptions`.
-
-    Raises:
-        OptionError: for unknown options, or an output that is not empty or is the input.
-        FileFormatError: if nothing is quantized, or in a way that is not known.
-        BackendUnavailableError: if a device cannot be used.
-        OutputError: if the output cannot be written.
+    Arguments and errors are those of :func:`quantize_checkpoint`; the source is in a known layout,
+    or has FP8 weights.
     """
     return _run(DEQUANTIZE, source, target, options, run)
 
@@ -164,15 +155,6 @@ def convert_checkpoint(
 ) -> CheckpointReport:
     """Stores a quantized checkpoint in another layout, codes and block scales verbatim.
 
-    Args:
-        source: model directory or .safetensors file in a known layout.
-        target: directory to create (or file).
-        options: layout and shard size.
-        run: how to carry it out, see :class:`RunOptions`; no device computes anything.
-
-    Raises:
-        OptionError: for an unknown layout, the one that it has, or one that lacks its format.
-        FileFormatError: if nothing is quantized, or in a way that is not known.
-        OutputError: if the output cannot be written.
+    Arguments and errors are those of :func:`quantize_checkpoint`; no device computes anything.
     """
     return _run(CONVERT, source, target, options, run)

@@ -163,14 +163,7 @@ def order_is_clear(config: dict[str, Any], experts_layout: str | None) -> bool:
 def interleaving(
     config: dict[str, Any], experts_layout: str | None, about: str, module: str
 ) -> bool:
-    """Whether gate and up alternate in MXFP4 blocks, which are always out_in.
-
-    Args:
-        config: content of config.json.
-        experts_layout: the user's word, one of EXPERTS_LAYOUTS, or None.
-        about: beginning of a message.
-        module: name of the module of all experts.
-    """
+    """Whether gate and up alternate in MXFP4 blocks, which are always out_in."""
     if experts_layout == "in_out":
         raise OptionError(
             f"{about} holds MXFP4 blocks, which run along the input and cannot be in_out; pass "

@@ -72,13 +72,7 @@ class Unquantized:
     """
 
     def __init__(self, kept: Shapes, quantized: Collection[str], config: dict[str, Any]) -> None:
-        """Looks names up.
-
-        Args:
-            kept: weight to its shape, of all that are not quantized.
-            quantized: weights that are.
-            config: content of config.json.
-        """
+        """Looks names up."""
         self._kept, self._config = kept, config
         self._quantized = {module_of(name) for name in quantized}
         self._names = [*kept, *quantized]
@@ -288,12 +282,7 @@ def _stacked_names(name: str, shape: tuple[int, ...]) -> Iterator[str]:
 def stacked_modules(
     kept: Mapping[str, tuple[int, ...]], quantized: Collection[str]
 ) -> tuple[str, ...]:
-    """What an ignore list has to name for stacked experts.
-
-    Args:
-        kept: weight to its shape, of all that are not quantized.
-        quantized: weights that are: no name that holds one of them is given.
-    """
+    """What an ignore list names for stacked experts: nothing that holds a quantized weight."""
     taken: set[str] = set()
     for name in quantized:
         parts = name.split(".")

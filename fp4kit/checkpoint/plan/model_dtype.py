@@ -65,9 +65,6 @@ def stating(config: dict[str, Any], dtype: str) -> dict[str, Any]:
 def state_decoded_dtype(plan: CheckpointPlan) -> list[str]:
     """Lets config.json state the type that readers decode weights to, so that a model can compute.
 
-    Args:
-        plan: what is about to be written; its `config` is changed.
-
     Returns:
         A line about it if the model had another type.
     """

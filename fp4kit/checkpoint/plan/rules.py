@@ -281,11 +281,7 @@ class Rules:
             patterns.check_used(both)
 
     def idle(self, reasons: Mapping[str, str]) -> list[str]:
-        """What to say of include patterns that match only weights which are never quantized.
-
-        Args:
-            reasons: name of every tensor to the reason why it is kept, "" if it is not.
-        """
+        """What to say of include patterns that match only weights which are never quantized."""
         return self._include.idle(reasons, WEIGHT)
 
     def excludes(self, name: str) -> bool:

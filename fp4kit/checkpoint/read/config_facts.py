@@ -232,12 +232,7 @@ def _modelopt_faults(given: dict[str, Any], own: dict[str, Any]) -> list[str]:
 
 
 def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | None) -> QuantFacts:
-    """What the two files of ModelOpt say.
-
-    Args:
-        config: the `quantization_config` of config.json, None without one.
-        hf_quant: content of hf_quant_config.json, None without one.
-    """
+    """What the two files of ModelOpt say."""
     inner = (hf_quant or {}).get("quantization")
     own = _object(inner or {}, "hf_quant_config.json: quantization")
     given = config or {}
@@ -297,11 +292,6 @@ def detect(
     config: dict[str, Any], hf_quant: dict[str, Any] | None, headers: Iterable[dict[str, str]]
 ) -> QuantFacts | None:
     """What the JSON files and headers of a checkpoint say about its quantization.
-
-    Args:
-        config: content of config.json, empty without one.
-        hf_quant: content of hf_quant_config.json, or None.
-        headers: header metadata of the weight files.
 
     Returns:
         The facts, None if it does not say that it is quantized. Methods that are not read here

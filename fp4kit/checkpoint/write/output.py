@@ -118,14 +118,6 @@ def check_target(
 ) -> list[str]:
     """Refuses an output directory that would destroy something, before any work.
 
-    Args:
-        source: the checkpoint, None in memory.
-        target: the directory.
-        state: its notes.
-        planned: files that will be written there.
-        resume: continue what an earlier run began.
-        force: replace what fp4kit wrote there.
-
     Returns:
         Files of a finished result that are to be replaced.
     """

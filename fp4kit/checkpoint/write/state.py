@@ -109,12 +109,7 @@ class State:
     """The notes of a conversion; use it as a context manager, which holds the lock."""
 
     def __init__(self, target: Path, permissions: int = 0o777) -> None:
-        """Names the notes of an output directory; nothing is touched yet.
-
-        Args:
-            target: the output directory.
-            permissions: its permission bits before the umask, if it is created.
-        """
+        """Names the notes of an output directory; nothing is touched yet."""
         self.target = target
         self.folder = target / STATE_DIR
         self.resumed = False

@@ -63,13 +63,7 @@ def _in_order(entry: QuantizedEntry, rows: int, packed: Bytes, scales: Bytes) ->
 
 
 def run_transfers(transfers: Iterable[Transfer], write: Write, tally: Tally) -> None:
-    """Takes every weight over: codes, block scales, second level, constants.
-
-    Args:
-        transfers: the weights.
-        write: writes bytes of an output tensor.
-        tally: told about progress, in bytes of the logical tensor.
-    """
+    """Takes every weight over: codes, block scales, second level, constants."""
     with WriteBehind() as behind:
         for transfer in transfers:
             codes, entry = transfer.codes, transfer.entry
