@@ -83,7 +83,7 @@ def nothing(name: str) -> bool:
 
 
 def stay_fused(prefix: str, fused: Mapping[str, tuple[str, int]], excluded: Excluded) -> bool:
-    """Whether all of a layer's fused experts are excluded, so that nobody need know how they lie."""
+    """Whether a layer's fused experts are all excluded, so that nobody need know how they lie."""
     left = []
     for role, (name, experts) in fused.items():
         # All are asked about, so that a pattern for single experts counts as one that matches.
