@@ -37,7 +37,7 @@ TILE_ROWS, TILE_COLUMNS = 128, 64
 WIDE_COLUMNS = 128
 #: Extent of a tall one (tiles/remainder_rows.cuh).
 TALL_ROWS, TALL_COLUMNS = 256, 64
-#: Wide tiles below one another that a thread block takes together (tiles/sector_scales.cuh).
+#: Wide tiles below one another that a thread block takes together (tiles/full_tile_scales.cuh).
 STACK = 4
 #: Elements from which linear scales of squares, in both directions, pay for a launch more.
 REPEATED_ELEMENTS = 1 << 25
@@ -137,7 +137,7 @@ def is_whole(directions: Directions) -> bool:
         repeats = len(plans) == 2 and plan.rows * plan.cols >= REPEATED_ELEMENTS
         multiple, pays = TILE_ROWS, repeats or not linear
     else:
-        # Scales of columns are kept over a stack (tiles/sector_scales.cuh).
+        # Scales of columns are kept over a stack (tiles/full_tile_scales.cuh).
         multiple, pays = TILE_ROWS * (STACK if linear else 1), directions.column is not None
     return (
         pays
@@ -151,7 +151,7 @@ def is_whole(directions: Directions) -> bool:
 
 
 def repeats_scales(directions: Directions) -> bool:
-    """Whether whole tiles store the scales of one vector of each sixteen (square_scales.cuh)."""
+    """Whether whole tiles store the scales of one vector of each sixteen (full_tile_scales.cuh)."""
     plan = directions.any
     return variant_of(plan).block == "2d" and plan.scale_layout == "linear"
 

@@ -4,14 +4,12 @@
 // activate: gelu, silu, relu, swiglu and their derivatives of a whole array, rounded to its type.
 // Must equal ReferenceBackend.activate.
 //
-// Algorithm: elements are one flat sequence, moved in pieces of 16 bytes; what does not fill a
-// piece is done one by one. Only swiglu has rows, whose two halves lie side by side: a piece of the
-// result at `place` comes from `place + row * width` of either half.
+// Elements are one flat sequence of 16-byte vecs; what fills none is done one by one. Only swiglu
+// has rows, whose halves lie side by side: a result at `place` comes from `place + row * width` of
+// either. The results can be measured on the way; the launcher clears `measured` (Scan in
+// reduce/amax.cuh).
 //
-// The results can be measured on the way, for the second level of what is quantized then; the
-// launcher clears `measured` (Scan in reduce/amax.cuh).
-//
-// Launch: 256 threads, a block for each tile of 256 * kUnroll pieces (or elements, not kVector).
+// Launch: 256 threads, a block for each tile of 256 * kUnroll vecs (or elements, not kVector).
 #include "activation/activations.cuh"
 #include "common/scale_layout.cuh"
 #include "reduce/amax.cuh"
@@ -25,15 +23,15 @@ constexpr int activate_unroll() {
   return has_factor(kFunction) ? 1 : 2;
 }
 
-// Where the inputs of a result lie, in units of elements or pieces; `width` of them in a row.
+// Where the inputs of a result lie, in elements or vecs; `width` of them in a row.
 template <int kFunction>
-__device__ __forceinline__ i64 source_of(i64 place, const FastDivide& width) {
+FP4KIT_DEVICE i64 source_of(i64 place, const FastDivide& width) {
   if constexpr (kFunction != kSwiglu) return place;
   return place + width(place) * width.divisor;
 }
 
 template <class T, int kFunction>
-__device__ __forceinline__ void activate_one(const typename T::Bits* __restrict__ gate,
+FP4KIT_DEVICE void activate_one(const typename T::Bits* __restrict__ gate,
     const typename T::Bits* __restrict__ factor, typename T::Bits* __restrict__ out, i64 place,
     i64 source, Scan<T>& scan) {
   const float value = from_input_bits<T>(__ldg(gate + source));
@@ -44,9 +42,8 @@ __device__ __forceinline__ void activate_one(const typename T::Bits* __restrict_
   scan.add(Words<T, 8 / T::kSize>{{bits, 0}});
 }
 
-// kVector: all addresses on 16 bytes and, for swiglu, rows of whole pieces. `width`, `magic` and
-// `shift` divide by the pieces (or elements) of a row of the result, for swiglu. A null pointer
-// `measured` asks for no amax.
+// kVector: all addresses on 16 bytes and, for swiglu, rows of whole vecs. `width`, `magic`,
+// `shift`: of a row of the result. A null `measured` asks for no amax.
 template <class T, int kFunction, bool kVector>
 __global__ void __launch_bounds__(kThreads, 4)
     activate_kernel(const typename T::Bits* __restrict__ gate,

@@ -4,16 +4,14 @@
 // Activations and their derivatives: fp4kit/reference/activations.py operation by operation.
 //
 // Each function has two forms. The one for any value (kAny) is the reference's text. The other
-// gives the same bits for what nearly all values are, numbers of moderate size, and needs a third
-// fewer instructions there: nothing has to be cut off, scaled in two steps or looked at for NaN.
-// The elements of a thread take it if all of them allow that.
+// gives the same bits for numbers of moderate size in a third fewer instructions, and is taken if
+// all elements of a thread allow it.
 #pragma once
 
 #include "common/elements.cuh"
 
 namespace fp4kit {
 
-// In the order of activations.ACTIVATIONS.
 constexpr int kGelu = 0;
 constexpr int kSilu = 1;
 constexpr int kRelu = 2;
@@ -22,8 +20,7 @@ constexpr int kDgelu = 4;
 constexpr int kDsilu = 5;
 constexpr int kDrelu = 6;
 
-// What is activated is the gate. These multiply the result with a second value, the factor:
-// swiglu's other half, or the incoming gradient.
+// These multiply the activated gate with a factor: swiglu's other half, or the incoming gradient.
 constexpr bool has_factor(int function) { return function >= kSwiglu; }
 constexpr bool is_gelu(int function) { return function == kGelu || function == kDgelu; }
 constexpr bool is_relu(int function) { return function == kRelu || function == kDrelu; }
@@ -49,10 +46,8 @@ FP4KIT_HD float hold_within(float value, float limit) {
   return as_float(as_bits(limit) | (as_bits(value) & kSignBit));
 }
 
-// activations.exponential of -t; without kAny for |t| <= 80.
-//
-// Signs: with q = -r every operation gives the reference's result or its negative, because rounding
-// does not look at signs. So no negation is needed.
+// activations.exponential of -t; without kAny for |t| <= 80. With q = -r every operation gives the
+// reference's result or its negative, as rounding does not look at signs: no negation is needed.
 template <bool kAny>
 FP4KIT_HD float exponential_of_minus(float t) {
   if constexpr (kAny) t = hold_within(t, kExpLimit);
@@ -89,9 +84,8 @@ FP4KIT_HD float guess_reciprocal(float x) {
 #endif
 }
 
-// 1 / x, exactly rounded, for 1 <= x < 2^125. It is what compilers make of a division, less their
-// test whether x lies in this range: a correct guess or its neighbour gives the correct result, but
-// where the significand is all ones, which relies on the hardware's guess as compilers do.
+// 1 / x, exactly rounded, for 1 <= x < 2^125: what compilers make of a division, less their test
+// whether x lies in this range.
 FP4KIT_HD float refine_reciprocal(float x, float guess) {
   const float excess = fma_rn(x, guess, -1.0f);
 #ifdef __CUDA_ARCH__
@@ -105,7 +99,6 @@ FP4KIT_HD float refine_reciprocal(float x, float guess) {
 #endif
 }
 
-// activations.logistic.
 template <bool kAny>
 FP4KIT_HD float logistic(float t) {
   const float divisor = add_rn(1.0f, exponential_of_minus<kAny>(t));
@@ -123,7 +116,6 @@ FP4KIT_HD float gelu_argument(float x, float& held, float& square) {
   return mul_rn(held, add_rn(kGeluA, mul_rn(kGeluB, square)));
 }
 
-// activations.gelu_slope.
 template <bool kAny>
 FP4KIT_HD float gelu_slope(float z) {
   float held, square;
@@ -132,7 +124,6 @@ FP4KIT_HD float gelu_slope(float z) {
   return add_rn(s, mul_rn(bend, add_rn(kGeluA, mul_rn(kGelu3B, square))));
 }
 
-// activations.silu_slope.
 template <bool kAny>
 FP4KIT_HD float silu_slope(float z) {
   const float s = logistic<kAny>(z);
@@ -163,7 +154,7 @@ FP4KIT_HD float activation(float gate, float factor) {
 
 // ---- The elements of a thread ----
 
-// A piece of 16 bytes.
+// 16 bytes of elements.
 template <class T>
 struct VecOf {
   static constexpr int kElements = 16 / T::kSize;
@@ -172,16 +163,15 @@ struct VecOf {
 template <class T>
 using Vec = typename VecOf<T>::Type;
 
-// A number's magnitude, given as binary32 and exact in T, as bits of T.
+// A magnitude given as binary32, exact in T, as bits of T.
 template <class T>
 constexpr u32 limit_bits(u32 bits) {
   if (SameType<T, F32>::kValue) return bits;
   return SameType<T, Bf16>::kValue ? bits >> 16 : (bits >> 13) - ((kF32Bias - 15u) << 10);
 }
 
-// Largest magnitude of a gate, as bits of T, that the form for moderate numbers takes: the argument
-// of its exponential must be within 80. NaN is never among them, but as a gate of drelu, where
-// nothing depends on it.
+// Largest gate that the form for moderate numbers takes: the argument of its exponential must be
+// within 80. NaN is none, but as a gate of drelu, where nothing depends on it.
 template <class T, int kFunction>
 constexpr u32 gate_limit() {
   if (kFunction == kDrelu) return ~0u;
@@ -215,7 +205,6 @@ FP4KIT_HD Words<T, kElements> activate_words(
   return result;
 }
 
-// The factor is not looked at where the function has none.
 template <class T, int kFunction, int kElements>
 FP4KIT_HD Words<T, kElements> activate_all(
     const Words<T, kElements>& gate, const Words<T, kElements>& factor) {
@@ -229,9 +218,9 @@ FP4KIT_HD Words<T, kElements> activate_all(
 
 #ifdef __CUDACC__
 
-// A whole piece to an aligned address; kept in the cache for the kernel that quantizes it.
+// To an aligned address; kept in the cache for the kernel that quantizes it.
 template <class T>
-__device__ __forceinline__ void store_vec(typename T::Bits* __restrict__ out, const Vec<T>& x) {
+FP4KIT_DEVICE void store_vec(typename T::Bits* __restrict__ out, const Vec<T>& x) {
   *reinterpret_cast<uint4*>(out) = pack_vec(x.word);
 }
 
@@ -242,14 +231,14 @@ FP4KIT_HD constexpr int activated_blocks() {
   return kWords > 16 ? 2 : (kWords > 8 ? 3 : 4);
 }
 
-// What a group's elements are made of, as it lies in memory, 16-byte pieces of it.
+// What a group's elements are made of, as it lies in memory.
 template <class T, int kFunction>
 struct ActivatedGroup {
   Words<T> gate;
   Words<T> factor;
 
   // `source`: where the group begins, in groups.
-  __device__ __forceinline__ void load(const typename T::Bits* __restrict__ gates,
+  FP4KIT_DEVICE void load(const typename T::Bits* __restrict__ gates,
       const typename T::Bits* __restrict__ factors, u64 source, bool inside) {
     const i64 valid = inside ? kGroupSize : 0;
     load_elements<true, T>(gates + source * kGroupSize, valid, gate);
@@ -258,7 +247,7 @@ struct ActivatedGroup {
     }
   }
 
-  __device__ __forceinline__ Words<T> elements() const {
+  FP4KIT_DEVICE Words<T> elements() const {
     if constexpr (kFunction == kNoFunction) {
       return gate;
     } else {

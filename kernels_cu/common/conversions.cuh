@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// float16, bfloat16, FP8 and E8M0 from and to binary32, equal to fp4kit/reference/codecs.py for
-// every bit pattern.
+// float16, bfloat16, FP8 and E8M0 from and to binary32: fp4kit/reference/codecs.py for every
+// pattern.
 #pragma once
 
 #include "common/numerics.cuh"
@@ -26,7 +26,7 @@ FP4KIT_HD float half_to_float(u32 bits) {
   const u32 sign = (bits & 0x8000u) << 16;
   const u32 magnitude = bits & 0x7FFFu;
   if (magnitude >= F16::kInf) return as_float(sign | kInfBits | ((magnitude & 0x3FFu) << 13));
-  // Moving the fields over leaves the exponent 112 too small; the product is exact.
+  // The exponent is 112 too small; the product is exact.
   return as_float(sign | as_bits(as_float(magnitude << 13) * as_float((kF32Bias + 112u) << 23)));
 #endif
 }
@@ -65,8 +65,7 @@ FP4KIT_HD u32 float_to_bfloat16(float value) {
   return is_nan(value) ? (kQuietNanBits >> 16) : rounded;
 }
 
-// Two values of a 16-bit type in one word, the first in the low half. NaN may come out as any NaN:
-// callers that can meet one make it canonical.
+// Two values of a 16-bit type in one word, the first in the low half. NaN may come out as any NaN.
 template <class Out>
 FP4KIT_HD u32 pack_pair(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -98,7 +97,6 @@ FP4KIT_HD u32 to_output_bits(float value) {
   }
 }
 
-// codecs.to_float32.
 template <class In>
 FP4KIT_HD float from_input_bits(u32 bits) {
   if constexpr (SameType<In, F32>::kValue) {
@@ -110,7 +108,6 @@ FP4KIT_HD float from_input_bits(u32 bits) {
   }
 }
 
-// codecs.round_to.
 template <class T>
 FP4KIT_HD float round_to(float value) {
   if constexpr (SameType<T, F32>::kValue) return value;
@@ -142,8 +139,7 @@ FP4KIT_HD u32 encode_fp8(float value) {
   return code | ((bits >> 24) & 0x80u);
 }
 
-// Two codes in the low bytes, the first lowest; the hardware's conversion where there is one.
-// Without kCareful neither value may be NaN.
+// Two codes in the low bytes, the first lowest. Without kCareful neither value may be NaN.
 template <class E, bool kCareful>
 FP4KIT_HD u32 encode_fp8_pair(float first, float second) {
 #ifdef FP4KIT_HARDWARE_FP8
@@ -166,23 +162,19 @@ FP4KIT_HD u32 encode_fp8_pair(float first, float second) {
 #endif
 }
 
-// Scale bytes: one E4M3 code.
 FP4KIT_HD u32 encode_e4m3(float value) {
 #ifdef FP4KIT_HARDWARE_FP8
-  // The upper code is that of +0.0: nothing needs to be masked.
   return encode_fp8_pair<E4m3, true>(value, 0.0f);
 #else
   return encode_fp8<E4m3>(value);
 #endif
 }
 
-// codecs.decode. Codes past the largest finite one are NaN, but the first of them is E5M2's
-// infinity.
+// codecs.decode. Codes past the largest are NaN, but the first of them is E5M2's infinity.
 template <class E>
 FP4KIT_HD float decode_fp8(u32 code) {
   constexpr int kShift = kF32MantissaBits - E::kMantissaBits;
-  // Moving the fields over leaves the exponent too small by the difference of the biases; the
-  // product is exact, also for subnormal codes.
+  // The exponent is too small by the difference of the biases; the product is exact.
   constexpr u32 kRebias = static_cast<u32>(2 * kF32Bias - E::kBias) << kF32MantissaBits;
   const u32 magnitude = code & 0x7Fu;
   u32 bits = as_bits(mul_rn(as_float(magnitude << kShift), as_float(kRebias)));

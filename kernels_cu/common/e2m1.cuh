@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // E2M1 encode and decode, eight codes at a time, equal to fp4kit/reference/codecs.py for every bit
-// pattern: by the hardware's conversion where the target has it, else by fused sums without a
-// comparison.
+// pattern: by the hardware's conversion where the target has it, else by sums without a comparison.
 #pragma once
 
 #include "common/conversions.cuh"
@@ -27,13 +26,11 @@ constexpr u32 kMagic23 = static_cast<u32>(kF32Bias + kF32MantissaBits) << kF32Ma
 // kMagic23 + the magnitude code of y >= 0 (or NaN), round to nearest, ties to the even code.
 //
 // E2M1 is three fixed-point grids: steps of 1/2 below 2, of 1 below 4, of 2 above. On each the code
-// is round(y / step) plus an even offset, and outside its range each expression is too large, so
-// the smallest of the three is the code; bit patterns of positive floats order like integers, and
-// NaN and everything beyond the largest value is cut to the last code.
+// is round(y / step) plus an even offset, too large outside its range, so the smallest of the three
+// is the code; NaN and everything beyond the largest value is cut to the last code.
 //
-// Without kCapped y must be below 7, which is so wherever the block's scale was neither saturated
-// nor subnormal: rounding it to three mantissa bits moves the largest element to 6.375 at most. Up
-// to 9 it is cut to 8 instead of 7.
+// Without kCapped y must be below 7, as it is wherever the block's scale was neither saturated nor
+// subnormal (6.375 at most). Up to 9 it is cut to 8 instead of 7.
 template <bool kCapped>
 FP4KIT_HD u32 e2m1_magic(float y) {
   const u32 halves = as_bits(fma_rn(y, 2.0f, as_float(kMagic23)));
@@ -50,11 +47,10 @@ FP4KIT_HD u32 e2m1_magic_to_four(float y) {
   return min_u32(halves, ones);
 }
 
-// The codes of four sums that e2m1_magic gives, the first lowest, in the low half of a word. The
-// rest of the word is anything: that of kMagic23 does not reach into the low half.
+// The codes of four sums of e2m1_magic, the first lowest, in the low half of a word whose rest is
+// anything: that of kMagic23 does not reach into the low half.
 FP4KIT_HD u32 e2m1_join4(u32 a, u32 b, u32 c, u32 d) { return a + 16 * b + 256 * (c + 16 * d); }
 
-// Eight magnitude codes, the first in the lowest nibble.
 template <bool kCapped>
 FP4KIT_HD u32 e2m1_magnitudes8(const float (&y)[8]) {
   u32 half[2];
@@ -68,7 +64,7 @@ FP4KIT_HD u32 e2m1_magnitudes8(const float (&y)[8]) {
 
 #ifdef FP4KIT_HARDWARE_E2M1
 // Eight codes of signed values by the hardware: satfinite, NaN -> +max.
-__device__ __forceinline__ u32 e2m1_hardware8(const float (&v)[8]) {
+FP4KIT_DEVICE u32 e2m1_hardware8(const float (&v)[8]) {
   u32 result;
   asm("{\n"
       ".reg .b8 b0, b1, b2, b3;\n"
@@ -88,14 +84,18 @@ FP4KIT_HD u32 swap_nibbles(u32 word) {
   return ((word >> 4) & 0x0F0F0F0Fu) | ((word & 0x0F0F0F0Fu) << 4);
 }
 
-// High bytes of the float16 patterns of 0, .5, 1, 1.5 and of 2, 3, 4, 6 (low bytes are 0): derived
-// from the fields, so that they cannot disagree with the table.
-FP4KIT_HD constexpr u32 e2m1_half_byte(u32 code) {
-  return code == 0 ? 0
-         : code == 1
-             ? static_cast<u32>(15 - E2m1::kBias) << 2
-             : ((static_cast<u32>(15 - E2m1::kBias) + (code >> 1)) << 2) | ((code & 1) << 1);
+// Bits of the value of a magnitude code in a float type of this bias and these mantissa bits.
+FP4KIT_HD constexpr u32 e2m1_bits_in(u32 code, int bias, int mantissa_bits) {
+  const u32 zero_exponent = static_cast<u32>(bias - E2m1::kBias);
+  if (code == 0) return 0;
+  if (code == 1) return zero_exponent << mantissa_bits;
+  return ((zero_exponent + (code >> 1)) << mantissa_bits) | ((code & 1) << (mantissa_bits - 1));
 }
+FP4KIT_HD constexpr u32 e2m1_float_bits(u32 code) {
+  return e2m1_bits_in(code, kF32Bias, kF32MantissaBits);
+}
+// The high byte of the float16 pattern (the low one is 0).
+FP4KIT_HD constexpr u32 e2m1_half_byte(u32 code) { return e2m1_bits_in(code, 15, 2); }
 FP4KIT_HD constexpr u32 e2m1_half_bytes(u32 first) {
   return e2m1_half_byte(first) | (e2m1_half_byte(first + 1) << 8) |
          (e2m1_half_byte(first + 2) << 16) | (e2m1_half_byte(first + 3) << 24);
@@ -122,7 +122,6 @@ FP4KIT_HD u32 e2m1_negate(u32 word) {
   return word ^ (((word & 0x77777777u) + 0x77777777u) & 0x88888888u);
 }
 
-// float32 values of kCount codes in `word`, the first in the lowest nibble.
 template <int kCount>
 FP4KIT_HD void e2m1_decode(u32 word, float* out) {
   const u32 even = word << 4;
@@ -132,18 +131,8 @@ FP4KIT_HD void e2m1_decode(u32 word, float* out) {
 
 // ---- Decode to 16-bit types by a table of finished results ----
 
-// Bits of the binary32 value of a magnitude code.
-FP4KIT_HD constexpr u32 e2m1_float_bits(u32 code) {
-  constexpr u32 kZeroExponent = static_cast<u32>(kF32Bias - E2m1::kBias);
-  return code == 0   ? 0
-         : code == 1 ? kZeroExponent << kF32MantissaBits
-                     : ((kZeroExponent + (code >> 1)) << kF32MantissaBits) |
-                           ((code & 1) << (kF32MantissaBits - 1));
-}
-
 // What the eight magnitude codes of a block decode to under its scale, as 16-bit patterns: the high
-// bytes in the order of the codes, then the low bytes. A byte permutation is a table of eight
-// bytes, so two of them look four codes up.
+// bytes in the order of the codes, then the low ones, for two byte permutations.
 struct alignas(16) E2m1Table {
   u32 high[2];
   u32 low[2];

@@ -1,19 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moving elements between memory and registers. A group's 16 elements stay packed in 32-bit words,
-// as they lie in memory, until they are needed as floats.
-//
-// Two paths: 16-byte accesses where the pointer and every row start on 16 bytes (so that a 16-byte
-// piece is either inside or outside a row), and single elements otherwise: a slice of a tensor may
-// start anywhere.
+// Moving elements between memory and registers: by 16-byte accesses where the pointer and every row
+// start on 16 bytes (so that an access is either inside or outside a row), else one by one. The 16
+// elements of a group stay packed in 32-bit words until they are needed as floats.
 #pragma once
 
 #include "common/conversions.cuh"
 
 namespace fp4kit {
 
-// Of what is done to elements first: nothing (activation/activations.cuh).
 constexpr int kNoFunction = -1;
 
 // kCount elements of type T as they lie in memory.
@@ -43,8 +39,7 @@ struct Words {
 };
 
 // Running maximum of magnitude bits. The fast form lets NaN win, so that a result above T::kInf
-// tells that the careful form, in which NaN counts as 0, must look again: NaN costs nothing where
-// there is none.
+// tells that the careful form, in which NaN counts as 0, must look again.
 template <class T>
 struct MaxBits {
   static constexpr u32 kMask = T::kSize == 4 ? kMagnitudeMask : 0x7FFF7FFFu;
@@ -53,7 +48,6 @@ struct MaxBits {
 
   FP4KIT_HD MaxBits() = default;
 
-  // What the first word alone comes to.
   FP4KIT_HD explicit MaxBits(u32 first) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     packed = first;
@@ -111,7 +105,6 @@ struct MaxBits {
 #endif
   }
 
-  // The maximum of the low halves, or of the high ones.
   FP4KIT_HD u32 half(int number) const {
     const u32 magnitude = packed & kMask;
     if (number == 1) return magnitude >> 16;
@@ -146,8 +139,7 @@ FP4KIT_HD MaxBits<T> maximum_of(const u32 (&word)[kCount]) {
   return even;
 }
 
-// Largest of some magnitudes as bits of T. `raw` is that with NaN as the largest, and the result
-// ignores NaN.
+// The largest magnitude without NaN, as bits of T; `raw`: with NaN as the largest.
 template <class T, int kElements>
 FP4KIT_HD u32 group_amax_bits(const Words<T, kElements>& x, u32& raw) {
   raw = maximum_of<T>(x.word).result();
@@ -176,19 +168,19 @@ FP4KIT_HD void pack_words(const float (&value)[kCount], u32* word) {
 #ifdef __CUDACC__
 
 // The words of a 16-byte access, and the access that stores them.
-__device__ __forceinline__ void unpack_vec(const uint4& vec, u32* word) {
+FP4KIT_DEVICE void unpack_vec(const uint4& vec, u32* word) {
   word[0] = vec.x;
   word[1] = vec.y;
   word[2] = vec.z;
   word[3] = vec.w;
 }
-__device__ __forceinline__ uint4 pack_vec(const u32* word) {
+FP4KIT_DEVICE uint4 pack_vec(const u32* word) {
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 // The largest of a warp's values whose lanes differ by distances kLeast .. kMost, for all of them.
 template <u32 kMost, u32 kLeast = 1>
-__device__ __forceinline__ u32 max_across(u32 value) {
+FP4KIT_DEVICE u32 max_across(u32 value) {
 #pragma unroll
   for (u32 distance = kMost; distance >= kLeast; distance /= 2) {
     value = max_u32(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
@@ -198,7 +190,7 @@ __device__ __forceinline__ u32 max_across(u32 value) {
 
 // A group's elements x[0 .. valid), the rest +0.0. valid may be negative or beyond the count.
 template <bool kVector, class T, int kElements>
-__device__ __forceinline__ void load_elements(
+FP4KIT_DEVICE void load_elements(
     const typename T::Bits* __restrict__ x, i64 valid, Words<T, kElements>& result) {
   constexpr int kWords = Words<T, kElements>::kWords;
   if constexpr (kVector) {
@@ -223,9 +215,9 @@ __device__ __forceinline__ void load_elements(
   }
 }
 
-// The code bytes of a piece, as words. Nothing reads them again.
+// The code bytes of a vec, as words. Nothing reads them again.
 template <bool kVector, int kBytes, int kWords>
-__device__ __forceinline__ void load_codes(const u8* __restrict__ packed, u32 (&word)[kWords]) {
+FP4KIT_DEVICE void load_codes(const u8* __restrict__ packed, u32 (&word)[kWords]) {
   if constexpr (kVector && kBytes == 8) {
     const uint2 both = __ldcs(reinterpret_cast<const uint2*>(packed));
     word[0] = both.x;
@@ -244,10 +236,10 @@ __device__ __forceinline__ void load_codes(const u8* __restrict__ packed, u32 (&
   }
 }
 
-// kStreams: the stores do not stay in L2, as nobody reads the result again soon; without it they
-// stay until the rest of their line is written.
+// kStreams: the stores do not stay in L2; without it they stay until the rest of their line is
+// written.
 template <bool kStreams, class Access>
-__device__ __forceinline__ void store_access(void* out, const Access& value) {
+FP4KIT_DEVICE void store_access(void* out, const Access& value) {
   if constexpr (kStreams) {
     __stcs(static_cast<Access*>(out), value);
   } else {
@@ -256,7 +248,7 @@ __device__ __forceinline__ void store_access(void* out, const Access& value) {
 }
 
 template <bool kStreams = true, int kWords>
-__device__ __forceinline__ void store_words(void* out, const u32 (&word)[kWords]) {
+FP4KIT_DEVICE void store_words(void* out, const u32 (&word)[kWords]) {
   if constexpr (kWords == 1) {
     store_access<kStreams>(out, word[0]);
   } else if constexpr (kWords == 2) {
@@ -270,9 +262,8 @@ __device__ __forceinline__ void store_words(void* out, const u32 (&word)[kWords]
   }
 }
 
-// Codes: whole blocks always, so only the alignment may be missing.
 template <bool kVector, bool kStreams = true, int kWords>
-__device__ __forceinline__ void store_codes(u8* __restrict__ out, const u32 (&word)[kWords]) {
+FP4KIT_DEVICE void store_codes(u8* __restrict__ out, const u32 (&word)[kWords]) {
   if constexpr (kVector) {
     store_words<kStreams>(out, word);
   } else {
@@ -281,9 +272,8 @@ __device__ __forceinline__ void store_codes(u8* __restrict__ out, const u32 (&wo
   }
 }
 
-// Result elements out[0 .. valid).
 template <bool kVector, class T, int kElements>
-__device__ __forceinline__ void store_elements(
+FP4KIT_DEVICE void store_elements(
     typename T::Bits* __restrict__ out, i64 valid, const Words<T, kElements>& x) {
   if constexpr (kVector) {
     constexpr int kVec = 16 / T::kSize;

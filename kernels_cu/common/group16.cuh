@@ -1,8 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one group does to its elements: encode 16 of them under a known factor, or decode 4, 8
-// or 16. Quantize, dequantize, the fused kernel and the error statistics all call these.
+// Encodes a group of 16 elements under a known factor, or decodes 4, 8 or 16 of them.
 #pragma once
 
 #include "common/e2m1.cuh"
@@ -13,8 +12,8 @@ namespace fp4kit {
 
 // ---- Encode ----
 
-// Signs of eight elements as bit 3 of eight nibbles: the bytes that hold them are spread over whole
-// bytes, even elements apart from odd ones, and masked together.
+// Signs of eight elements as bit 3 of eight nibbles: even elements apart from odd ones, masked
+// together.
 template <class T>
 FP4KIT_HD u32 sign_nibbles(const u32* word) {
   u32 even, odd;  // of the first four and the last four elements: two bytes each
@@ -73,7 +72,6 @@ FP4KIT_HD u32 encode_e2m1_8(const Words<T>& x, int start, float factor) {
   return codes;
 }
 
-// A group's FP8 codes. kCareful: some element may be NaN.
 template <class Format, class T, bool kCareful>
 FP4KIT_HD void encode_fp8_group(
     const Words<T>& x, float factor, u32 (&codes)[Format::kGroupWords]) {
@@ -88,8 +86,8 @@ FP4KIT_HD void encode_fp8_group(
   }
 }
 
-// Whether every element of a block lies below 7 once scaled, as e2m1_magic needs it. An E4M3 scale
-// must have been neither saturated nor subnormal; of the MX rules only floor lets elements reach 8.
+// Whether every element of a block lies below 7 once scaled, as e2m1_magic needs it: an E4M3 scale
+// neither saturated nor subnormal; of the MX rules only floor lets elements reach 8.
 template <class Format>
 FP4KIT_HD bool is_ordinary_scale(u32 byte, int rule) {
   constexpr u32 kSmallestNormal = 1u << E4m3::kMantissaBits;
@@ -97,8 +95,8 @@ FP4KIT_HD bool is_ordinary_scale(u32 byte, int rule) {
   return byte - kSmallestNormal < E4m3::kMaxCode - kSmallestNormal;
 }
 
-// The same of the second level P of recipes that keep it as amax / 2688: if it is subnormal, 1 / P
-// can be infinite and q * P have few bits, so that an element can reach more than it should.
+// The same of recipes that keep P = amax / 2688: if it is subnormal, 1 / P can be infinite and q *
+// P have few bits.
 template <int kRecipe>
 FP4KIT_HD bool is_ordinary_level(const Level& level) {
   constexpr u32 kSmallestNormal = 1u << kF32MantissaBits;
@@ -106,8 +104,8 @@ FP4KIT_HD bool is_ordinary_level(const Level& level) {
          as_bits(level.scale) >= kSmallestNormal;
 }
 
-// The group's codes in memory order, low nibble first. `raw` is the group's largest magnitude, NaN
-// included; `ordinary` as is_ordinary_scale and is_ordinary_level.
+// The group's codes, low nibble first. `raw` is its largest magnitude, NaN included; `ordinary` as
+// is_ordinary_scale and is_ordinary_level.
 template <class Format, class T, int kRecipe>
 FP4KIT_HD void encode_group(
     const Words<T>& x, u32 raw, bool ordinary, float factor, u32 (&codes)[Format::kGroupWords]) {
@@ -122,22 +120,20 @@ FP4KIT_HD void encode_group(
       codes[1] = encode_e2m1_8<T, kRecipe, true>(x, 8, factor);
     }
   } else if (Format::Element::kHasInfinity && raw > T::kInf) {
-    // Without NaN among the elements there is none among the products: MX factors of numbers are
-    // positive and finite. Only E5M2 needs to know.
+    // Without NaN among the elements there is none among the products. Only E5M2 needs to know.
     encode_fp8_group<Format, T, true>(x, factor, codes);
   } else {
     encode_fp8_group<Format, T, false>(x, factor, codes);
   }
 }
 
-// The same for any scale.
 template <class Format, class T, int kRecipe>
 FP4KIT_HD void encode_group(
     const Words<T>& x, u32 raw, float factor, u32 (&codes)[Format::kGroupWords]) {
   encode_group<Format, T, kRecipe>(x, raw, false, factor, codes);
 }
 
-// The order of nibbles that is asked for, of codes with the low nibble first, or back.
+// Changes low nibble first to the order that is asked for, or back.
 template <class Format, int kWords>
 FP4KIT_HD void order_nibbles(u32 (&codes)[kWords], bool high_first) {
   if (!Format::kIsFp4 || !high_first) return;
@@ -147,7 +143,6 @@ FP4KIT_HD void order_nibbles(u32 (&codes)[kWords], bool high_first) {
 
 // ---- Decode ----
 
-// float32 values of four FP8 codes, before any scale.
 template <class E>
 FP4KIT_HD void decode_fp8_4(u32 word, float* out) {
   if constexpr (SameType<E, E5m2>::kValue) {
@@ -166,8 +161,8 @@ FP4KIT_HD void decode_fp8_4(u32 word, float* out) {
   }
 }
 
-// Whether some FP8 code of the word is a NaN: adding what the first NaN code lacks to 128 reaches
-// the top bit of its byte.
+// Whether some FP8 code is NaN: adding what the first NaN code lacks to 128 reaches its byte's top
+// bit.
 template <class E>
 FP4KIT_HD bool has_fp8_nan(u32 word) {
   constexpr u32 kFirstNan = E::kMaxCode + (E::kHasInfinity ? 2 : 1);
@@ -180,8 +175,8 @@ FP4KIT_HD constexpr int code_words() {
   return (kCount * Format::Element::kBits + 31) / 32;
 }
 
-// Negative, infinite or NaN: exactly the patterns from infinity's upwards. All else is ordinary.
-// What is not has_last_factor is not looked at: it would be loaded for that alone.
+// Negative, infinite or NaN: the patterns from infinity's upwards. What is not has_last_factor is
+// not looked at: it would be loaded for that alone.
 template <int kRecipe, bool kSecond>
 FP4KIT_HD bool is_unusual(const DecodeFactors& factors) {
   return as_bits(factors.first) >= kInfBits ||
@@ -199,8 +194,7 @@ FP4KIT_HD float apply_factors(float value, const DecodeFactors& factors) {
   return has_last_factor(kRecipe, kSecond) ? mul_rn(result, factors.last) : result;
 }
 
-// A zero code stays the zero it is under every factor that is a number (an MX factor cannot be
-// anything else than positive and finite, or NaN).
+// A zero code stays zero under every factor that is a number.
 template <class Format, int kRecipe, bool kSecond>
 FP4KIT_HD float apply_unusual_factors(float value, const DecodeFactors& factors) {
   if (!Format::kIsMx && is_zero(value) && !has_nan<kRecipe, kSecond>(factors)) return value;
@@ -225,7 +219,7 @@ FP4KIT_HD bool decode_codes(const u32* codes, float (&value)[kCount]) {
   return nan;
 }
 
-// kCount dequantized values: fl(fl(code * first) * last), under any factors.
+// kCount dequantized values, under any factors.
 template <class Format, int kRecipe, bool kSecond, int kCount>
 FP4KIT_HD void decode_group(const u32* codes, const DecodeFactors& factors, float (&out)[kCount]) {
   decode_codes<Format, kRecipe>(codes, out);
@@ -240,7 +234,6 @@ template <class Format, class Out>
 using DecoderOf =
     typename Conditional<Format::kIsFp4 && Out::kSize == 2, E2m1Table, DecodeFactors>::Type;
 
-// The table of eight results, two in a word.
 FP4KIT_HD E2m1Table pack_table(const u32 (&word)[4]) {
   return {{byte_perm(word[0], word[1], 0x7531u), byte_perm(word[2], word[3], 0x7531u)},
       {byte_perm(word[0], word[1], 0x6420u), byte_perm(word[2], word[3], 0x6420u)}};
@@ -283,7 +276,6 @@ FP4KIT_HD u32 positive_nan16(u32 word) {
   return word & ~(first | second);
 }
 
-// kCount elements as they go to memory.
 template <class Format, int kRecipe, bool kSecond, class Out, int kCount>
 FP4KIT_HD void decode_words(
     const u32* codes, const DecoderOf<Format, Out>& decoder, Words<Out, kCount>& out) {
@@ -322,13 +314,13 @@ FP4KIT_HD void decode_words(
 
 // Block amax with NaN ignored. Every thread of the warp must call it.
 template <class Format, class T>
-__device__ __forceinline__ float block_amax(const Words<T>& x, u32& raw) {
+FP4KIT_DEVICE float block_amax(const Words<T>& x, u32& raw) {
   u32 bits = group_amax_bits<T>(x, raw);
   if constexpr (Format::kGroups == 2) bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, 1));
   return from_input_bits<T>(bits);
 }
 
-// The second-level values on the device: one for the whole tensor is worked out once a thread.
+// The second-level values: one for the whole tensor is worked out once a thread.
 template <int kRecipe, bool kSecond>
 struct Levels {
   const float* second;
@@ -337,7 +329,7 @@ struct Levels {
   float range;
   Level shared;
 
-  __device__ __forceinline__ Levels(
+  FP4KIT_DEVICE Levels(
       const float* values, i64 count, i64 rows_each, float largest = kSecondLevelRange)
       : second(values),
         scales(count),
@@ -345,7 +337,7 @@ struct Levels {
         range(largest),
         shared(make_level<kRecipe, kSecond>(kSecond ? __ldg(values) : 1.0f, largest)) {}
 
-  __device__ __forceinline__ Level at(i64 row) const {
+  FP4KIT_DEVICE Level at(i64 row) const {
     if constexpr (kSecond) {
       if (scales != 1) {
         // A 32-bit division where it will do: the 64-bit one is a subroutine.

@@ -1,16 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// The members of a group, as the kernels that take all of them at once find them: in a table
-// (fp4kit/cuda/member_tables.py) of those that have elements.
+// The members of a group that have elements, in a table (fp4kit/cuda/member_tables.py), as the
+// kernels that take all of them at once find them.
 #pragma once
 
 #include "common/scale_layout.cuh"
 
 namespace fp4kit {
 
-// Where the parts of a member lie in one direction: the first byte of its codes and of its scales,
-// and its first second-level value.
+// Where a member's codes, scales and second-level values begin in one direction.
 struct Places {
   i64 packed;
   i64 block_scale;
@@ -30,28 +29,27 @@ constexpr u32 kMemberWords = sizeof(Member) / 8;
 
 #ifdef __CUDACC__
 
-__device__ __forceinline__ Member member_of(const i64 (&word)[kMemberWords]) {
+FP4KIT_DEVICE Member member_of(const i64 (&word)[kMemberWords]) {
   return {
       word[0], word[1], word[2], word[3], {word[4], word[5], word[6]}, {word[7], word[8], word[9]}};
 }
 
-__device__ __forceinline__ i64 join_words(u32 low, u32 high) {
+FP4KIT_DEVICE i64 join_words(u32 low, u32 high) {
   return static_cast<i64>(static_cast<u64>(high) << 32 | low);
 }
 
-// A table in the memory of the device. As all kinds of tables: `first` says at which piece of work
-// each of `count` members begins, and where the last one ends.
+// A table in memory. As all kinds of tables: `first` says at which work item each of `count`
+// members begins, and where the last one ends.
 struct ManyMembers {
   const i64* begins;
   const Member* members;
   i64 number;
 
-  __device__ __forceinline__ u32 count() const { return static_cast<u32>(number); }
+  FP4KIT_DEVICE u32 count() const { return static_cast<u32>(number); }
 
-  __device__ __forceinline__ i64 first(u32 at) const { return __ldg(begins + at); }
+  FP4KIT_DEVICE i64 first(u32 at) const { return __ldg(begins + at); }
 
-  // By as few loads as possible; parts that nobody looks at are not loaded.
-  __device__ __forceinline__ Member member(u32 at) const {
+  FP4KIT_DEVICE Member member(u32 at) const {
     const uint4* vecs = reinterpret_cast<const uint4*>(members + at);
     i64 word[kMemberWords];
 #pragma unroll
@@ -64,19 +62,18 @@ struct ManyMembers {
   }
 };
 
-// A table that is a parameter of the kernel: nothing has to be copied ahead of it. For as many
-// members as parameters have room for, and numbers of 32 bits. Kernels must declare it
-// __grid_constant__, or the compiler may copy all of it for each thread.
+// A table that is a parameter of the kernel, so that nothing is copied before it; numbers of 32
+// bits. Must be declared __grid_constant__, or the compiler may copy it for each thread.
 template <u32 kWords>
 struct FewMembers {
   u32 number;
   u32 words[kWords];  // of the members, then the beginnings
 
-  __device__ __forceinline__ u32 count() const { return number; }
+  FP4KIT_DEVICE u32 count() const { return number; }
 
-  __device__ __forceinline__ i64 first(u32 at) const { return words[number * kMemberWords + at]; }
+  FP4KIT_DEVICE i64 first(u32 at) const { return words[number * kMemberWords + at]; }
 
-  __device__ __forceinline__ Member member(u32 at) const {
+  FP4KIT_DEVICE Member member(u32 at) const {
     i64 word[kMemberWords];
 #pragma unroll
     for (u32 i = 0; i < kMemberWords; ++i) word[i] = words[at * kMemberWords + i];
@@ -84,11 +81,10 @@ struct FewMembers {
   }
 };
 
-// The member that holds a piece of work. Only one thread of the block gets it, the others get -1;
-// all must call this. Up to 256 members take one load, which every thread makes for a member of its
-// own; more are narrowed down to so many by rounds of 256.
+// The member that holds a work item. One thread of the block gets it, the others get -1; all must
+// call this. Up to 256 members take one load; more are narrowed down by rounds of 256.
 template <class Table>
-__device__ __forceinline__ i64 find_member(const Table& table, i64 piece) {
+FP4KIT_DEVICE i64 find_member(const Table& table, i64 piece) {
   u32 begin = 0;
   u32 end = table.count();
   while (end - begin > kThreads) {
@@ -106,8 +102,7 @@ __device__ __forceinline__ i64 find_member(const Table& table, i64 piece) {
 // Calls a function for every member that a thread block has rounds of, `stretch` in all, with the
 // first of them and the end. All threads must call this.
 template <class Table, class Function>
-__device__ __forceinline__ void for_members(
-    const Table& table, i64 stretch, const Function& function) {
+FP4KIT_DEVICE void for_members(const Table& table, i64 stretch, const Function& function) {
   __shared__ u32 found;
   const i64 total = table.first(table.count());
   i64 round = blockIdx.x * stretch;
@@ -128,8 +123,8 @@ __device__ __forceinline__ void for_members(
 
 // One direction of a member; per_vector: it has a second level for each vector.
 template <class Format>
-__device__ __forceinline__ QuantizedView member_view(const Places& places, const float* second,
-    u8* packed, u8* block_scale, i64 vectors, i64 length, bool per_vector, int layout) {
+FP4KIT_DEVICE QuantizedView member_view(const Places& places, const float* second, u8* packed,
+    u8* block_scale, i64 vectors, i64 length, bool per_vector, int layout) {
   const i64 blocks = (length + Format::kBlockSize - 1) / Format::kBlockSize;
   const i64 padded = (blocks + kTileCols - 1) / kTileCols * kTileCols;
   return {second + places.second, packed + places.packed, block_scale + places.block_scale, blocks,
@@ -143,16 +138,15 @@ struct MemberTile {
   i64 col0;
 };
 
-// The tile that a thread block is for, where pieces are tiles of `rows` rows and of as many columns
-// as columns_of(member). A barrier must follow.
+// The tile that a thread block is for: `rows` rows and columns_of(member) columns. A barrier must
+// follow.
 template <class Table, class Columns>
-__device__ __forceinline__ void find_tile(
+FP4KIT_DEVICE void find_tile(
     const Table& table, MemberTile& found, u32 rows, const Columns& columns_of) {
   const i64 at = find_member(table, blockIdx.x);
   if (at < 0) return;
   const Member member = table.member(static_cast<u32>(at));
   const i64 columns = columns_of(member);
-  // A grid has fewer than 2^31 blocks: within a member 32 bits do.
   const u32 tile = static_cast<u32>(blockIdx.x - table.first(static_cast<u32>(at)));
   const u32 across = static_cast<u32>((member.cols + columns - 1) / columns);
   const u32 down = tile / across;

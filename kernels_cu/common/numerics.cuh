@@ -1,11 +1,9 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arithmetic on binary32 that is exact to the last bit everywhere.
-//
-// CuPy compiles with -ftz=true and nothing can undo it: `a * b`, `a / b`, `a < b` and fminf() would
-// then flush subnormals. So every float operation here is an instruction written in PTX without
-// .ftz, and every comparison works on bit patterns. On the host the plain operators do the same.
+// Arithmetic on binary32 that is exact to the last bit everywhere. CuPy compiles with -ftz=true and
+// nothing can undo it: `a * b`, `a / b`, `a < b` and fminf() would flush subnormals. So every float
+// operation is PTX without .ftz, and every comparison works on bit patterns.
 #pragma once
 
 #include "common/types.cuh"
@@ -14,8 +12,8 @@ namespace fp4kit {
 
 // ---- Bits ----
 
-// The move is free, and hides from the optimizer that the bits are a float's: it would turn
-// `(bits & mask) == 0` back into a comparison of floats, which flushes subnormals (seen in PTX).
+// The move is free, and hides that the bits are a float's: the optimizer would turn `(bits & mask)
+// == 0` back into a comparison of floats, which flushes subnormals.
 FP4KIT_HD u32 as_bits(float value) {
 #ifdef __CUDA_ARCH__
   u32 bits;

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From block amax to scale byte, element factor and decode factors: fp4kit/reference/scaling.py,
-// operation by operation. The symbols are those of that file: a block amax, A tensor amax, S encode
-// scale, P decode scale, q the stored block scale decoded to binary32.
+// operation by operation, with its symbols: a block amax, A tensor amax, S encode scale, P decode
+// scale, q the stored block scale decoded to binary32.
 #pragma once
 
 #include "common/conversions.cuh"
@@ -18,7 +18,6 @@ constexpr u32 kModeloptScaleMinBits =
 // compressed-tensors replaces a zero scale by 0.125.
 constexpr u32 kCompressedTensorsZeroScale = 0x20;
 
-// Facts of formats.Recipe that the kernels need at compile time.
 FP4KIT_HD constexpr bool recipe_divides(int recipe) {
   return recipe == kRecipeModelopt || recipe == kRecipeCompressedTensors || recipe == kRecipeComfy;
 }
@@ -37,7 +36,6 @@ FP4KIT_HD constexpr int recipe_direction(int recipe) {
 
 // ---- The second level ----
 
-// The range that second levels of te map amaxes onto, and what it multiplies with.
 struct Range {
   float value;
   float reciprocal;
@@ -59,8 +57,7 @@ FP4KIT_HD float te_encode_scale(float amax) {
   return te_encode_scale_from(div_rn(kSecondLevelRange, amax), amax);
 }
 
-// scaling.usable: 0, negative, infinite and NaN count as 1. Positive finite floats are exactly the
-// bit patterns 1 .. kMaxFiniteBits.
+// scaling.usable: 0, negative, infinite and NaN count as 1.
 FP4KIT_HD float usable(float scale) {
   const u32 bits = as_bits(scale);
   return bits - 1u < kMaxFiniteBits ? scale : 1.0f;
@@ -82,7 +79,6 @@ FP4KIT_HD float second_level_from_amax(float amax, int recipe) {
   return usable(round_to<T>(mul_rn(reciprocal, kSecondLevelRange)));
 }
 
-// scaling.convert_second_level.
 FP4KIT_HD float convert_second_level(float value, int source, int target) {
   if (source == target) return value;
   if (source == kDirectionAmax) {
@@ -97,8 +93,7 @@ FP4KIT_HD float convert_second_level(float value, int source, int target) {
   return usable(div_rn(1.0f, scale));
 }
 
-// What a block needs of its second-level value, computed once for all blocks that share it. Members
-// that a recipe does not use cost nothing: the compiler drops their computation.
+// What a block needs of its second-level value. The compiler drops what a recipe does not use.
 struct Level {
   float second;      // as given
   float scale;       // S for te, else the usable value
@@ -107,7 +102,6 @@ struct Level {
   bool clamped;      // te: S is FLT_MAX instead of the infinity that the division gives
 };
 
-// `range` is looked at by te alone.
 template <int kRecipe, bool kSecond>
 FP4KIT_HD Level make_level(float second, float range = kSecondLevelRange) {
   Level level{second, 1.0f, 1.0f, 1.0f, false};
@@ -128,8 +122,7 @@ FP4KIT_HD Level make_level(float second, float range = kSecondLevelRange) {
 
 // ---- NVFP4 ----
 
-// scaling.nvfp4_block_scale. The caps of the published formulas at FLT_MAX and at the largest scale
-// are left to the encoding, which saturates and keeps NaN.
+// scaling.nvfp4_block_scale. The encoding saturates and keeps NaN, so that no caps are needed.
 template <int kRecipe, bool kSecond, class T>
 FP4KIT_HD u32 nvfp4_block_scale(float amax, const Level& level) {
   if constexpr (kRecipe == kRecipeTe) {
@@ -207,7 +200,6 @@ FP4KIT_HD DecodeFactors nvfp4_decode_factors(
 
 // ---- MX ----
 
-// scaling.mx_block_scale.
 template <class E>
 FP4KIT_HD u32 mx_block_scale(float amax, int rule) {
   constexpr u32 kMantissaMask = (1u << kF32MantissaBits) - 1u;
@@ -250,7 +242,6 @@ FP4KIT_HD float element_factor(u32 byte, const Level& level) {
   }
 }
 
-// `reciprocal` of the range that the second level maps amaxes onto: for te alone.
 template <class Format, int kRecipe, bool kSecond, class Out>
 FP4KIT_HD DecodeFactors decode_factors(
     u32 byte, const Level& level, float reciprocal = kReciprocalRange) {

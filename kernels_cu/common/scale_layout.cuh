@@ -9,7 +9,6 @@
 
 namespace fp4kit {
 
-// Bytes of a tile and its extent, of the two swizzled layouts.
 constexpr int kTileCols = 4;
 constexpr int kTileRows128 = 128;
 constexpr int kTileRows8 = 8;
@@ -31,8 +30,7 @@ FP4KIT_HD i64 scale_offset(int layout, i64 row, i64 col, i64 stored_cols) {
   return tile * kTileBytes8 + (static_cast<u32>(row) % kTileRows8) * kTileCols + tile_col;
 }
 
-// The codes and scales of a matrix in one direction, whose rows (or columns) are its vectors. A
-// direction that is not asked for is not looked at.
+// The codes and scales of a matrix in one direction, whose rows (or columns) are its vectors.
 struct QuantizedView {
   const float* second;
   u8* packed;
@@ -43,9 +41,8 @@ struct QuantizedView {
   i64 vectors_per_scale;
 };
 
-// Division by a number known to the host: floor(n / divisor) = n * magic >> shift for n < 2^31,
-// with magic = floor(2^shift / divisor) + 1 and shift = 31 + ceil(log2 divisor)
-// (cuda_launch.fast_division). magic = 0 asks for a plain 64-bit division: larger indices.
+// Division by a number known to the host (cuda_launch.fast_division): floor(n / divisor) = n *
+// magic >> shift for n < 2^31. magic = 0 asks for a plain 64-bit division.
 struct FastDivide {
   i64 divisor;
   u32 magic;
@@ -62,9 +59,8 @@ FP4KIT_HD u32 small_quotient(u32 n, const FastDivide& divide) {
   return static_cast<u32>((static_cast<u64>(n) * divide.magic) >> divide.shift);
 }
 
-// scale_offset() of every layout in one expression without branches, its constants worked out once:
-// the inner loop of the tiled access has little else to do. For rows below 2^31 and stored columns
-// below 2^24.
+// scale_offset() of every layout without branches, its constants worked out once. For rows below
+// 2^31 and stored columns below 2^24.
 struct ScalePlaces {
   u32 row_shift;   // log2 of a tile's rows
   u32 row_bytes;   // of a row of tiles
@@ -99,9 +95,8 @@ struct ScalePlaces {
 
 #ifdef __CUDACC__
 
-// Zeroes the padding of a swizzled layout: whole padded rows, and the columns beyond the blocks.
-__device__ __forceinline__ void clear_padding(u8* __restrict__ block_scale, int layout, i64 rows,
-    i64 blocks, i64 stored_rows, i64 stored_cols) {
+FP4KIT_DEVICE void clear_padding(u8* __restrict__ block_scale, int layout, i64 rows, i64 blocks,
+    i64 stored_rows, i64 stored_cols) {
   const i64 extra_cols = stored_cols - blocks;
   const i64 below = (stored_rows - rows) * stored_cols;
   const i64 total = below + rows * extra_cols;

@@ -8,7 +8,6 @@
 
 namespace fp4kit {
 
-// The random bits of 16 elements.
 struct Random {
   u32 word[4];
 
@@ -33,9 +32,8 @@ FP4KIT_HD void multiply_wide(u32 a, u32 b, u32& high, u32& low) {
 
 constexpr int kPhiloxRounds = 10;
 
-// What launches say of the random numbers: the stream, and the key as each round takes it. Worked
-// out here, the keys would be worked out for every group of elements; as arguments they stay in
-// uniform registers.
+// The stream, and the key as each round takes it: as arguments they stay in uniform registers, and
+// are not worked out for every group.
 struct Seed {
   i64 stream;
   i64 key[kPhiloxRounds];
@@ -62,21 +60,18 @@ FP4KIT_HD Random philox(u64 group, u32 direction, u32 stream, const Seed& seed) 
 }
 
 // The magnitude code of y >= 0 in bits 24 to 27, and nothing above: one of the two codes next to y,
-// each with a probability of how near y is. `random`: 24 bits. 8 may come out for 7.
-//
-// Without kCapped y must be below 8.
+// each with a probability of how near y is. `random`: 24 bits. 8 may come out for 7. Without
+// kCapped y must be below 8.
 template <bool kCapped>
 FP4KIT_HD u32 stochastic_sum(float y, u32 random) {
   if constexpr (kCapped) y = as_float(opaque(min_u32(as_bits(y), as_bits(kE2m1Max))));
-  // Times the smallest normal number, 1 has the exponent field 1, as it has in E2M1: below it are
-  // equal steps (subnormals), above it binades. So the leading bits are the code rounded down, the
-  // last 22 how far y is on the way to the next one.
+  // Times the smallest normal number, the leading bits are the code rounded down (subnormals are
+  // equal steps, as in E2M1), the last 22 how far y is on the way to the next one.
   constexpr u32 kSmallestNormal = 1u << kF32MantissaBits;
   const u32 code_and_rest = as_bits(mul_rn(y, as_float(kSmallestNormal)));
   return 4 * code_and_rest + random;
 }
 
-// Eight codes, low nibble first, of what stochastic_sum gives.
 FP4KIT_HD u32 stochastic_join8(const u32 (&sum)[8]) {
   u32 byte[2];  // the codes of even elements, and of odd ones
 #pragma unroll
@@ -88,7 +83,6 @@ FP4KIT_HD u32 stochastic_join8(const u32 (&sum)[8]) {
   return codes - ((codes >> 3) & 0x11111111u);
 }
 
-// Eight codes of elements start .. start + 7, low nibble first.
 template <class T, bool kCareful>
 FP4KIT_HD u32 encode_stochastic_8(
     const Words<T>& x, int start, float factor, const Random& random) {
@@ -104,7 +98,6 @@ FP4KIT_HD u32 encode_stochastic_8(
   return stochastic_join8(sum) | signs;
 }
 
-// A group's codes; `raw` and `ordinary` as in encode_group.
 template <class T>
 FP4KIT_HD void encode_group_stochastic(const Words<T>& x, u32 raw, bool ordinary, float factor,
     const Random& random, u32 (&codes)[2]) {
@@ -117,14 +110,12 @@ FP4KIT_HD void encode_group_stochastic(const Words<T>& x, u32 raw, bool ordinary
   }
 }
 
-// How a kernel of rows rounds, by the types of what its launch says of the seed: nothing, to round
-// to nearest, or all that Seed holds.
+// How a kernel of rows rounds: to nearest, or with all that Seed holds.
 template <class... SeedWords>
 struct Rounding;
 
 template <>
 struct Rounding<> {
-  // Codes of group number `group` as encode_group makes them.
   template <class Format, int kRecipe, class T>
   FP4KIT_HD void encode(const Words<T>& x, u32 raw, bool ordinary, float factor, u32,
       u32 (&codes)[Format::kGroupWords]) const {

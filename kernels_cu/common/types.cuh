@@ -3,14 +3,14 @@
 //
 // Names of integers, numbers, formats and options that every other file uses.
 //
-// All numbers come as -D definitions from fp4kit.formats.cuda_defines(), the one table of format
-// facts. No standard header is included: NVRTC finds neither <cstdint> nor <type_traits> without a
-// toolkit, and these sources must compile with NVRTC alone. Everything marked FP4KIT_HD compiles
-// with a host compiler as well, so that tests can run it exhaustively without a GPU.
+// All numbers come as -D definitions from fp4kit.formats.cuda_defines(). No standard header is
+// included: NVRTC alone finds neither <cstdint> nor <type_traits>. What is marked FP4KIT_HD
+// compiles with a host compiler as well, so that tests can run it exhaustively without a GPU.
 #pragma once
 
 #if defined(__CUDACC__)
-#define FP4KIT_HD __host__ __device__ __forceinline__
+#define FP4KIT_DEVICE __device__ __forceinline__
+#define FP4KIT_HD __host__ FP4KIT_DEVICE
 #else
 #define FP4KIT_HD inline
 #endif
@@ -23,9 +23,8 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-// Options, numbered by the table. Recipes are template parameters; MX rules, layouts and the
-// nibble order are kernel arguments (uniform branches, once a block), which keeps the number of
-// instances small.
+// Options. Recipes are template parameters; MX rules, layouts and nibble orders are kernel
+// arguments (uniform branches, once a block), which keeps the number of instances small.
 
 constexpr int kRecipeNone = -1;  // MX formats have rules instead
 constexpr int kRecipeTe = FP4KIT_RECIPE_TE;
@@ -59,8 +58,7 @@ constexpr u32 kInfBits = 0x7F800000u;
 constexpr u32 kMaxFiniteBits = 0x7F7FFFFFu;
 constexpr u32 kQuietNanBits = 0x7FC00000u;
 
-// Element types of the input and output. Bits is how a value lies in memory; kInf is the pattern
-// of infinity, and every larger magnitude is a NaN.
+// Element types of input and output. Magnitudes above kInf are NaN.
 
 struct F32 {
   using Bits = u32;
@@ -80,7 +78,6 @@ struct Bf16 {
   static constexpr u32 kInf = kInfBits >> 16;
 };
 
-// A where the condition holds, else B.
 template <bool kCondition, class A, class B>
 struct Conditional {
   using Type = A;
@@ -127,10 +124,9 @@ struct E5m2 : ElementFacts<8, FP4KIT_E5M2_MANTISSA_BITS, FP4KIT_E5M2_BIAS, FP4KI
   static constexpr float kMax = FP4KIT_E5M2_MAX;
 };
 
-// Threads of a block; the launcher (cuda_module.py) decides.
 constexpr int kThreads = FP4KIT_THREADS;
 
-// One group (thread) always quantizes 16 elements; a block of 32 is shared by two neighbours.
+// A thread quantizes 16 elements; a block of 32 is shared by two neighbours.
 constexpr int kGroupSize = 16;
 
 // kGroups: groups of 16 in a block; kGroupWords: 32-bit words of the codes of a group.

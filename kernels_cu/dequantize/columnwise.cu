@@ -1,28 +1,27 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a thread block does to decode one tile of columnwise codes. Must equal
+// dequantize of columnwise codes, of a matrix or of the members of a group. Must equal
 // ReferenceBackend.dequantize.
 //
-// FP4 codes are those of the transpose, so the tile is turned in shared memory:
-//   1. a thread loads the codes of 16 rows of the columns that share a word of the tile (two of 16
-//      bits, one of 32) and their scale bytes; all loads are in flight before the first is used
-//   2. while they are: half of the threads work out what a scale byte stands for, for the whole
-//      block (all of them for MX, whose bytes have no sign)
-//   3. the thread writes whole words: a warp takes the rows of eight lanes of four words, which lie
-//      in different banks
+// FP4 codes are those of the transpose, which is undone in shared memory:
+//   1. a thread loads the codes of 16 rows of the columns that share a word of the tile, and their
+//      scale bytes; all loads are in flight before the first is used
+//   2. meanwhile a table of what each scale byte stands for is worked out
+//   3. the thread writes whole words, a warp without bank conflicts
 //   4. the tile is written out along the rows, 16 bytes a thread
+// FP8 codes lie as the elements do: a thread takes vecs below one another, all of one block of each
+// column, and needs no shared memory.
 //
-// FP8 codes lie as the elements do: a thread takes pieces of 16 output bytes below one another, all
-// of one block of each column, and needs no shared memory.
+// Launch: 256 threads, one block per tile of 128 x 64 elements; groups: of any member, which the
+// table counts.
 #include "common/members.cuh"
 #include "quantize/rowwise.cuh"
 #include "tiles/config.cuh"
 
 namespace fp4kit {
 
-// Scales of a tile by vector and block, counted from the first of the tile. Its place in a tile of
-// a swizzled layout is one in which offsets add up.
+// Scales of a tile by vector and block, counted from its first.
 struct TileScales {
   const u8* base;
   u64 stride;  // of as many vectors as `shift` says
@@ -30,8 +29,7 @@ struct TileScales {
   u32 low_bytes;   // stride of the vectors among these
   u32 four_bytes;  // of four blocks
 
-  __device__ __forceinline__ TileScales(
-      const QuantizedView& side, int layout, i64 vector0, i64 block0)
+  FP4KIT_DEVICE TileScales(const QuantizedView& side, int layout, i64 vector0, i64 block0)
       : base(side.block_scale + scale_offset(layout, vector0, block0, side.stored_cols)),
         stride(static_cast<u64>(side.stored_cols)),
         shift(0),
@@ -45,21 +43,19 @@ struct TileScales {
     four_bytes = large ? kTileBytes128 : kTileBytes8;
   }
 
-  __device__ __forceinline__ u32 load(u32 v, u32 b) const {
+  FP4KIT_DEVICE u32 load(u32 v, u32 b) const {
     const u32 low = v & ((1u << shift) - 1u);
     return __ldg(base + (v >> shift) * stride +
                  (low * low_bytes + b / kTileCols * four_bytes + b % kTileCols));
   }
 };
 
-// What all tiles of a launch share.
 struct Decoding {
   int layout;
   bool high_first;
   Range range;
 };
 
-// How codes are loaded. Apart from each other, so that no load waits for another.
 struct VectorCodes {
   static constexpr bool kVector = true;
 };
@@ -68,14 +64,14 @@ struct SingleCodes {
 };
 
 template <class T>
-__device__ __forceinline__ bool is_aligned(const T* address, u64 size) {
+FP4KIT_DEVICE bool is_aligned(const T* address, u64 size) {
   return (reinterpret_cast<u64>(address) & (size - 1)) == 0;
 }
 
 // Writes a tile to `out`, where it begins.
 template <class Out>
-__device__ __forceinline__ void store_tile(Tile<Out>& tile, typename Out::Bits* __restrict__ out,
-    i64 cols, u32 rows_left, u32 cols_left, bool vector) {
+FP4KIT_DEVICE void store_tile(Tile<Out>& tile, typename Out::Bits* __restrict__ out, i64 cols,
+    u32 rows_left, u32 cols_left, bool vector) {
   if (vector) {
     constexpr u32 kVecs = Tile<Out>::kWords / 4;
     constexpr u32 kRowsAtOnce = kThreads / kVecs;
@@ -103,7 +99,7 @@ __device__ __forceinline__ void store_tile(Tile<Out>& tile, typename Out::Bits* 
 
 // kOneLevel: all columns have the same second level, if any.
 template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel>
-__device__ __forceinline__ void dequantize_transposed(const QuantizedView& side,
+FP4KIT_DEVICE void dequantize_transposed(const QuantizedView& side,
     typename Out::Bits* __restrict__ out, i64 cols, i64 row0, i64 col0, u32 rows_left,
     u32 cols_left, const Decoding& decoding, bool vector) {
   constexpr u32 kHalves = Tile<Out>::kPerWord;
@@ -112,7 +108,6 @@ __device__ __forceinline__ void dequantize_transposed(const QuantizedView& side,
   constexpr u32 kBytes = kGroupSize / 2;
   // The factor of an MX scale is a shift: only results are worth a table there.
   constexpr bool kTable = kOneLevel && (!Format::kIsMx || Out::kSize == 2);
-  // An E4M3 byte with a sign negates what the one without stands for.
   constexpr u32 kEntries = Format::kIsMx ? 256 : kScaleBytes;
   static_assert(kThreads >= kEntries, "a thread for each scale byte");
   using Decoder = DecoderOf<Format, Out>;
@@ -198,10 +193,9 @@ __device__ __forceinline__ void dequantize_transposed(const QuantizedView& side,
   store_tile(tile, out, cols, rows_left, cols_left, vector);
 }
 
-// Codes of neighbouring columns, each under a factor of its own: 2^n or NaN. `unusual`: some are
-// NaN.
+// Codes of neighbouring columns, each under a factor of its own: 2^n or NaN (`unusual`).
 template <class Format, class Out, int kCount>
-__device__ __forceinline__ void decode_across(const u32 (&codes)[(kCount + 3) / 4],
+FP4KIT_DEVICE void decode_across(const u32 (&codes)[(kCount + 3) / 4],
     const float (&factor)[kCount], bool unusual, Words<Out, kCount>& result) {
   using Element = typename Format::Element;
   float value[kCount];
@@ -216,9 +210,9 @@ __device__ __forceinline__ void decode_across(const u32 (&codes)[(kCount + 3) / 
   if (unusual) pack_words<Out, true>(value, result.word);
 }
 
-// FP8. kVector: pieces of 16 bytes; else single columns.
+// FP8. kVector: 16-byte accesses; else single columns.
 template <class Format, class Out, bool kVector>
-__device__ __forceinline__ void dequantize_straight(const QuantizedView& side,
+FP4KIT_DEVICE void dequantize_straight(const QuantizedView& side,
     typename Out::Bits* __restrict__ out, i64 cols, i64 row0, i64 col0, u32 rows_left,
     u32 cols_left, const Decoding& decoding) {
   constexpr int kCount = kVector ? 16 / Out::kSize : 1;
@@ -235,7 +229,6 @@ __device__ __forceinline__ void dequantize_straight(const QuantizedView& side,
   const u32 b = row / Format::kBlockSize;
   u32 byte[kCount];
   if (decoding.layout == kLayoutLinear) {
-    // As the codes lie.
     const u8* const scale = side.block_scale + (block0 + b) * cols + col0 + col;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) byte[i] = __ldg(scale + i);
@@ -280,9 +273,8 @@ __device__ __forceinline__ void dequantize_straight(const QuantizedView& side,
   }
 }
 
-// The tile of out (rows, cols) that begins at (row0, col0).
 template <class Format, class Out, int kRecipe, bool kSecond, bool kOneLevel>
-__device__ __forceinline__ void dequantize_columnwise(const QuantizedView& side,
+FP4KIT_DEVICE void dequantize_columnwise(const QuantizedView& side,
     typename Out::Bits* __restrict__ out, i64 rows, i64 cols, i64 row0, i64 col0,
     const Decoding& decoding) {
   const u32 rows_left = tile_rest(rows, row0, kTileRows);
@@ -307,7 +299,6 @@ __global__ void __launch_bounds__(kThreads) dequantize_columnwise_kernel(u8* pac
     u8* block_scale, const float* second, typename Out::Bits* __restrict__ out, i64 rows, i64 cols,
     i64 tiles_across, i64 blocks, i64 stored_cols, i64 scales, i64 vectors_per_scale, i64 layout,
     i64 high_first, i64 range, i64 reciprocal) {
-  // A grid has fewer than 2^31 blocks.
   const u32 across = static_cast<u32>(tiles_across);
   const u32 down = blockIdx.x / across;
   const QuantizedView side{

@@ -1,33 +1,34 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a thread block does to decode rowwise codes: a tile of 16-byte pieces of the result. Must
-// equal ReferenceBackend.dequantize, with every NaN written as the canonical positive one.
+// dequantize of rowwise codes, of a matrix or of the members of a group. Must equal
+// ReferenceBackend.dequantize, with every NaN written as the canonical positive one.
 //
-// Algorithm, for each piece of 16 output bytes (8 elements of 16 bits, 4 of 32):
-//   1. load its codes (2, 4 or 8 bytes) and the scale byte of its block; all loads of a thread are
-//      in flight before the first is used
-//   2. while they are: each thread works out what one of the 256 scale bytes
-//      stands for, for all threads of the block (factors, or all results of its codes); not where
-//      the second level changes by rows, nor where it would not pay
-//   3. E2M1 to 16 bits: look the results up. Else value by a byte permutation or a conversion, one
-//      or two multiplications, one rounding
-//   4. one 16-byte store: neighbouring lanes write neighbouring pieces, so every store is whole
+// For each vec of 16 output bytes (8 elements of 16 bits, 4 of 32):
+//   1. load its codes and the scale byte of its block; all loads of a thread are in flight before
+//      the first is used
+//   2. meanwhile each thread works out what one of the 256 scale bytes stands for (factors, or all
+//      results of its codes), where the second level is one and that pays
+//   3. E2M1 to 16 bits: look the results up; else value, one or two multiplications, one rounding
+//   4. one 16-byte store, next to those of the neighbouring lanes
 //
 // Memory layout: as in quantize/rowwise_any.cu; a row of `out` ends at cols, within its last block.
+// Launch: 256 threads, a block for each tile of 256 * unroll vecs, rows * ceil(cols / vec) of them
+// (groups: of any member, which the table counts). Persistent blocks would share a table, but were
+// slower by 5 %.
 #include "common/group16.cuh"
 #include "common/members.cuh"
 
 namespace fp4kit {
 
-// How a kernel finds and moves its pieces; cuda_launch.py takes the first that fits.
+// How a kernel finds and moves its vecs; the launcher takes the first that fits.
 constexpr int kAccessContiguous =
     0;  // vectors, linear scales, whole blocks: no rows; one second level
 constexpr int kAccessAnyLayout = 1;  // vectors, any scale layout; one second level
 constexpr int kAccessRows = 2;       // vectors, any scale layout, second levels by rows
 constexpr int kAccessSingle = 3;     // single elements and bytes, everything
 
-// Pieces in flight per thread: fewer where each moves more bytes and needs no table for long.
+// Vecs in flight per thread: fewer where each moves more bytes and needs no table for long.
 template <class Format, class Out, int kAccess>
 FP4KIT_HD constexpr int dequantize_unroll() {
   if (kAccess == kAccessSingle) return 1;
@@ -36,7 +37,6 @@ FP4KIT_HD constexpr int dequantize_unroll() {
                                                : FP4KIT_DEQUANTIZE_UNROLL;
 }
 
-// FastDivide where the host knows no divisor.
 struct PlainDivide {
   i64 divisor;
 
@@ -50,7 +50,7 @@ FP4KIT_HD u32 small_quotient(u32 n, const PlainDivide& divide) {
   return n / static_cast<u32>(divide.divisor);
 }
 
-// Codes of a matrix, and how its pieces are counted: pieces = rows * ceil(cols / piece).
+// Codes of a matrix, of vecs = rows * ceil(cols / vec).
 template <class DivideType>
 struct Rowwise {
   const u8* packed;
@@ -72,9 +72,9 @@ FP4KIT_HD constexpr int dequantize_tile_vecs() {
   return kThreads * dequantize_unroll<Format, Out, kAccess>();
 }
 
-// Decodes the tile of pieces from `base` on.
+// Decodes the tile of vecs from `base` on.
 template <class Format, class Out, int kRecipe, bool kSecond, int kAccess, class Divide>
-__device__ __forceinline__ void dequantize_rowwise(const Rowwise<Divide>& source,
+FP4KIT_DEVICE void dequantize_rowwise(const Rowwise<Divide>& source,
     typename Out::Bits* __restrict__ out, i64 base, const Range& range) {
   constexpr bool kVector = kAccess != kAccessSingle;
   constexpr bool kContiguous = kAccess == kAccessContiguous;
@@ -117,8 +117,7 @@ __device__ __forceinline__ void dequantize_rowwise(const Rowwise<Divide>& source
       }
     }
   } else if constexpr (kVector) {
-    // 32 bits do for rows, and for places counted from the start of the tile's first row:
-    // cuda_launch.py takes another access where they would not.
+    // 32 bits do: the launcher takes another access where they would not.
     const ScalePlaces places(source.layout, static_cast<u32>(source.stored_cols));
     const u32 first_row = static_cast<u32>(
         base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_vecs);
@@ -154,7 +153,6 @@ __device__ __forceinline__ void dequantize_rowwise(const Rowwise<Divide>& source
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) order_nibbles<Format>(codes[u], source.high_first);
-  // Vectors divide rows, so that pieces follow each other without gaps.
   typename Out::Bits* const my_out = out + (base + thread) * kCount;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -190,7 +188,6 @@ __global__ void __launch_bounds__(kThreads)
       source, out, base, Range(range, reciprocal));
 }
 
-// A tile of pieces of a member, as the threads of a block share it.
 struct MemberVecs {
   Member member;
   i64 base;

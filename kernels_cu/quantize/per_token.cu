@@ -1,27 +1,23 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize with a second level for each row, measured here: amax, second level and codes from one
+// Fused per-row amax and quantize (per_token, row_scaled): amax, second level and codes from one
 // read. Must equal reduce/amax.cu, scales/second_level.cu and quantize/rowwise_any.cu (or
 // tiles/quantize_tiles.cu) one after another.
 //
-// Algorithm, for each row:
-//   1. a team of threads holds the whole row in registers, kGroups groups of 16 elements a thread
-//   2. its amax: integer maxima of magnitude bits, over the team by shuffles and, if it is more
-//      than a warp, one exchange through shared memory. There are two sets of slots in turn, so
-//      that one barrier a row is enough
+// For each row:
+//   1. a team of threads holds the whole row in registers, kGroups groups of 16 a thread
+//   2. its amax, over the team by shuffles and, if it is more than a warp, one exchange through
+//      shared memory, with two sets of slots in turn, so that one barrier a row is enough
 //   3. the second level and what follows from it, by each thread for itself
-//   4. scale and codes of each group, whose registers then take the same group of the team's next
-//      row: its elements are on their way while the other groups are encoded
+//   4. scale and codes of each group, whose registers then take the same group of the next row
 //
-// Memory layout: as in quantize/rowwise_any.cu, every row a whole number of 16-byte pieces that
-// start on 16 bytes; `second` is float32 (rows,), written. The launcher clears the scales of padded
-// layouts first.
-//
-// Launch: 256 threads; at most as many blocks as the device holds at once, the teams striding over
-// the rows. A row has at least one element and at most kSize * kGroups groups of the team, and more
-// than kSize * (kGroups - 1): only the last of a thread's groups may be missing. Fewer than 2^31
-// rows.
+// Memory layout: as in quantize/rowwise_any.cu, every row whole 16-byte vecs that start on 16
+// bytes; `second` is float32 (rows,), written. The launcher clears the scales of padded layouts
+// first.
+// Launch: 256 threads, at most as many blocks as the device holds at once. A row has at most kSize
+// * kGroups groups, and more than kSize * (kGroups - 1): only the last of a thread's groups may be
+// missing. Fewer than 2^31 rows.
 #include "tiles/block.cuh"
 
 namespace fp4kit {
@@ -46,8 +42,7 @@ struct MeasuredConfig {
   static constexpr bool kStreams = true;
 };
 
-// Thread blocks per multiprocessor that registers are limited for, by what a thread holds. A
-// division for each element takes more of them.
+// Thread blocks per multiprocessor, by what a thread holds. A division for each element takes more.
 template <class T, int kRecipe, class TeamType>
 FP4KIT_HD constexpr int measured_blocks() {
   constexpr u32 kWords = TeamType::kGroups * Words<T>::kWords;
@@ -55,26 +50,20 @@ FP4KIT_HD constexpr int measured_blocks() {
   return kWords > 32 || recipe_divides(kRecipe) ? 3 : 4;
 }
 
-// The largest value of each kSize neighbours in a warp, for all of them.
 template <u32 kSize>
-__device__ __forceinline__ u32 neighbours_max(u32 value) {
+FP4KIT_DEVICE u32 neighbours_max(u32 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if constexpr (kSize == 32) {
     return __reduce_max_sync(0xFFFFFFFFu, value);
   } else
 #endif
   {
-#pragma unroll
-    for (u32 step = kSize / 2; step > 0; step /= 2) {
-      value = max_u32(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
-    }
-    return value;
+    return max_across<kSize / 2>(value);
   }
 }
 
-// Waits for the threads of one team: teams do not wait for each other.
 template <u32 kSize>
-__device__ __forceinline__ void team_barrier(u32 team) {
+FP4KIT_DEVICE void team_barrier(u32 team) {
   if constexpr (kSize == kThreads) {
     __syncthreads();
   } else {
@@ -88,7 +77,7 @@ __device__ __forceinline__ void team_barrier(u32 team) {
 
 // The largest value of a team. `slots`: a word for each warp of the thread block.
 template <u32 kSize>
-__device__ __forceinline__ u32 team_max(u32 value, u32* slots) {
+FP4KIT_DEVICE u32 team_max(u32 value, u32* slots) {
   value = neighbours_max<kSize <= 32 ? kSize : 32>(value);
   if constexpr (kSize > 32) {
     constexpr u32 kWarps = kSize / 32;
@@ -102,8 +91,7 @@ __device__ __forceinline__ u32 team_max(u32 value, u32* slots) {
 
 // The amax of each group without NaN, and of all of them. `finite`: neither NaN nor infinity there.
 template <class T, u32 kGroups>
-__device__ __forceinline__ u32 amax_bits(
-    const Words<T> (&x)[kGroups], u32 (&amax)[kGroups], bool& finite) {
+FP4KIT_DEVICE u32 amax_bits(const Words<T> (&x)[kGroups], u32 (&amax)[kGroups], bool& finite) {
   u32 largest = 0;
 #pragma unroll
   for (u32 l = 0; l < kGroups; ++l) {
@@ -126,8 +114,8 @@ __device__ __forceinline__ u32 amax_bits(
   return largest;
 }
 
-// Offset of a scale from that of the scale `cols` places before it in a row; whole tiles lie
-// between.
+// Offset of a scale from that of the scale `cols` places before it in a row, a multiple of scale
+// tiles.
 template <int kLayout>
 FP4KIT_HD constexpr u32 scale_distance(u32 cols) {
   if (kLayout == kLayoutLinear) return cols;
@@ -153,8 +141,7 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
   static_assert(kSize % kTileCols == 0, "groups of a thread are whole scale tiles apart");
   __shared__ u32 slots[2][kThreads / 32];
 
-  // All that is counted fits 32 bits: an address then costs one instruction from the number of what
-  // it points at, and few registers are held for it.
+  // All that is counted fits 32 bits: few registers are held for addresses.
   const u32 rows = static_cast<u32>(row_count);
   const u32 vecs = static_cast<u32>(row_vecs);
   const u32 blocks = static_cast<u32>(row_blocks);
@@ -163,11 +150,10 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
   // of either half would all lie in the same quarters of a multiprocessor.
   const u32 turn = (kSize == 64 || kSize == 128) && team % 2 == 1 ? kSize / 2 : 0;
   const u32 place = threadIdx.x % kSize ^ turn;
-  // Pieces that the row has from the thread's last group on.
+  // Vecs that the row has from the thread's last group on.
   const int rest =
       static_cast<int>(vecs) - static_cast<int>(((kGroups - 1) * kSize + place) * kGroupVecs);
 
-  // What lies past the end of a row stays +0.0.
   Words<T> elements[kGroups] = {};
   const auto load = [&](u32 row, u32 l) {
     const uint4* start = x + (row * vecs + place * kGroupVecs);
@@ -210,7 +196,6 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
         const float factor = factor_of<C>(byte, level);
         const bool ordinary =
             finite && is_ordinary_scale<Nvfp4>(byte, 0) && is_ordinary_level<kRecipe>(level);
-        // `ordinary` has looked at the elements already.
         constexpr u32 kRaw = 0;
         u32 codes[Nvfp4::kGroupWords];
         if constexpr (kStochastic) {

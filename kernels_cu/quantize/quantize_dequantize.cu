@@ -4,21 +4,15 @@
 // quantize_dequantize: what dequantize(quantize(x)) gives, in one pass and without packed memory.
 // Must equal ReferenceBackend.quantize_dequantize.
 //
-// Algorithm: steps 1 to 4 of quantize/rowwise_any.cu, then steps 2 and 3 of dequantize/rowwise.cu
-// on the codes while they are in registers. The flat instance takes whole blocks under at most one
-// second-level value:
-//   1. once per thread block, tables in shared memory: element factors (quantize/factor_table.cuh),
-//   and what
-//      each scale byte decodes to, as in dequantize/rowwise.cu
-//   2. a grid that just fills the device strides over tiles of groups
-//   3. two neighbouring groups exchange half of their codes, so that a store of both writes 32
-//      contiguous bytes
-// The other one works everything out for each group.
+// The contiguous instance takes whole blocks under at most one second-level value, with tables in
+// shared memory (quantize/rowwise.cuh, dequantize/rowwise.cu) and a persistent grid-stride loop
+// over tiles of groups; two neighbouring threads exchange half of their codes, so that a store of
+// both writes 32 contiguous bytes. The other one works everything out for each group.
 //
 // Memory layout: x and out are (rows, cols) of one element type, both on 16 bytes with rows of
-// whole 16-byte pieces. The launcher runs the two separate kernels for everything else.
-// Launch: 256 threads; flat: at most FUSED_BLOCKS blocks per multiprocessor, tiles of 256 * unroll
-// groups; else ceil(groups / 256) blocks. groups = rows * blocks * block / 16.
+// whole 16-byte vecs. The launcher runs the two separate kernels for everything else.
+// Launch: 256 threads; contiguous: at most FUSED_BLOCKS blocks per multiprocessor, tiles of 256 *
+// unroll groups; else ceil(groups / 256) blocks. groups = rows * blocks * block / 16.
 #include "common/scale_layout.cuh"
 #include "quantize/rowwise.cuh"
 
@@ -29,18 +23,16 @@ FP4KIT_HD constexpr int fused_unroll() {
   return T::kSize == 4 ? FP4KIT_FUSED_UNROLL_4 : FP4KIT_FUSED_UNROLL_2;
 }
 
-// Those of a group's codes that fill its even (0) or odd (1) 16-byte pieces of output.
+// The codes of a group's even (0) or odd (1) output vecs.
 template <class Format, class T>
-__device__ __forceinline__ void codes_of_vecs(
+FP4KIT_DEVICE void codes_of_vecs(
     const u32 (&codes)[Format::kGroupWords], u32 odd, u32 (&half)[Format::kGroupWords / 2]) {
   if constexpr (T::kSize == 2) {
-    // Two pieces of eight elements.
 #pragma unroll
     for (int i = 0; i < Format::kGroupWords / 2; ++i) {
       half[i] = odd ? codes[Format::kGroupWords / 2 + i] : codes[i];
     }
   } else if constexpr (Format::kIsFp4) {
-    // Four pieces of four elements, half a word each.
     half[0] = byte_perm(codes[0], codes[1], odd ? 0x7632u : 0x5410u);
   } else {
 #pragma unroll
@@ -75,7 +67,6 @@ __global__ void __launch_bounds__(kThreads, kContiguous ? FP4KIT_FUSED_BLOCKS : 
 
     const u32 odd = threadIdx.x % 2;
     for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      // 64 bits for where the tile lies, 32 bits within it.
       const i64 base = tile * (kThreads * kUnroll);
       constexpr u32 kTile = kThreads * kUnroll;
       const u32 left = groups - base < kTile ? static_cast<u32>(groups - base) : kTile;
@@ -100,7 +91,6 @@ __global__ void __launch_bounds__(kThreads, kContiguous ? FP4KIT_FUSED_BLOCKS : 
         for (int i = 0; i < kHalfWords; ++i) {
           received[i] = __shfl_xor_sync(0xFFFFFFFFu, sent[i], 1);
         }
-        // Two groups of a block have its scale in common.
         const u32 other = Format::kGroups == 2 ? byte : __shfl_xor_sync(0xFFFFFFFFu, byte, 1);
 #pragma unroll
         for (u32 from = 0; from < 2; ++from) {

@@ -9,14 +9,10 @@
 //   quantize_rowwise_activated_kernel  its activation, whose elements never reach memory
 //   grouped_quantize_rowwise_kernel    the members of a group, or their activations; linear scales
 //
-// What makes it fast, beside what quantize/rowwise_any.cu does already: blocks are one flat
-// sequence, so that a linear layout needs no rows and columns; a table of element factors
-// (quantize/rowwise.cuh); a persistent grid-stride loop, the next group on its way while a thread
-// works on one.
-//
-// Memory layout: as in quantize/rowwise_any.cu. In a swizzled layout the padding is written 0 by a
-// second, short loop. gate and factor are what activation/activate.cu takes: for swiglu rows of
-// twice the length, of which they are the halves.
+// Blocks are one flat sequence, so that a linear layout needs no rows and columns, under a
+// persistent grid-stride loop. In a swizzled layout the padding is written 0 by a second, short
+// loop. gate and factor are what activation/activate.cu takes: for swiglu the halves of rows of
+// twice the length.
 //
 // Launch: 256 threads; at most as many blocks as the device holds at once.
 #include "common/members.cuh"
@@ -24,7 +20,6 @@
 
 namespace fp4kit {
 
-// SeedWords: as Rounding takes them.
 template <class Format, class T, int kRecipe, bool kSecond, int kLayout, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, rowwise_blocks<T>())
     quantize_rowwise_kernel(const typename T::Bits* __restrict__ x,
@@ -69,10 +64,9 @@ FP4KIT_HD constexpr int grouped_blocks() {
   return kFunction == kNoFunction ? rowwise_blocks<T>() : activated_blocks<T, kFunction>();
 }
 
-// The groups of 16 of all members are one sequence, of which each thread block takes one stretch of
-// rounds of kThreads groups. A stretch mostly lies in one member, so that a block looks for a
-// member, waits for its second level and fills its table once. For swiglu there is no factor, and
-// the input of a member begins at twice its place in the table.
+// All members are one sequence, of which each thread block takes one stretch, mostly within one
+// member, whose table it fills once. For swiglu there is no factor, and the input of a member
+// begins at twice its place in the table.
 template <class Format, class T, int kRecipe, bool kSecond, int kFunction, class Table>
 __global__ void __launch_bounds__(kThreads, grouped_blocks<T, kFunction>())
     grouped_quantize_rowwise_kernel(const typename T::Bits* __restrict__ gates,

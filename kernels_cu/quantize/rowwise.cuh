@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the fast quantizing kernels of rows share: a table in shared memory that turns each of the
-// 128 non-negative E4M3 scale bytes into its element factor, filled once per thread block, which
-// takes every division out of the loop; and the loop over whole, aligned groups of 16.
+// 128 non-negative E4M3 scale bytes into its element factor, which takes every division out of the
+// loop; and the loop over whole, aligned groups of 16.
 #pragma once
 
 #include "activation/activations.cuh"
@@ -15,7 +15,7 @@ namespace fp4kit {
 constexpr int kScaleBytes = 128;
 constexpr Level kUnitLevel{1.0f, 1.0f, 1.0f, 1.0f, false};
 
-// Thread blocks per multiprocessor. Each thread holds two groups' elements.
+// Thread blocks per multiprocessor.
 template <class T>
 FP4KIT_HD constexpr int rowwise_blocks() {
   return T::kSize == 4 ? FP4KIT_FLAT_BLOCKS_4 : FP4KIT_FLAT_BLOCKS_2;
@@ -26,9 +26,9 @@ struct FactorTable {
   Level level;
 };
 
-// Fills the table; every thread of the block must call it. MX formats need none.
+// Fills the table, by all threads of the block. MX formats need none.
 template <class Format, int kRecipe, bool kSecond>
-__device__ __forceinline__ Level fill_factor_table(FactorTable& table, const float* second) {
+FP4KIT_DEVICE Level fill_factor_table(FactorTable& table, const float* second) {
   static_assert(kThreads >= kScaleBytes, "one thread per entry");
   if constexpr (Format::kIsMx) {
     return kUnitLevel;
@@ -43,10 +43,9 @@ __device__ __forceinline__ Level fill_factor_table(FactorTable& table, const flo
   }
 }
 
-// Codes of group number `group` and the scale byte of its block. Every thread of the warp must call
-// it.
+// Codes of group number `group` and the scale byte of its block, by whole warps.
 template <class Format, class T, int kRecipe, bool kSecond, class RoundingType>
-__device__ __forceinline__ u32 quantize_group(const Words<T>& elements, const FactorTable& table,
+FP4KIT_DEVICE u32 quantize_group(const Words<T>& elements, const FactorTable& table,
     const Level& level, const RoundingType& rounding, u32 group, int rule, bool high_first,
     u32 (&codes)[Format::kGroupWords]) {
   u32 raw;
@@ -64,28 +63,26 @@ __device__ __forceinline__ u32 quantize_group(const Words<T>& elements, const Fa
   return byte;
 }
 
-// Rows of blocks, for scales that are not linear.
 struct RowShape {
   u32 blocks;  // in a row
   u32 magic;   // divides by them, as FastDivide
   u32 shift;
   u32 tiles;  // in a row of scale tiles
 
-  __device__ __forceinline__ RowShape(i64 row_blocks, i64 magic_, i64 shift_, i64 stored_cols)
+  FP4KIT_DEVICE RowShape(i64 row_blocks, i64 magic_, i64 shift_, i64 stored_cols)
       : blocks(static_cast<u32>(row_blocks)),
         magic(static_cast<u32>(magic_)),
         shift(static_cast<u32>(shift_)),
         tiles(static_cast<u32>(stored_cols) / kTileCols) {}
 
-  __device__ __forceinline__ u32 row_of(u32 block) const {
+  FP4KIT_DEVICE u32 row_of(u32 block) const {
     return static_cast<u32>((static_cast<u64>(block) * magic) >> shift);
   }
 };
 
-// scale_offset of block number `block`, for a layout known at compile time and fewer than 2^31 of
-// them.
+// scale_offset of block number `block`.
 template <int kLayout>
-__device__ __forceinline__ i64 rowwise_scale_offset(u32 block, const RowShape& shape) {
+FP4KIT_DEVICE i64 rowwise_scale_offset(u32 block, const RowShape& shape) {
   if constexpr (kLayout == kLayoutLinear) {
     return block;
   } else {
@@ -102,8 +99,8 @@ __device__ __forceinline__ i64 rowwise_scale_offset(u32 block, const RowShape& s
   }
 }
 
-// Groups as they lie in memory, from number `offset` of a row on, or a function of them. For swiglu
-// the other half of each row lies between; `row_of` then gives the row of a group.
+// Groups from number `offset` of a row on, or a function of them. For swiglu the other half of each
+// row lies between; `row_of` then gives the row of a group.
 template <class ElementType, int kFunction, class RowOf>
 struct GroupSource {
   using T = ElementType;
@@ -113,8 +110,7 @@ struct GroupSource {
   u32 offset;
   RowOf row_of;
 
-  __device__ __forceinline__ void load(
-      u32 group, bool inside, ActivatedGroup<T, kFunction>& loaded) const {
+  FP4KIT_DEVICE void load(u32 group, bool inside, ActivatedGroup<T, kFunction>& loaded) const {
     u64 source = group;
     if constexpr (kFunction == kSwiglu) {
       const u32 place = offset + group;
@@ -124,12 +120,11 @@ struct GroupSource {
   }
 };
 
-// Quantizes every `stride`-th set of kThreads groups from `first` to before `count`. What a
-// thread's next group needs is on its way while it works on one, and what the first needs while the
-// table is filled. No sum of count and stride may exceed 32 bits.
+// Quantizes every `stride`-th set of kThreads groups from `first` to before `count`; the next one
+// is on its way while one is worked on. No sum of count and stride may exceed 32 bits.
 template <class Format, int kRecipe, bool kSecond, int kLayout, class T, int kFunction, class RowOf,
     class RoundingType>
-__device__ __forceinline__ void quantize_groups(const GroupSource<T, kFunction, RowOf>& source,
+FP4KIT_DEVICE void quantize_groups(const GroupSource<T, kFunction, RowOf>& source,
     u8* __restrict__ packed, u8* __restrict__ block_scale, const float* __restrict__ second,
     FactorTable& table, const RoundingType& rounding, u32 first, u32 count, u32 stride,
     const RowShape& shape, int rule, bool high_first) {

@@ -1,30 +1,24 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize: elements to codes and block scales. Must equal ReferenceBackend.quantize.
+// quantize rows: elements to codes and block scales, for any matrix. Must equal
+// ReferenceBackend.quantize.
 //
-// Algorithm, for each block:
-//   1. load 16 elements a group, two 16-byte accesses for 16-bit types; the groups of a 32-block
-//   are
-//      neighbours and share their maximum by one shuffle
-//   2. block amax as an integer maximum of magnitude bits (common/recipes.cuh takes it from there)
-//   3. scale byte under the recipe or MX rule, then the factor of its elements
-//   4. codes of the scaled elements (common/numerics.cuh), eight at a time
-//   5. store 8 bytes (FP4) or 16 (FP8) of codes a group, and the scale byte in its layout
+// For each block: load 16 elements a thread (the two of a 32-block share their maximum by a
+// shuffle), block amax as an integer maximum of magnitude bits, scale byte under the recipe or MX
+// rule, factor, codes, 8 bytes (FP4) or 16 (FP8) a thread.
 //
 // Memory layout: x is (rows, cols), packed (rows, blocks * block bytes) with whole blocks (elements
 // past cols count as +0.0), block_scale is stored_rows x stored_cols in the order of `layout`. The
 // grid covers the stored scales, so that padding bytes are written, as 0, by the same launch.
-//
 // Launch: 256 threads, ceil(groups / (256 * unroll)) blocks, groups = stored scales * block / 16.
-// second holds `scales` float32 values in the recipe's direction, read here and never on the host.
+// second holds `scales` float32 values as the recipe keeps them, read here and never on the host.
 #include "common/group16.cuh"
 #include "common/scale_layout.cuh"
 
 namespace fp4kit {
 
-// Groups in flight per thread: enough loads to cover the memory's latency within the registers. The
-// path without vector accesses is for rare pointers and takes one.
+// Groups in flight per thread; the path without vector accesses is for rare pointers.
 template <class T, bool kVector>
 FP4KIT_HD constexpr int quantize_unroll() {
   if (!kVector) return 1;
@@ -52,7 +46,6 @@ __global__ void __launch_bounds__(kThreads)
     row[u] = divide(scale);
     block[u] = scale - row[u] * stored_cols;
     const i64 col = block[u] * Format::kBlockSize + group % Format::kGroups * kGroupSize;
-    // Nothing lies past the last row, nor past the last group.
     const i64 valid = row[u] < rows ? cols - col : 0;
     load_elements<kVector, T>(x + row[u] * cols + col, valid, elements[u]);
   }

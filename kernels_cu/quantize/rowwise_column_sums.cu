@@ -4,14 +4,11 @@
 // quantize rows and sum up their columns in one read, of an array or of its activation. Must equal
 // reduce/column_sums.cu (which also activates) and quantize/rowwise_any.cu one after the other.
 //
-// Algorithm: the two levels of reduce/column_sums.cuh, of tiles of 1024 rows and 128 columns: a
-// thread takes a group of 16 columns through 32 rows, adds up its elements and quantizes them. What
-// its next row is made of is on its way meanwhile.
+// Tiles are those of reduce/column_sums.cuh, 1024 rows and 128 columns: a thread takes a group of
+// 16 columns through 32 rows, adds up its elements and quantizes them.
 //
-// Memory layout: as in quantize/rowwise.cu, whose conditions hold, and activation/activate.cu; rows
-// of the input begin `pitch` groups apart. sums is float32 (ceil(rows / 1024), cols); the launcher
-// goes on as for reduce/column_sums.cu.
-//
+// Memory layout: as in quantize/rowwise.cu, whose conditions hold; rows of the input begin `pitch`
+// groups apart. sums is float32 (ceil(rows / 1024), cols), as for reduce/column_sums.cu.
 // Launch: 256 threads, one block per tile.
 #include "quantize/rowwise.cuh"
 #include "reduce/column_sums.cuh"

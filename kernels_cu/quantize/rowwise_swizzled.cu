@@ -2,17 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // quantize rows into swizzled_128x4 scales, the fast path of 16-element blocks, for a matrix or for
-// the members of a group: as quantize/rowwise.cu, and whole tiles across (a multiple of four blocks
-// in a row).
+// the members of a group: as quantize/rowwise.cu, and a multiple of four blocks in a row.
 //
-// Taking groups in memory order would make each warp write its scales as eight pieces of four bytes
-// in different sectors. Here a warp takes what fills one sector of the scale tile instead: the tile
-// is 32 lines of 16 bytes, line r holding rows r, r + 32, r + 64, r + 96 with four scales each. A
-// warp takes two lines, a sector of 32 bytes: a strip. Its loads stay whole: four blocks of a row
-// are 128 contiguous bytes of 16-bit elements. Strips are ordered (tile row, line, tile column).
-//
-// Rows past the last one exist only as scales: they are written 0 here, so no padding is left over.
-// Where few rows of a tile exist, most lanes of such strips would have nothing to do: PartialTiles.
+// In memory order each warp would write its scales as eight pieces of four bytes in different
+// sectors. Here a warp takes what fills one sector: the scale tile is 32 lines of 16 bytes, line r
+// holding rows r, r + 32, r + 64, r + 96 with four scales each. A warp takes two lines, a strip of
+// 32 bytes. Its loads stay whole: four blocks of a row are 128 contiguous bytes of 16-bit elements.
+// Strips are ordered (tile row, line, tile column). Rows past the last one exist only as scales,
+// written 0 here.
 //
 // Launch: 256 threads, at most rowwise_blocks() blocks per multiprocessor; groups: one block for
 // every `stretch` rounds of a strip for each warp; the table counts the rounds of members.
@@ -31,7 +28,7 @@ constexpr int kWarps = kThreads / 32;
 
 // How a tile is cut into strips: `down` of them below one another, over all tile rows.
 struct FullTiles {
-  // The first row of a strip, and the one of a lane's byte of the strip's scales from there.
+  // The first row of a strip, and of a lane's byte of the strip's scales from there.
   __device__ static __forceinline__ u32 row(u32 down) {
     return down / kStripsDown * kTileRows128 + down % kStripsDown * kLines;
   }
@@ -40,7 +37,7 @@ struct FullTiles {
     return place / kLineBytes + place % kLineBytes / kTileCols * kRowStep;
   }
 
-  // Where the strip's scales are, in pieces of kVecBytes, and a lane's byte from there.
+  // Where the strip's scales are, in units of kVecBytes, and a lane's byte from there.
   static constexpr u32 kVecBytes = kSectorBytes;
 
   __device__ static __forceinline__ u32 piece(u32 down, u32 col, u32 across) {
@@ -53,9 +50,8 @@ struct FullTiles {
   __device__ static __forceinline__ void clear(u8*, u32, u32, u32) {}
 };
 
-// The strips of one row of tiles of which not all rows exist: eight rows below one another. All
-// lanes have something to do if the rows are a multiple of eight, but scales are pieces of four
-// bytes. The first four strips down also write the padding below their rows.
+// The strips of a row of tiles of which not all rows exist: eight rows below one another, so that
+// no lane idles. The first four strips down also write the padding below their rows.
 struct PartialTiles {
   static constexpr u32 kRows = 8;
 
@@ -85,20 +81,19 @@ struct PartialTiles {
 };
 
 // Strips of PartialTiles down a tile of so many rows, one at least.
-__device__ __forceinline__ u32 partial_tile_strips(u32 rows) {
+FP4KIT_DEVICE u32 partial_tile_strips(u32 rows) {
   constexpr u32 kLeast = kRowStep / PartialTiles::kRows;
   const u32 strips = (rows + PartialTiles::kRows - 1) / PartialTiles::kRows;
   return strips < kLeast ? kLeast : strips;
 }
 
 // Quantizes every `stride`-th set of kWarps strips of a matrix of `rows` rows of `row_blocks`
-// blocks, from `strip` to before `count`. The next block is on its way while one is worked on.
-// Fewer than 2^31 of each, so that no sum with a stride exceeds 32 bits.
+// blocks, from `strip` to before `count`. No sum with a stride may exceed 32 bits.
 template <class Format, class T, int kRecipe, bool kSecond, class Strips, class RoundingType>
-__device__ __forceinline__ void quantize_strips(const typename T::Bits* __restrict__ x,
-    u8* __restrict__ packed, u8* __restrict__ block_scale, const float* __restrict__ second,
-    FactorTable& table, const RoundingType& rounding, u32 strip, u32 count, u32 stride, u32 rows,
-    u32 row_blocks, int rule, bool high_first) {
+FP4KIT_DEVICE void quantize_strips(const typename T::Bits* __restrict__ x, u8* __restrict__ packed,
+    u8* __restrict__ block_scale, const float* __restrict__ second, FactorTable& table,
+    const RoundingType& rounding, u32 strip, u32 count, u32 stride, u32 rows, u32 row_blocks,
+    int rule, bool high_first) {
   constexpr int kCodeBytes = 4 * Format::kGroupWords;
   static_assert(Format::kGroups == 1, "a lane takes a block");
   const u32 across = row_blocks / kTileCols;
@@ -110,33 +105,29 @@ __device__ __forceinline__ void quantize_strips(const typename T::Bits* __restri
   strip += threadIdx.x / 32;
   u32 down = strip / across;
   u32 col = strip % across;  // its tile column
-  Words<T> prefetched;
-  u32 block, lane_row, strip_down;
-  decltype(Strips::piece(0, 0, 0)) piece;
-  bool inside;
+  struct Loaded {
+    Words<T> elements;
+    u32 block, row, down;
+    decltype(Strips::piece(0, 0, 0)) piece;
+    bool inside;
+  } next;
   const auto load = [&] {
     const u32 row = Strips::row(down);
-    block = row * row_blocks + block_offset + col * kTileCols;
-    piece = Strips::piece(down, col, across);
-    strip_down = down;
-    lane_row = row + row_offset;
-    inside = strip < count && lane_row < rows;
+    next.block = row * row_blocks + block_offset + col * kTileCols;
+    next.piece = Strips::piece(down, col, across);
+    next.down = down;
+    next.row = row + row_offset;
+    next.inside = strip < count && next.row < rows;
     load_elements<true, T>(
-        x + static_cast<u64>(block) * kGroupSize, inside ? kGroupSize : 0, prefetched);
+        x + static_cast<u64>(next.block) * kGroupSize, next.inside ? kGroupSize : 0, next.elements);
   };
   load();
-  // Divisions that the first load need not wait for.
   const u32 stride_down = stride / across;
   const u32 stride_across = stride % across;
   const Level level = fill_factor_table<Format, kRecipe, kSecond>(table, second);
 #pragma unroll 1
   while (strip < count) {
-    const Words<T> elements = prefetched;
-    const u32 my_block = block;
-    const auto my_piece = piece;
-    const u32 my_down = strip_down;
-    const u32 my_row = lane_row;
-    const bool in_tensor = inside;
+    const Loaded now = next;
     strip += stride;
     down += stride_down;
     col += stride_across;
@@ -147,15 +138,14 @@ __device__ __forceinline__ void quantize_strips(const typename T::Bits* __restri
     load();
     u32 codes[Format::kGroupWords];
     const u32 byte = quantize_group<Format, T, kRecipe, kSecond>(
-        elements, table, level, rounding, my_block, rule, high_first, codes);
-    if (in_tensor) store_codes<true>(packed + static_cast<u64>(my_block) * kCodeBytes, codes);
-    u8* scale = block_scale + (static_cast<u64>(my_piece) * Strips::kVecBytes + lane_byte);
-    *scale = in_tensor ? static_cast<u8>(byte) : 0;
-    Strips::clear(scale, my_down, my_row, rows);
+        now.elements, table, level, rounding, now.block, rule, high_first, codes);
+    if (now.inside) store_codes<true>(packed + static_cast<u64>(now.block) * kCodeBytes, codes);
+    u8* scale = block_scale + (static_cast<u64>(now.piece) * Strips::kVecBytes + lane_byte);
+    *scale = now.inside ? static_cast<u8>(byte) : 0;
+    Strips::clear(scale, now.down, now.row, rows);
   }
 }
 
-// SeedWords: as Rounding takes them.
 template <class Format, class T, int kRecipe, bool kSecond, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, rowwise_blocks<T>())
     quantize_rowwise_swizzled_kernel(const typename T::Bits* __restrict__ x,
@@ -168,8 +158,7 @@ __global__ void __launch_bounds__(kThreads, rowwise_blocks<T>())
       high_first != 0);
 }
 
-// swizzled_128x4 scales of 16-element blocks, whole tiles across. Rounds are first those of whole
-// tiles, then those of the last tile row if it is not.
+// Rounds are first those of full tiles, then those of the last tile row if it is not.
 template <class Format, class T, int kRecipe, bool kSecond, class Table>
 __global__ void __launch_bounds__(kThreads, rowwise_blocks<T>())
     grouped_quantize_rowwise_swizzled_kernel(const typename T::Bits* __restrict__ x,

@@ -4,15 +4,11 @@
 // amax: largest magnitude of each group, NaN ignored; and the census of non-finite values. Must
 // equal ReferenceBackend.amax, .scan and .count_nonfinite.
 //
-// Algorithm:
-//   1. each block of threads takes a chunk of one group: elements up to the first 16-byte boundary
-//      one by one, then 16 bytes a load with eight loads in flight, then the rest
-//   2. integer maximum of the magnitude bits. NaN patterns are the largest, so a chunk that holds
-//      one shows it, and only such a chunk is read again with NaN counted as 0
-//   3. the chunk's maximum, as float32 bits, goes to out[group] by an atomic maximum: the order of
-//      chunks does not matter, so the result is the same every time
+// Each thread block takes a chunk: 16 bytes a load, eight loads in flight. NaN patterns are the
+// largest integers, so a chunk that holds one shows it, and only such a chunk is read again with
+// NaN counted as 0. The chunk's maximum goes to out[group], as float32 bits, by an atomic maximum:
+// the order of chunks does not matter.
 //
-// Memory layout: x is groups * group_size contiguous elements; out is float32 (groups,), as bits.
 // Launch: 256 threads, one block per chunk. The launcher clears `out` (and `nonfinite`) on the same
 // stream just before: the pair can be captured in a graph and replayed.
 #include "common/members.cuh"
@@ -40,8 +36,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// counts = {NaN, infinities, size - index of the first of either}, cleared by the launcher: the
-// last is a maximum, so that 0 means none.
+// counts = {NaN, infinities, size - index of the first of either}, cleared by the launcher; 0 means
+// none.
 template <class T>
 __global__ void __launch_bounds__(kThreads) count_nonfinite_kernel(
     const typename T::Bits* __restrict__ x, i64 size, u64* __restrict__ counts) {

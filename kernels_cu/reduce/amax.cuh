@@ -11,7 +11,7 @@ namespace fp4kit {
 constexpr int kAmaxLoads = 8;
 
 template <class T, bool kCareful>
-__device__ __forceinline__ u32 chunk_max(const typename T::Bits* __restrict__ x, i64 count) {
+FP4KIT_DEVICE u32 chunk_max(const typename T::Bits* __restrict__ x, i64 count) {
   constexpr int kVec = 16 / T::kSize;
   MaxBits<T> maximum;
   const auto add = [&maximum](u32 word) {
@@ -20,6 +20,12 @@ __device__ __forceinline__ u32 chunk_max(const typename T::Bits* __restrict__ x,
     } else {
       maximum.add(word);
     }
+  };
+  const auto add_vec = [&add](const uint4& vec) {
+    add(vec.x);
+    add(vec.y);
+    add(vec.z);
+    add(vec.w);
   };
   const u32 misplaced = static_cast<u32>(reinterpret_cast<u64>(x) % 16) / T::kSize;
   i64 head = misplaced == 0 ? 0 : kVec - misplaced;
@@ -33,32 +39,18 @@ __device__ __forceinline__ u32 chunk_max(const typename T::Bits* __restrict__ x,
 #pragma unroll
     for (int k = 0; k < kAmaxLoads; ++k) piece[k] = __ldg(body + i + k * kThreads);
 #pragma unroll
-    for (int k = 0; k < kAmaxLoads; ++k) {
-      add(piece[k].x);
-      add(piece[k].y);
-      add(piece[k].z);
-      add(piece[k].w);
-    }
+    for (int k = 0; k < kAmaxLoads; ++k) add_vec(piece[k]);
   }
-  for (; i < vecs; i += kThreads) {
-    const uint4 piece = __ldg(body + i);
-    add(piece.x);
-    add(piece.y);
-    add(piece.z);
-    add(piece.w);
-  }
+  for (; i < vecs; i += kThreads) add_vec(__ldg(body + i));
   const i64 tail = head + vecs * kVec + threadIdx.x;
   if (tail < count) add(__ldg(x + tail));
   return maximum.result();
 }
 
 // Maximum over the block, for every thread of it.
-__device__ __forceinline__ u32 block_max(u32 value) {
+FP4KIT_DEVICE u32 block_max(u32 value) {
   __shared__ u32 warps[kThreads / 32];
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    value = max_u32(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
-  }
+  value = max_across<16>(value);
   __syncthreads();  // the last call's readers are done
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
@@ -67,11 +59,10 @@ __device__ __forceinline__ u32 block_max(u32 value) {
   return value;
 }
 
-// The largest magnitude of x[0 .. count) as bits of T, NaN ignored, for every thread of the block.
-// `finite`: whether all are numbers.
+// The largest magnitude of x[0 .. count) as bits of T, NaN ignored, for every thread. `finite`: all
+// are numbers.
 template <class T>
-__device__ __forceinline__ u32 stretch_max(
-    const typename T::Bits* __restrict__ x, i64 count, bool& finite) {
+FP4KIT_DEVICE u32 stretch_max(const typename T::Bits* __restrict__ x, i64 count, bool& finite) {
   const u32 maximum = block_max(chunk_max<T, false>(x, count));
   finite = maximum < T::kInf;
   return maximum > T::kInf ? block_max(chunk_max<T, true>(x, count)) : maximum;
@@ -84,15 +75,14 @@ struct Scan {
   u32 raw = 0;      // NaN as the largest
 
   template <int kElements>
-  __device__ __forceinline__ void add(const Words<T, kElements>& x) {
+  FP4KIT_DEVICE void add(const Words<T, kElements>& x) {
     u32 own;
     largest = max_u32(largest, group_amax_bits(x, own));
     raw = max_u32(raw, own);
   }
 
-  // Raises `amax`, as float32 bits, and sets `nonfinite` if some element is NaN or infinite. Every
-  // thread of the block must call it.
-  __device__ __forceinline__ void store(u32* __restrict__ amax, u32* __restrict__ nonfinite) const {
+  // Raises `amax`, as float32 bits, and sets `nonfinite` if some element is. By all threads.
+  FP4KIT_DEVICE void store(u32* __restrict__ amax, u32* __restrict__ nonfinite) const {
     const u32 top = block_max(raw);
     const u32 maximum = top > T::kInf ? block_max(largest) : top;
     if (threadIdx.x != 0) return;

@@ -1,15 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// column_sums: float32 sums over the rows, in the order of activations.column_sums. And activate
+// column_sums: float32 sums over the rows, in the order of activations.column_sums; and activate
 // with the sums of its rounded results, in one pass. Must equal ReferenceBackend.column_sums and
 // .activate.
 //
-// Algorithm: a launch does two levels (reduce/column_sums.cuh).
+// A launch does two levels (column_sums.cuh): sums is float32 (ceil(rows / 1024), cols); the
+// launcher repeats until one row is left. Rows of the input begin `pitch` elements apart. Of a
+// member, `row.packed` is the element where its results begin, `row.second` where its sums do, and
+// `row.block_scale` how many threads of a tile sit side by side.
 //
-// Memory layout: sums is float32 (ceil(rows / 1024), cols). The launcher repeats until one row is
-// left. Rows of the input begin `pitch` elements apart.
-// Launch: 256 threads, one block per tile.
+// Launch: 256 threads, one block per tile; groups: of any member, which the table counts.
 #include "common/members.cuh"
 #include "reduce/column_sums.cuh"
 
@@ -27,8 +28,7 @@ __global__ void __launch_bounds__(kThreads, 3) column_sums_kernel(
       partial, gate, factor, out, sums, measured, measured + 1, rows, cols, pitch, down, first_col);
 }
 
-// A null pointer `sums` or `measured` asks for none; `measured` has a place for each member of the
-// group.
+// A null `sums` or `measured` asks for none.
 template <class T, int kFunction, bool kVector, class Table>
 __global__ void __launch_bounds__(kThreads, 3) grouped_column_sums_kernel(
     const typename T::Bits* __restrict__ gates, const typename T::Bits* __restrict__ factors,

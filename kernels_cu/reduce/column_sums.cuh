@@ -30,24 +30,21 @@ constexpr int sum_batch() {
   return kVector && kFunction == kNoFunction ? 8 : 2;
 }
 
-// What step 1 leaves, of kEach columns a thread and so many threads (`lanes`) side by side. A
-// column's place in a row is such that neither side meets bank conflicts worth mentioning:
-// neighbouring threads write neighbouring words.
+// What step 1 leaves, of kEach columns a thread and `lanes` threads side by side, laid out against
+// bank conflicts.
 template <int kEach>
 struct PartialSums {
   static constexpr int kColumns = kSumThreads * kEach;
   float word[kThreads * (kEach + 1)];
 
-  __device__ __forceinline__ void put(
-      int group, int lane, int i, float value, int lanes = kSumThreads) {
+  FP4KIT_DEVICE void put(int group, int lane, int i, float value, int lanes = kSumThreads) {
     word[(group * (kEach + 1) + i) * lanes + lane] = value;
   }
-  __device__ __forceinline__ float get(int group, int column, int lanes) const {
+  FP4KIT_DEVICE float get(int group, int column, int lanes) const {
     return word[(group * (kEach + 1) + column % kEach) * lanes + column / kEach];
   }
 
-  // Step 2, of one column.
-  __device__ __forceinline__ float sum(int column, int lanes = kSumThreads) const {
+  FP4KIT_DEVICE float sum(int column, int lanes = kSumThreads) const {
     float total = -0.0f;
 #pragma unroll
     for (int g = 0; g < kThreads / lanes; ++g) total = add_rn(total, get(g, column, lanes));
@@ -55,13 +52,12 @@ struct PartialSums {
   }
 };
 
-// The tile that begins at row 1024 * down and at column first_col, `lanes` pieces wide: more than 8
-// only for so few rows that there are threads enough; those left over find no rows. With a
-// function, `out` (rows, cols) gets its rounded results, and they are what is summed. What is
-// summed is measured as well if `measured` is not null (Scan in reduce/amax.cuh). Rows of the input
-// begin `pitch` elements apart; sums is (ceil(rows / 1024), cols), or null.
+// The tile that begins at row 1024 * down and at column first_col, `lanes` vecs wide (more than 8
+// only for few rows). With a function, `out` (rows, cols) gets its rounded results, and they are
+// what is summed, and measured if `measured` is not null. sums is (ceil(rows / 1024), cols), or
+// null.
 template <class T, int kFunction, bool kVector>
-__device__ __forceinline__ void sum_tile(PartialSums<VecOf<T>::kElements>& partial,
+FP4KIT_DEVICE void sum_tile(PartialSums<VecOf<T>::kElements>& partial,
     const typename T::Bits* __restrict__ gate, const typename T::Bits* __restrict__ factor,
     typename T::Bits* __restrict__ out, float* __restrict__ sums, u32* __restrict__ measured,
     u32* __restrict__ nonfinite, i64 rows, i64 cols, i64 pitch, i64 down, i64 first_col,

@@ -31,12 +31,12 @@ constexpr int kMaxError = 8;
 constexpr int kSums = 9;
 
 // np.maximum: NaN wins.
-__device__ __forceinline__ double max_or_nan(double a, double b) { return b > a || b != b ? b : a; }
+FP4KIT_DEVICE double max_or_nan(double a, double b) { return b > a || b != b ? b : a; }
 
 struct Sums {
   double value[kSums] = {};
 
-  __device__ __forceinline__ void add(float original, float result) {
+  FP4KIT_DEVICE void add(float original, float result) {
     const double x = widen(original);
     const double y = widen(result);
     const double d = x - y;
@@ -47,12 +47,12 @@ struct Sums {
     value[kMaxError] = max_or_nan(value[kMaxError], fabs(d));
   }
 
-  __device__ __forceinline__ void merge(int i, double other) {
+  FP4KIT_DEVICE void merge(int i, double other) {
     value[i] = i == kMaxError ? max_or_nan(value[i], other) : value[i] + other;
   }
 
   // One row of partials from the block's threads, always in the same order.
-  __device__ __forceinline__ void store(double* __restrict__ partials) {
+  FP4KIT_DEVICE void store(double* __restrict__ partials) {
     __shared__ double warps[kThreads / 32][kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
@@ -73,8 +73,7 @@ struct Sums {
 };
 
 template <class T>
-__device__ __forceinline__ void load_either(
-    bool vector, const typename T::Bits* x, i64 valid, Words<T>& words) {
+FP4KIT_DEVICE void load_either(bool vector, const typename T::Bits* x, i64 valid, Words<T>& words) {
   if (vector) {
     load_elements<true, T>(x, valid, words);
   } else {
@@ -82,8 +81,7 @@ __device__ __forceinline__ void load_either(
   }
 }
 
-// x and y hold size elements each; a vector path needs its pointer on 16 bytes and size a multiple
-// of a 16-byte piece.
+// A vector path needs its pointer on 16 bytes and size a multiple of 16 bytes.
 template <class X, class Y>
 __global__ void __launch_bounds__(kThreads) error_sums_kernel(
     const typename X::Bits* __restrict__ x, const typename Y::Bits* __restrict__ y, i64 size,
@@ -96,7 +94,6 @@ __global__ void __launch_bounds__(kThreads) error_sums_kernel(
     Words<Y> result;
     load_either<X>(x_vector, x + start, size - start, original);
     load_either<Y>(y_vector, y + start, size - start, result);
-    // Elements past the end are 0 in both and add nothing.
 #pragma unroll
     for (int i = 0; i < kGroupSize; ++i) sums.add(original.value(i), result.value(i));
   }
@@ -108,14 +105,12 @@ __device__ DecodeFactors factors_under(u32 byte, float second) {
   return decode_factors<Format, kRecipe, true, F32>(byte, make_level<kRecipe, true>(second));
 }
 
-// Recipe te with another largest scale.
-__device__ __forceinline__ DecodeFactors factors_in(u32 byte, float second, float range) {
+FP4KIT_DEVICE DecodeFactors factors_in(u32 byte, float second, float range) {
   const Level level = make_te_level(second, range);
   return {te_decode_factor(decode_fp8<E4m3>(byte), level, range), 1.0f};
 }
 
-// Decode factors with the recipe and the range of the second level known only at run time:
-// statistics are no hot path, and one instance per format and type is enough.
+// Decode factors with recipe and range known only at run time: one instance per format and type.
 template <class Format>
 __device__ DecodeFactors factors_of(int recipe, float range, const float* second, u32 byte) {
   if constexpr (Format::kIsMx) {
@@ -125,7 +120,6 @@ __device__ DecodeFactors factors_of(int recipe, float range, const float* second
     const float value = __ldg(second);
     switch (recipe) {
       case kRecipeTe:
-        // The usual range's reciprocal is a constant, another one's a division more.
         if (as_bits(range) != as_bits(kSecondLevelRange)) return factors_in(byte, value, range);
         return factors_under<Format, kRecipeTe>(byte, value);
       case kRecipeNvfuser:
@@ -194,8 +188,7 @@ __global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
     if (second != nullptr && scales != 1) value_of += row / rows_per_scale;
     const DecodeFactors factors =
         factors_of<Format>(static_cast<int>(recipe), largest, value_of, byte);
-    // Multiplying by a last factor of 1 changes nothing, and a zero's sign has no part in sums:
-    // one recipe's decoding serves all.
+    // A last factor of 1 changes nothing, nor a zero's sign: one recipe's decoding serves all.
     float values[kGroupSize];
     decode_group<Format, Format::kIsMx ? kRecipeNone : kRecipeNvfuser, !Format::kIsMx>(
         codes, factors, values);

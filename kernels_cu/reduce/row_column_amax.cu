@@ -1,45 +1,40 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// vector_amax: largest magnitudes of rows or columns (or of groups of them), NaN ignored: of
-// columns as they are, or of either after the rotation. Must equal ReferenceBackend.plan_amax.
+// Largest magnitudes of rows or columns (or of groups of them), NaN ignored: of columns as they
+// are, or of either after the rotation. Must equal ReferenceBackend.plan_amax.
 //
-// Rows are rotated, and whole groups of 16 elements then: those of one scale follow each other in
-// memory. A team (thread block or warp) takes a chunk of one scale's groups.
+// Rows are rotated, and whole groups of 16 then. A team (thread block or warp) takes a chunk of one
+// scale's groups. Columns: a thread takes two columns of 16-bit elements or one of 32-bit ones, and
+// goes down `each` groups of 16 rows. Members of a group: a thread block takes a tile
+// (tiles/tile.cuh).
 //
-// Columns: a thread takes two columns of 16-bit elements or one of 32-bit ones, and goes down
-// `each` groups of 16 rows. Only columns as they are may end within a group.
-//
-// Maxima stay in registers, and reach the results, zeroed before, as integer maxima of the bits of
-// positive floats: their order does not matter. Threads that share a scale join theirs first: many
-// atomic operations on one address take longer than reading the array.
+// Maxima reach the results, zeroed before, as integer maxima of the bits of positive floats: their
+// order does not matter. Threads that share a scale join theirs first, as atomics on one address
+// are slow.
 //
 // Launch: 256 threads. Without kVector single elements are read; columns with kVector need an even
 // number of columns.
-#include "common/column_pair.cuh"
 #include "common/members.cuh"
 #include "common/scale_layout.cuh"
 #include "reduce/amax.cuh"
+#include "rht/rht.cuh"
 #include "tiles/tile.cuh"
 
 namespace fp4kit {
 
-// Raises a result by the maximum of a team: the threads of the block, of a warp, or one thread. All
-// threads of the block must come here with teams of one size.
-__device__ __forceinline__ void raise_result(u32* result, u32 bits, i64 team) {
+// Raises a result by the maximum of a team: a block, a warp, or one thread; by all threads of the
+// block.
+FP4KIT_DEVICE void raise_result(u32* result, u32 bits, i64 team) {
   if (team == kThreads) {
     bits = block_max(bits);
   } else if (team == 32) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
-    }
+    bits = max_across<16>(bits);
   }
   if ((threadIdx.x & static_cast<u32>(team - 1)) == 0 && bits != 0) atomicMax(result, bits);
 }
 
-// Scales have `span` groups each, in `chunks` chunks of `rounds` groups a thread; `units` chunks in
-// all.
+// Scales have `span` groups, in `chunks` chunks of `rounds` groups a thread; `units` chunks in all.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     row_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result, i64 span,
@@ -52,7 +47,6 @@ __global__ void __launch_bounds__(kThreads)
   const i64 scale = divide(unit);
   const i64 begin = (unit - scale * chunks) * (size * rounds);
   const i64 rest = unit < units ? span - begin : 0;
-  // Of the chunk; the groups of this thread are its `size`-th ones.
   const i64 groups = rest < size * rounds ? rest : size * rounds;
   const typename T::Bits* from = x + (scale * span + begin) * kGroupSize;
   float most = 0.0f;
@@ -61,8 +55,7 @@ __global__ void __launch_bounds__(kThreads)
     Words<T> elements[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      // The last group again, not nothing: it raises nothing, and loads without a condition stay
-      // together.
+      // The last group again, not nothing: loads without a condition stay together.
       const i64 group = at + k * size;
       const i64 there = group < groups ? group : groups - 1;
       load_elements<kVector>(from + there * kGroupSize, kGroupSize, elements[k]);
@@ -75,9 +68,8 @@ __global__ void __launch_bounds__(kThreads)
   raise_result(result + scale, rotated_amax_bits(most, to_bf16 != 0), team);
 }
 
-// `total` threads have something to do; `vectors_per_scale` columns share a scale. A team of more
-// than one thread has columns of one scale. `plain`, if there, is for the amax of everything before
-// the rotation.
+// A team of more than one thread has columns of one scale. `plain`, if there, is for the amax of
+// everything before the rotation.
 template <class T, bool kRotate, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     column_amax_kernel(const typename T::Bits* __restrict__ x, u32* __restrict__ result,
@@ -149,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // The amax of 16 elements, perhaps rotated to R first, as bits of a float.
 template <class R, bool kRotate, class T>
-__device__ __forceinline__ u32 rotated_group_amax_bits(const Words<T>& x, u32 mask) {
+FP4KIT_DEVICE u32 rotated_group_amax_bits(const Words<T>& x, u32 mask) {
   if constexpr (kRotate) {
     return rotated_amax_bits(group_butterfly_amax(0.0f, x, mask), SameType<R, Bf16>::kValue);
   } else {
@@ -158,8 +150,7 @@ __device__ __forceinline__ u32 rotated_group_amax_bits(const Words<T>& x, u32 ma
   }
 }
 
-// R is what the rotated elements are; without kRotate it is T. What a tile holds outside of the
-// member is zeros, also rotated: it raises nothing.
+// R is what the rotated elements are, else T. What lies outside of the member is zeros.
 template <class T, class R, bool kColumns, bool kRotate, bool kVector, class Table>
 __global__ void __launch_bounds__(kThreads)
     grouped_row_column_amax_kernel(const typename T::Bits* __restrict__ x,
@@ -216,10 +207,7 @@ __global__ void __launch_bounds__(kThreads)
       most = max_u32(most, bits);
       if (per_vector) {
         // The groups of a row sit in neighbouring lanes.
-#pragma unroll
-        for (u32 distance = kAcross / 2; distance > 0; distance /= 2) {
-          bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
-        }
+        bits = max_across<kAcross / 2>(bits);
         if (index % kAcross == 0 && bits != 0) atomicMax(out + row, bits);
       }
     }

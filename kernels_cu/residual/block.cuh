@@ -15,9 +15,8 @@ namespace fp4kit {
 // No block scale is 0: residual_blocks.SCALE_MIN, the smallest E4M3 value.
 constexpr u32 kSmallestScaleBits = kModeloptScaleMinBits;
 
-// fl(amax / 6) wherever that is at least kSmallestScaleBits, without a division: the quotient by
-// the rounded reciprocal, corrected by its exact remainder, is the rounded one. Infinity and NaN
-// count as FLT_MAX, whose scale saturates as well.
+// fl(amax / 6) without a division: the quotient by the rounded reciprocal, corrected by its exact
+// remainder. Infinity and NaN count as FLT_MAX, whose scale saturates as well.
 FP4KIT_HD float amax_by_six(float amax) {
   const float a = as_float(min_u32(as_bits(amax), kMaxFiniteBits));
   const float quotient = mul_rn(a, kReciprocalE2m1Max);
@@ -28,8 +27,7 @@ FP4KIT_HD u32 residual_scale_byte(float amax) {
   return encode_e4m3(at_least(amax_by_six(amax), as_float(kSmallestScaleBits)));
 }
 
-// What multiplies the elements of a block: fl(1 / q), by scale byte; one for each thread to fill
-// in.
+// fl(1 / q), by scale byte; one for each thread to fill in.
 struct ResidualFactors {
   float factor[1 << (E4m3::kBits - 1)];
 
@@ -73,20 +71,17 @@ FP4KIT_HD float amax_or_nan(const Words<T>& x) {
   return from_input_bits<T>(maximum.result());
 }
 
-// A value rounded to bfloat16, or as it is. NaN stays some NaN.
 template <bool kRounds>
 FP4KIT_HD float round_if(float value) {
   return kRounds ? as_float(pack_pair<Bf16>(0.0f, value)) : value;
 }
 
-// The elements of a block, their signs as bit 3 of nibbles whose rest means nothing, and their
-// largest magnitude or NaN.
+// The elements of a block, their signs as bit 3 of nibbles, and their largest magnitude or NaN.
 struct BlockElements {
   float y[kGroupSize];
   u32 signs[2];
   float amax;
 
-  // The largest magnitude with NaN ignored.
   FP4KIT_HD float amax_of_numbers() const {
     u32 result = 0;
 #pragma unroll
@@ -98,8 +93,7 @@ struct BlockElements {
   }
 };
 
-// y of elements as they lie in memory. g is positive, so that signs are those of x, and rounding
-// keeps the order of magnitudes, so that the largest x gives the largest y.
+// y of elements as they lie in memory. g is positive, so that signs and order are those of x.
 template <bool kRounds, class T>
 FP4KIT_HD BlockElements scale_block(const Words<T>& x, float g) {
   BlockElements elements;
@@ -113,18 +107,11 @@ FP4KIT_HD BlockElements scale_block(const Words<T>& x, float g) {
   return elements;
 }
 
-// Codes of a block, low nibble first, and its scale.
 struct CodedBlock {
   u32 code[2];
   u32 byte;
-
-  FP4KIT_HD void swap() {
-    code[0] = swap_nibbles(code[0]);
-    code[1] = swap_nibbles(code[1]);
-  }
 };
 
-// Half of a block's codes. kCareful: as in common/group16.cuh.
 template <bool kCareful>
 FP4KIT_HD u32 encode_half(const float* y, u32 signs, float factor) {
   float scaled[8];
@@ -164,8 +151,7 @@ FP4KIT_HD CodedBlock encode_elements(const BlockElements& elements, const Factor
   return block;
 }
 
-// What the codes of `main` lose of y. value * q is exact, so that one fused sum is the difference,
-// rounded once.
+// What the codes of `main` lose of y: value * q is exact, so that one fused sum rounds once.
 template <bool kRounds>
 FP4KIT_HD BlockElements loss_of(const BlockElements& elements, const CodedBlock& main) {
   const float minus_q = mul_rn(decode_e4m3(main.byte), -1.0f);
@@ -187,7 +173,6 @@ FP4KIT_HD BlockElements loss_of(const BlockElements& elements, const CodedBlock&
   return loss;
 }
 
-// What is done with a block, worked out before a loop.
 constexpr u32 kHasExtra = 1;   // there is a residual block
 constexpr u32 kCopies = 2;     // it is a copy of the main block: weight mode
 constexpr u32 kEvenFirst = 4;  // both may be stored at once: interleaved, at an even place
@@ -198,7 +183,6 @@ FP4KIT_HD u32 block_tasks(bool interleaved, bool even_first, bool copies, bool h
          (high_first ? kHighFirst : 0);
 }
 
-// The main block and, if there is one, its residual block.
 template <bool kRounds, class Factors>
 FP4KIT_HD void quantize_with_residual(const BlockElements& elements, u32 tasks,
     const Factors& factors, CodedBlock& main, CodedBlock& extra) {
@@ -207,19 +191,16 @@ FP4KIT_HD void quantize_with_residual(const BlockElements& elements, u32 tasks,
   if ((tasks & (kHasExtra | kCopies)) == kHasExtra) {
     extra = encode_elements(loss_of<kRounds>(elements, main), factors);
   }
-  if (tasks & kHighFirst) {
-    main.swap();
-    extra.swap();
-  }
+  order_nibbles<Nvfp4>(main.code, (tasks & kHighFirst) != 0);
+  order_nibbles<Nvfp4>(extra.code, (tasks & kHighFirst) != 0);
 }
 
 // ---- Decode ----
 
-// Whether some result may be a NaN, beside those of block scales that are: zero times infinity.
+// Zero times infinity gives NaN.
 FP4KIT_HD bool is_unusual_inverse(float inverse) { return as_bits(inverse) >= kInfBits; }
 
-// What the codes of a block without a residual decode to under fl(1 / g): fl(fl(value q) inverse).
-// A zero code is no exception here.
+// What the codes of a block without a residual decode to: fl(fl(value q) inverse).
 template <class Out>
 FP4KIT_HD E2m1Table residual_table(float q, float inverse) {
   float value[8];
@@ -232,8 +213,7 @@ FP4KIT_HD E2m1Table residual_table(float q, float inverse) {
   return pack_table(word);
 }
 
-// kCount elements of fl(m inverse), m = fl(value q + extra value * extra q); four codes lie in the
-// low half of their word. Products are exact, so that the fused sum rounds as the plain one does.
+// kCount elements of fl(m inverse), m = fl(value q + extra value * extra q); products are exact.
 template <class Out, int kCount>
 FP4KIT_HD Words<Out, kCount> decode_sum(
     const u32* codes, float q, const u32* extra_codes, float extra_q, float inverse) {
@@ -258,14 +238,12 @@ FP4KIT_HD Words<Out, kCount> decode_sum(
   return out;
 }
 
-// The same without an extra block. `table` has an entry for each scale byte and is only looked at
-// where results are 16 bits wide.
+// The same without an extra block, by a table of scale bytes where results have 16 bits.
 template <class Out, int kCount>
 FP4KIT_HD Words<Out, kCount> decode_alone(
     const u32* codes, u32 byte, const E2m1Table* table, float inverse) {
   Words<Out, kCount> out;
   if constexpr (Out::kSize == 2) {
-    // Of the recipe only that it decodes the sign of zeros counts here.
     decode_words<Nvfp4, kRecipeTe, false>(codes, table[byte], out);
   } else {
     constexpr int kEach = kCount == 4 ? 4 : 8;

@@ -4,46 +4,37 @@
 // dequantize_residual: codes and scales of main and residual blocks to elements. Must equal
 // ReferenceOperations.dequantize_residual, with every NaN written as the canonical positive one.
 //
-// Three kernels, the first that fits (cuda_residual_launch.py):
-//   dequantize_residual_kernel          16-byte stores, channels in order: as
-//   dequantize/rowwise.cu, what
-//                                       blocks without a residual decode to comes from a table
-//   dequantize_residual_reordered_kernel  16-byte stores, channels in another order: blocks are
-//                                       scattered over rows in shared memory, which then are stored
-//   dequantize_residual_any_kernel      single accesses: everything, and few or long reordered rows
+//   dequantize_residual_kernel            channels in order: 16-byte stores, as
+//                                         dequantize/rowwise.cu
+//   dequantize_residual_reordered_kernel  reordered ones: scattered over rows in shared memory,
+//                                         which then are stored
+//   dequantize_residual_any_kernel        single accesses: everything, and few or long reordered
+//                                         rows
 //
-// Memory layout: as in residual/quantize.cu. `adds`: residual blocks are added (activation mode);
-// else they are not looked at.
+// Memory layout: as in residual/quantize.cu. `adds`: residual blocks are added (activation mode).
 #include "residual/places.cuh"
 
 namespace fp4kit {
 
-// The table that decode_alone() reads: an entry for each scale byte, one thread each.
 template <class Out>
 struct ByteTable {
   static constexpr bool kUsed = Out::kSize == 2;
   static constexpr int kEntries = kUsed ? kThreads : 1;
   static_assert(kThreads == 256, "a thread for each scale byte");
 
-  static __device__ __forceinline__ void fill(E2m1Table* table, float inverse) {
+  static FP4KIT_DEVICE void fill(E2m1Table* table, float inverse) {
     if constexpr (kUsed) {
       table[threadIdx.x] = residual_table<Out>(decode_fp8<E4m3>(threadIdx.x), inverse);
     }
   }
 };
 
-// kCount elements of a block, under the scales of its main and its residual block.
 template <class Out, int kCount, int kWords>
-__device__ __forceinline__ Words<Out, kCount> decode_either(u32 (&codes)[kWords], u32 byte,
+FP4KIT_DEVICE Words<Out, kCount> decode_either(u32 (&codes)[kWords], u32 byte,
     u32 (&extra_codes)[kWords], u32 extra_byte, bool has_extra, bool high_first,
     const E2m1Table* table, float inverse) {
-  if (high_first) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      codes[i] = swap_nibbles(codes[i]);
-      extra_codes[i] = swap_nibbles(extra_codes[i]);
-    }
-  }
+  order_nibbles<Nvfp4>(codes, high_first);
+  order_nibbles<Nvfp4>(extra_codes, high_first);
   if (!has_extra) return decode_alone<Out, kCount>(codes, byte, table, inverse);
   return decode_sum<Out, kCount>(
       codes, decode_fp8<E4m3>(byte), extra_codes, decode_fp8<E4m3>(extra_byte), inverse);
@@ -51,8 +42,8 @@ __device__ __forceinline__ Words<Out, kCount> decode_either(u32 (&codes)[kWords]
 
 // ---- Channels in order ----
 
-// Launch: 256 threads, a block for each tile of 256 * unroll pieces of 16 bytes; fewer than 2^31
-// rows, 2^30 pieces of a row, 2^24 stored columns.
+// Launch: 256 threads, a block for each tile of 256 * unroll vecs; fewer than 2^31 rows, 2^30 vecs
+// of a row, 2^24 stored columns.
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
     dequantize_residual_kernel(const u8* __restrict__ packed, const u8* __restrict__ block_scale,
@@ -68,8 +59,7 @@ __global__ void __launch_bounds__(kThreads)
 
   const u32 thread = threadIdx.x;
   const FastDivide divide{row_vecs, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
-      static_cast<u32>(blocks), interleaved != 0};
+  const BlockPlaces<u32> places(main_blocks, first, blocks, interleaved);
   const ScalePlaces scale_places(static_cast<int>(layout), static_cast<u32>(stored_cols));
   const i64 base = static_cast<i64>(blockIdx.x) * kTile;
   const u32 count = vecs - base < kTile ? static_cast<u32>(vecs - base) : kTile;
@@ -110,7 +100,6 @@ __global__ void __launch_bounds__(kThreads)
   const float inverse = div_rn(1.0f, usable(__ldg(encode_scale)));
   ByteTable<Out>::fill(table, inverse);
   if constexpr (ByteTable<Out>::kUsed) __syncthreads();
-  // Rows are whole pieces, so that pieces follow each other without gaps.
   typename Out::Bits* const my_out = out + (base + thread) * kCount;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -124,12 +113,11 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- Channels in another order, staged ----
 
-// A thread block takes groups of eight rows; a step of it are `together` rows (or pairs of rows of
-// a 16-bit type), as many as shared memory holds well. order[j] is the channel that j goes to.
+// A thread block takes groups of eight rows, in steps of `together` rows (or pairs of rows of a
+// 16-bit type). order[j] is the channel that j goes to.
 //
 // Launch: 256 threads, as many blocks as run at once; shared memory: the byte table (16-bit types),
-// `together` words for each channel, 2 bytes for each channel. Fewer than 2^31 rows, and cols at
-// most 2^16.
+// `together` words and 2 bytes for each channel. Fewer than 2^31 rows, at most 2^16 columns.
 template <class Out>
 __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
     dequantize_residual_reordered_kernel(const u8* __restrict__ packed,
@@ -145,8 +133,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
   const u32 rows = static_cast<u32>(row_count);
   const u32 together = static_cast<u32>(together_count);
   const int layout = static_cast<int>(layout_number);
-  const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
-      static_cast<u32>(blocks), interleaved != 0};
+  const BlockPlaces<u32> places(main_blocks, first, blocks, interleaved);
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
   const GroupRows group_rows(layout);
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
@@ -272,16 +259,14 @@ __global__ void __launch_bounds__(kThreads) dequantize_residual_any_kernel(
   const float inverse = div_rn(1.0f, usable(__ldg(encode_scale)));
   ByteTable<Out>::fill(table, inverse);
   if constexpr (ByteTable<Out>::kUsed) __syncthreads();
-  const BlockPlaces<i64> places{main_blocks, first, blocks, interleaved != 0};
+  const BlockPlaces<i64> places(main_blocks, first, blocks, interleaved);
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 item = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (item >= items) return;
   const i64 row = divide(item);
   const i64 block = item - row * main_blocks;
   const auto load = [&](i64 place, u32(&codes)[2], u32& byte) {
-    const u8* const from = packed + (row * blocks + place) * 8;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) codes[i / 4] |= static_cast<u32>(__ldg(from + i)) << (8 * (i % 4));
+    load_codes<false, 8>(packed + (row * blocks + place) * 8, codes);
     byte = __ldg(block_scale + scale_offset(static_cast<int>(layout), row, place, stored_cols));
   };
   const bool has_extra = adds && block >= first;
@@ -294,14 +279,12 @@ __global__ void __launch_bounds__(kThreads) dequantize_residual_any_kernel(
       codes, byte, extra_codes, extra_byte, has_extra, high_first != 0, table, inverse);
   typename Out::Bits* const row_out = out + row * main_blocks * kGroupSize;
   const i64 start = block * kGroupSize;
-  if (order == nullptr) {
-    store_elements<false, Out>(row_out + start, kGroupSize, result);
-  } else {
 #pragma unroll
-    for (int i = 0; i < kGroupSize; ++i) {
-      const i64 channel = channel_inside(__ldg(order + start + i), main_blocks * kGroupSize);
-      row_out[channel] = static_cast<typename Out::Bits>(result.bits(i));
-    }
+  for (int i = 0; i < kGroupSize; ++i) {
+    const i64 channel = order == nullptr
+                            ? start + i
+                            : channel_inside(__ldg(order + start + i), main_blocks * kGroupSize);
+    row_out[channel] = static_cast<typename Out::Bits>(result.bits(i));
   }
 }
 

@@ -9,13 +9,19 @@
 
 namespace fp4kit {
 
-// Where main and residual blocks stand in a row: operations.ResidualPlan.
+// Where main and residual blocks stand in a row.
 template <class Index>
 struct BlockPlaces {
   Index main_blocks;
   Index first;  // the first main block that has a residual block
   Index blocks;
   bool interleaved;
+
+  FP4KIT_HD BlockPlaces(i64 main_count, i64 first_extra, i64 count, i64 is_interleaved)
+      : main_blocks(static_cast<Index>(main_count)),
+        first(static_cast<Index>(first_extra)),
+        blocks(static_cast<Index>(count)),
+        interleaved(is_interleaved != 0) {}
 
   FP4KIT_HD Index main(Index block) const {
     return block + (interleaved && block > first ? block - first : 0);
@@ -25,8 +31,8 @@ struct BlockPlaces {
   }
 };
 
-// Kernels work on groups of eight rows whose scales fill whole 32-byte sectors where four of their
-// blocks come together: in the 128x4 tile these are neighbours and the same rows 32, 64, 96 below.
+// Kernels work on groups of eight rows whose scales fill 32-byte sectors where four of their blocks
+// come together: in the 128x4 tile two neighbours, and the same rows 32, 64, 96 below.
 constexpr u32 kGroupRows = 8;
 constexpr u32 kSectorBytes = kGroupRows * kTileCols;
 constexpr u32 kTileGroups128 = kTileRows128 / kGroupRows;
@@ -47,14 +53,12 @@ struct GroupRows {
     }
   }
 
-  // Kept from now on, and not worked out anew where they are needed.
   FP4KIT_HD void hide() {
     row_groups = opaque(row_groups);
     row_tiles = opaque(row_tiles);
     row_pairs = opaque(row_pairs);
   }
 
-  // The tensor's row that is row `local` of a group.
   FP4KIT_HD u32 row(u32 group, u32 local) const {
     return group * row_groups + group / kTileGroups128 * row_tiles + down(local);
   }
@@ -77,29 +81,25 @@ FP4KIT_HD u64 sector_offset(int layout, u32 group, u32 sector, u32 across, u32 i
   return tile * kTileBytes128 + group % kTileGroups128 * kSectorBytes + inside;
 }
 
-// The kernel that restores an order stages rows in shared memory: a word holds a channel of two
-// rows of a 16-bit type, so that one access serves both. The words of a 16-byte piece of two rows
-// lie in two halves of that memory, so that the pieces of neighbouring threads meet every bank
-// once. `half` is the size of one, in words.
+// Rows staged to restore an order: a word holds a channel of two rows of a 16-bit type. The words
+// of a 16-byte access lie in two halves of that memory (of `half` words), so that neighbouring
+// threads meet every bank once.
 template <class T>
 FP4KIT_HD u32 staged_place(u32 channel, u32 half) {
   if constexpr (T::kSize == 4) return channel;
   return channel / 8 * 4 + channel % 4 + (channel % 8 / 4) * half;
 }
 
-// From a row (or a pair of rows) to the next, in words.
 template <class T>
 FP4KIT_HD u32 staged_row(u32 cols) {
   return T::kSize == 4 ? cols : cols / 2;
 }
 
-// Where the staged place of a block's channel i is kept, for the same reason.
 FP4KIT_HD u32 index_place(u32 block, u32 i, u32 main_blocks) {
   return (i / 8 * main_blocks + block) * 8 + i % 8;
 }
 
-// Two places are kept in a word. Each as an offset in bytes, added to `base`: by a product of
-// parts, which needs the half of the word neither isolated nor shifted.
+// Two places are kept in a word; each as an offset in bytes, added to `base`, by one instruction.
 FP4KIT_HD u32 low_place(u32 kept, u32 base) {
 #ifdef __CUDA_ARCH__
   u32 result;
@@ -124,8 +124,7 @@ FP4KIT_HD u32& word_at(u32* start, u32 place) {
   return *reinterpret_cast<u32*>(reinterpret_cast<u8*>(start) + place);
 }
 
-// An order's entry, or the last channel: who passes an order that nobody has checked gets some
-// result, but no access outside.
+// An order's entry, or the last channel: an order that nobody has checked reaches nothing outside.
 FP4KIT_HD i64 channel_inside(i64 channel, i64 cols) {
   return static_cast<u64>(channel) < static_cast<u64>(cols) ? channel : cols - 1;
 }
@@ -133,7 +132,7 @@ FP4KIT_HD i64 channel_inside(i64 channel, i64 cols) {
 #ifdef __CUDACC__
 
 // Brings the 32 bytes around an address to the second-level cache.
-__device__ __forceinline__ void prefetch_sector(const void* from) {
+FP4KIT_DEVICE void prefetch_sector(const void* from) {
 #ifdef __CUDA_ARCH__
   asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
 #else
@@ -141,8 +140,7 @@ __device__ __forceinline__ void prefetch_sector(const void* from) {
 #endif
 }
 
-// Codes of a main block and, if there is one, of its residual block `gap` blocks on.
-__device__ __forceinline__ void store_both(
+FP4KIT_DEVICE void store_both(
     u8* codes, u32 gap, u32 tasks, const CodedBlock& main, const CodedBlock& extra) {
   constexpr u32 kAtOnce = kHasExtra | kEvenFirst;
   if ((tasks & kAtOnce) == kAtOnce) {

@@ -4,13 +4,9 @@
 // quantize_residual: elements to codes and scales of main and residual blocks. Must equal
 // ReferenceOperations.quantize_residual.
 //
-// Three kernels, the first that fits (cuda_residual_launch.py):
-//   quantize_residual_kernel          16-byte accesses, channels in order: as quantize/rowwise.cu
-//   and
-//                                     quantize/rowwise_swizzled.cu, the next block under way while
-//                                     one is worked on
-//   quantize_residual_reordered_kernel  channels in another order: residual/quantize_reordered.cu
-//   quantize_residual_any_kernel      single accesses: everything, and few or long reordered rows
+//   quantize_residual_kernel            channels in order: 16-byte accesses
+//   quantize_residual_reordered_kernel  reordered ones (residual/quantize_reordered.cu)
+//   quantize_residual_any_kernel        single accesses: everything, and few or long reordered rows
 //
 // Memory layout: x is (rows, main_blocks * 16), packed (rows, blocks * 8 bytes), block_scale
 // stored_rows x stored_cols in the order of `layout`, every padding byte written 0. order[j] is the
@@ -21,23 +17,15 @@ namespace fp4kit {
 
 // ---- Channels in order ----
 
-// The elements of a block; nothing is stored that is not asked for.
-template <class T>
-__device__ __forceinline__ void load_block(
-    const typename T::Bits* __restrict__ from, Words<T>& elements) {
-  load_elements<true, T>(from, kGroupSize, elements);
-}
-
-// Thread blocks per multiprocessor. Each thread holds a block's elements, packed and in binary32.
+// Thread blocks per multiprocessor.
 template <class T>
 FP4KIT_HD constexpr int residual_blocks() {
   return T::kSize == 4 ? FP4KIT_RESIDUAL_BLOCKS_4 : FP4KIT_RESIDUAL_BLOCKS_2;
 }
 
-// A warp takes items: some rows down of a few blocks of the row, 32 beside each other where scales
-// are linear, else four of each row of a group, whose scales are a sector. So all that follows from
-// a block's place in its row is worked out once an item. `rotation` moves the items of one warp
-// along the row: residual blocks are more work, and lie at its end.
+// A warp takes items: some rows down of a few blocks of the row, 32 side by side where scales are
+// linear, else four of each row of a group, whose scales are a sector. `rotation` moves the items
+// of a warp along the row: residual blocks are more work, and lie at its end.
 //
 // Launch: 256 threads, at most residual_blocks() blocks per multiprocessor. An item is `depth`
 // groups (a divisor of 16) or single rows, `units` items make up a row; fewer than 2^31 items.
@@ -54,8 +42,7 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
   __syncthreads();
 
   constexpr u32 kWarps = kThreads / 32;
-  const BlockPlaces<u32> places{static_cast<u32>(main_blocks), static_cast<u32>(first),
-      static_cast<u32>(blocks), interleaved != 0};
+  const BlockPlaces<u32> places(main_blocks, first, blocks, interleaved);
   const int layout = static_cast<int>(layout_number);
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
   const FastDivide divide{units, static_cast<u32>(magic), static_cast<u32>(shift)};
@@ -81,7 +68,8 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
     block = unit * static_cast<u32>(unit_blocks) + block_offset;
     row = wide ? segment * depth : group_rows.row(segment * depth, local);
     from = x + (static_cast<u64>(row) * places.main_blocks + block) * kGroupSize;
-    if (item < items && block < places.main_blocks && row < rows) load_block(from, prefetched);
+    if (item < items && block < places.main_blocks && row < rows)
+      load_elements<true, T>(from, kGroupSize, prefetched);
   };
   u32 item = blockIdx.x * kWarps + threadIdx.x / 32;
   begin(item);
@@ -99,14 +87,14 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
     item += gridDim.x * kWarps;
 #pragma unroll 1
     for (u32 left = depth; left > 0; --left) {
-      // Of a row past the last one only a scale is stored: what elements there are is of no matter.
       const BlockElements elements = scale_block<kRounds>(prefetched, scale);
       if (left == 1) {
         begin(item);
       } else {
         from += x_step;
-        if (stored && my_row + static_cast<u32>(row_step) < rows) load_block(from, prefetched);
-        // One row further is brought nearer only: registers for it there are none.
+        if (stored && my_row + static_cast<u32>(row_step) < rows)
+          load_elements<true, T>(from, kGroupSize, prefetched);
+        // One row further comes to the L2 cache only.
         if (stored && left > 2 && my_row + 2 * static_cast<u32>(row_step) < rows) {
           prefetch_sector(from + x_step);
         }
@@ -145,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) quantize_residual_any_kernel(
   __shared__ ResidualFactors factors;
   if (threadIdx.x < sizeof(ResidualFactors) / sizeof(float)) factors.fill(threadIdx.x);
   __syncthreads();
-  const BlockPlaces<i64> places{main_blocks, first, blocks, interleaved != 0};
+  const BlockPlaces<i64> places(main_blocks, first, blocks, interleaved);
   const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
   const i64 item = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (item < items) {
@@ -159,21 +147,16 @@ __global__ void __launch_bounds__(kThreads) quantize_residual_any_kernel(
       const typename T::Bits* const elements = x + row * main_blocks * kGroupSize;
       const i64 start = block * kGroupSize;
       const auto at = [&](int i) -> u32 {
+        if (order == nullptr) return __ldg(elements + start + i);
         return __ldg(elements + channel_inside(__ldg(order + start + i), main_blocks * kGroupSize));
       };
       Words<T> gathered;
-      if (order == nullptr) {
-        load_elements<false, T>(elements + start, kGroupSize, gathered);
-      } else {
 #pragma unroll
-        for (int i = 0; i < Words<T>::kWords; ++i) {
-          if constexpr (T::kSize == 4) {
-            gathered.word[i] = at(i);
-          } else {
-            const u32 low = at(2 * i);
-            const u32 high = at(2 * i + 1);
-            gathered.word[i] = low | (high << 16);
-          }
+      for (int i = 0; i < Words<T>::kWords; ++i) {
+        if constexpr (T::kSize == 4) {
+          gathered.word[i] = at(i);
+        } else {
+          gathered.word[i] = at(2 * i) | (at(2 * i + 1) << 16);
         }
       }
       const float scale = usable(__ldg(encode_scale));

@@ -1,18 +1,17 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize_residual of channels in another order: as residual/quantize.cu, but rows are staged in
-// shared memory, where each channel is written to its place in the order, so that a block lies
-// there as it is read. An order is read once a thread block, which keeps the places of channels.
+// quantize_residual of reordered channels: rows are staged in shared memory, where each channel is
+// written to its place in the order, so that a block lies there as it is read. A thread block reads
+// the order once.
 #include "residual/staging.cuh"
 
 namespace fp4kit {
 
 constexpr u32 kStagedThreads = FP4KIT_RESIDUAL_STAGED_THREADS;
 
-// Scales of a finished group, which are staged as rows. Linear ones are contiguous, and end with
-// the tensor's last row.
-__device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restrict__ block_scale,
+// Scales of a finished group, which are staged as rows.
+FP4KIT_DEVICE void store_group_scales(const u8* scales, u8* __restrict__ block_scale,
     const GroupRows& group_rows, int layout, u32 group, u32 rows, u32 stored_cols) {
   if (layout == kLayoutLinear) {
     const u32 left = rows - group * kGroupRows;
@@ -43,22 +42,16 @@ __device__ __forceinline__ void store_group_scales(const u8* scales, u8* __restr
   }
 }
 
-// A thread block takes groups of eight rows; a step of it are kTogether rows (or pairs of rows of
-// a 16-bit type), which pass through a buffer of a ring. In a turn a warp writes its part of a step
-// and reads blocks of the one before, or of the same if there is one buffer (not kPrefetches); with
-// three buffers it may be a whole step ahead of others: blocks with residuals are more work, and
-// lie side by side. What comes after that is on its way to the second-level cache.
+// A thread block takes groups of eight rows, in steps of kTogether rows (or pairs of rows of a
+// 16-bit type), which pass through a buffer of a ring. In a turn a warp writes its part of a step
+// and reads blocks of the one before (kPrefetches), or of the same if there is one buffer; with
+// three it may be a whole step ahead of others, as blocks with residuals are more work. Of an order
+// that is no permutation nothing outside is read.
 //
-// Of an order that is no permutation nothing outside is read, and channels that stand at several
-// places are copied from one of them.
-//
-// Registers for all that a thread needs count more than many threads: beside the staged rows there
-// is no first-level cache for what is spilled.
-//
-// Launch: whole warps, at most kStagedThreads threads, as many blocks as run at once; shared memory
-// as in Stage, a group's scales being 8 * stored_cols bytes, rounded up to 32. A group's scales are
-// stored some steps after they are worked out, so that there are `scale_sets` of them, a power of
-// two of at least 1 + (buffers - 1) / steps of a group. Fewer than 2^31 rows, and fewer than 2^16
+// Launch: whole warps, at most kStagedThreads threads (registers count more: there is hardly a
+// first-level cache beside the staged rows), as many blocks as run at once; shared memory as in
+// Stage. A group's scales are stored some steps after they are worked out: `scale_sets` of them, a
+// power of two of at least 1 + (buffers - 1) / steps of a group. Fewer than 2^31 rows and 2^16
 // columns.
 template <class T, bool kRounds, u32 kTogether, bool kPrefetches>
 __global__ void __launch_bounds__(kStagedThreads)
@@ -74,15 +67,13 @@ __global__ void __launch_bounds__(kStagedThreads)
   const u32 rows = static_cast<u32>(row_count);
   const u32 buffers = static_cast<u32>(buffer_count);
   const int layout = static_cast<int>(layout_number);
-  const BlockPlaces<u32> places{static_cast<u32>(main_count), static_cast<u32>(first),
-      static_cast<u32>(block_count), interleaved != 0};
+  const BlockPlaces<u32> places(main_count, first, block_count, interleaved);
   const u32 cols = places.main_blocks * kGroupSize;
   const u32 chunks = cols / S::kChannels;
   const u32 items = kTogether * places.main_blocks;
   const u32 buffer_words = kTogether * (cols + kStagedGap);
   const u32 scale_bytes = (static_cast<u32>(stored_cols) + 3) / 4 * kSectorBytes;
   const Stage stage(memory, buffers * buffer_words, cols);
-  // Hidden, or it is worked out anew in each step.
   const u32 all_tasks =
       opaque(block_tasks(interleaved != 0, first % 2 == 0, copies != 0, high_first != 0));
   GroupRows group_rows(layout);
@@ -94,14 +85,14 @@ __global__ void __launch_bounds__(kStagedThreads)
   const auto row_of = [&](u32 number) {
     return group_rows.row(group_of(number), 0) + group_rows.down(number % S::kSteps * S::kRows);
   };
-  // A piece of a row; rows past the last one are that.
+  // A vec of a row; rows past the last one are that.
   const u32 row_bytes = cols * T::kSize;
   const auto address = [&](u32 row, u32 piece) {
     return reinterpret_cast<const u8*>(x) + piece * 16 +
            static_cast<u64>(min_u32(row, rows - 1)) * row_bytes;
   };
-  // Brings pieces of a step nearer: of two threads that read the same 32 bytes of some rows each
-  // takes half of these.
+  // Brings vecs of a step to L2: of two threads that read the same 32 bytes of some rows each takes
+  // half.
   const auto prefetch = [&](u32 row, u32 piece) {
     if constexpr (S::kRows == 1) {
       if (piece % 2 == 0) prefetch_sector(address(row, piece));
@@ -112,7 +103,6 @@ __global__ void __launch_bounds__(kStagedThreads)
       }
     }
   };
-  // The channel that stands at j.
   const auto channel = [&](u32 j) { return channel_inside(__ldg(order + j), cols); };
 
   u32 row_written = row_of(0);
@@ -145,13 +135,11 @@ __global__ void __launch_bounds__(kStagedThreads)
   const float scale = usable(__ldg(encode_scale));
   const ResidualFactors& factors = *stage.factors;
   const u32 code_step = places.blocks * 8;
-  // From a block to its residual block.
   const u32 gap = opaque(interleaved != 0 ? 1 : places.main_blocks - places.first);
 
   const auto scales_at = [&](u32 number) {
     return (number / S::kSteps & static_cast<u32>(scale_sets - 1)) * scale_bytes;
   };
-  // Of the group that ends before a step.
   const auto store_scales = [&](u32 number) {
     const u32 last = opaque(number - 1);
     store_group_scales(stage.scales + scales_at(last), block_scale, group_rows, layout,
@@ -164,8 +152,8 @@ __global__ void __launch_bounds__(kStagedThreads)
   u32 rotation = 0;
   RingPlace written{0, 0}, before{0, 0};
   u32 row_before = row_written;
-  // What is left of a step when all warps have had as much of it as each other goes to the first of
-  // them, and the next step begins with those that come after these.
+  // What is left of a step goes to the first warps, and the next step begins with those after
+  // these.
   const u32 uneven = (items + 31) / 32 * 32 % blockDim.x;
   u32 mine = threadIdx.x, mine_before = mine;
 #pragma unroll 1
@@ -177,7 +165,6 @@ __global__ void __launch_bounds__(kStagedThreads)
     for (u32 part = mine;; part += blockDim.x) {
 #pragma unroll 1
       for (u32 k = 0; k < S::kVecs; ++k) {
-        // A part of a step is what a thread reads of it, and as much is written.
         const u32 piece = k * items + part;
         uint4 loaded[S::kRows];
         if (part < parts) {
@@ -191,7 +178,6 @@ __global__ void __launch_bounds__(kStagedThreads)
         if (part == mine && k == 0) {
           // The first pieces are on their way while the buffer becomes free.
           stage.empty[written.buffer].wait(written.parity ^ 1);
-          // All warps are done with the step that was there.
           const u32 done = turn + 1 - buffers;
           if (turn >= buffers && done % S::kSteps == 0) store_scales(done);
         }
@@ -262,7 +248,6 @@ __global__ void __launch_bounds__(kStagedThreads)
     if (rotation >= all_turned) rotation -= all_turned;
   }
   __syncthreads();
-  // Of the last groups.
   const u32 turns = all_steps + kLead;
   const u32 done = turns > buffers ? (turns - buffers) / S::kSteps * S::kSteps : 0;
   for (u32 number = done + S::kSteps; number <= all_steps; number += S::kSteps) {

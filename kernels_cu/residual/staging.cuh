@@ -1,21 +1,107 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Residual channels: rows staged in another order (residual/quantize_reordered.cu), how they are
-// written to shared memory and read from it.
+// Residual channels: how reordered rows are written to shared memory and read from it.
 #pragma once
 
 #include "residual/places.cuh"
-#include "residual/split_barrier.cuh"
 
 namespace fp4kit {
 
-// Buffers of a ring, at most.
+// ---- Split arrive/wait barriers: warps that arrive early go on with what comes next ----
+
+// Where the hardware does not count arrivals, `wait` is a barrier of all threads, called equally
+// often.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+constexpr bool kCountsArrivals = true;
+#else
+constexpr bool kCountsArrivals = false;
+#endif
+
+// In shared memory. A phase ends when every warp of the thread block has arrived.
+struct SplitBarrier {
+  u64 state;
+
+#ifdef __CUDACC__
+
+  FP4KIT_DEVICE u32 address() const {
+#ifdef __CUDA_ARCH__
+    return static_cast<u32>(__cvta_generic_to_shared(&state));
+#else
+    return 0;
+#endif
+  }
+
+  // By one thread; all must meet after it.
+  FP4KIT_DEVICE void begin(u32 warps) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" : : "r"(address()), "r"(warps) : "memory");
+#else
+    static_cast<void>(warps);
+#endif
+  }
+
+  // By whole warps.
+  FP4KIT_DEVICE void arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      asm volatile(
+          "{\n"
+          ".reg .b64 token;\n"
+          "mbarrier.arrive.shared.b64 token, [%0];\n"
+          "}"
+          :
+          : "r"(address())
+          : "memory");
+    }
+#endif
+  }
+
+  // Waits for the end of a phase of this parity: the first one's is 0, the one before it counts as
+  // over.
+  FP4KIT_DEVICE void wait(u32 parity) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    u32 over;
+    do {
+#if __CUDA_ARCH__ >= 900
+      asm volatile(
+          "{\n"
+          ".reg .pred over;\n"
+          "mbarrier.try_wait.parity.shared.b64 over, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, over;\n"
+          "}"
+          : "=r"(over)
+          : "r"(address()), "r"(parity)
+          : "memory");
+#else
+      asm volatile(
+          "{\n"
+          ".reg .pred over;\n"
+          "mbarrier.test_wait.parity.shared.b64 over, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, over;\n"
+          "}"
+          : "=r"(over)
+          : "r"(address()), "r"(parity)
+          : "memory");
+#endif
+    } while (over == 0);
+#else
+    static_cast<void>(parity);
+    __syncthreads();
+#endif
+  }
+
+#endif  // __CUDACC__
+};
+
+// ---- Stages ----
+
 constexpr u32 kMostBuffers = 3;
-// Words at the end of a buffer, of each row (or pair) of a step: of channels that stand nowhere.
+// Words at the end of a buffer, of each row (or pair) of a step, for channels that stand nowhere.
 constexpr u32 kStagedGap = 4;
 
-// What lies in shared memory, one after the other, all of it whole 16-byte pieces.
+// Shared memory, all of it whole 16-byte vecs.
 struct Stage {
   ResidualFactors* factors;
   SplitBarrier* full;   // of each buffer: all is written
@@ -24,7 +110,7 @@ struct Stage {
   u16* place;           // of each channel, in words
   u8* scales;           // of some groups
 
-  __device__ __forceinline__ Stage(uint4* memory, u32 words, u32 cols) {
+  FP4KIT_DEVICE Stage(uint4* memory, u32 words, u32 cols) {
     factors = reinterpret_cast<ResidualFactors*>(memory);
     full = reinterpret_cast<SplitBarrier*>(factors + 1);
     empty = full + kMostBuffers;
@@ -43,10 +129,9 @@ struct Staged {
   static constexpr u32 kChannels = 16 / T::kSize;    // of a 16-byte piece of a row
   static constexpr u32 kVecs = 4 / kRows;            // that make as many elements as a block
 
-  // Where channel j of the order stands in a buffer, in words. Pieces of 16 bytes of the rows of a
-  // step lie side by side, as do those of neighbouring blocks, so that who reads blocks meets every
-  // bank once; which of them is which row's differs by block, so that who writes a row meets all
-  // banks as well.
+  // Where channel j of the order stands in a buffer, in words. 16 bytes of the rows of a step lie
+  // side by side, as do those of neighbouring blocks; which of them is which row's differs by
+  // block: who reads blocks and who writes rows meets every bank once.
   FP4KIT_HD static u32 place(u32 j, u32 main_blocks) {
     const u32 block = j / kGroupSize;
     return (j % kGroupSize / 4 * main_blocks + block) * (4 * kTogether) + 4 * first(block) + j % 4;
@@ -55,9 +140,8 @@ struct Staged {
   // The row (or pair) of a block that lies first. The others are found by exclusive or.
   FP4KIT_HD static u32 first(u32 block) { return block / (8 / kTogether) % kTogether; }
 
-  // Writes a piece of each row to the places of its channels, which are kept two in a word; the
-  // buffer begins at byte `base`.
-  static __device__ __forceinline__ void scatter(
+  // Writes a vec of each row to the places of its channels; the buffer begins at byte `base`.
+  static FP4KIT_DEVICE void scatter(
       const uint4 (&piece)[kRows], const u32 (&kept)[kChannels / 2], u32* word, u32 base) {
     u32 places[kChannels];
 #pragma unroll
@@ -85,7 +169,6 @@ struct Staged {
   }
 };
 
-// The sixteen channels of a block, of each of the rows that share words.
 template <class T>
 struct StagedBlock {
   static constexpr int kRows = 4 / static_cast<int>(T::kSize);
@@ -93,8 +176,7 @@ struct StagedBlock {
   u32 signs[kRows][2];
   MaxBits<T> maximum;
 
-  // From the block's first piece on; `step` words to the next.
-  __device__ __forceinline__ StagedBlock(const u32* first, u32 step) {
+  FP4KIT_DEVICE StagedBlock(const u32* first, u32 step) {
 #pragma unroll
     for (int i = 0; i < kGroupSize / 4; ++i) {
       const uint4 piece = *reinterpret_cast<const uint4*>(first + static_cast<u32>(i) * step);
@@ -119,9 +201,8 @@ struct StagedBlock {
     for (int i = 0; i < kGroupSize; ++i) maximum.add(found.word[i]);
   }
 
-  // Of bytes that are full of a sign's bit the low nibbles of one word and the high ones of
-  // another.
-  static __device__ __forceinline__ u32 join_signs(u32 even, u32 odd) {
+  // The low nibbles of one word and the high ones of another.
+  static FP4KIT_DEVICE u32 join_signs(u32 even, u32 odd) {
 #ifdef __CUDA_ARCH__
     u32 result;  // the compiler takes two instructions
     asm("lop3.b32 %0, %1, %2, 0x0F0F0F0F, 0xE4;" : "=r"(result) : "r"(even), "r"(odd));
@@ -131,9 +212,8 @@ struct StagedBlock {
 #endif
   }
 
-  // scale_block of one of the rows.
   template <bool kRounds>
-  __device__ __forceinline__ BlockElements scale(int r, float g) const {
+  FP4KIT_DEVICE BlockElements scale(int r, float g) const {
     BlockElements elements;
 #pragma unroll
     for (int i = 0; i < kGroupSize; ++i) {
@@ -147,13 +227,12 @@ struct StagedBlock {
   }
 };
 
-// Two places of channels in a word each.
-__device__ __forceinline__ void load_places(const u16* from, u32 (&kept)[2]) {
+FP4KIT_DEVICE void load_places(const u16* from, u32 (&kept)[2]) {
   const uint2 four = *reinterpret_cast<const uint2*>(from);
   kept[0] = four.x;
   kept[1] = four.y;
 }
-__device__ __forceinline__ void load_places(const u16* from, u32 (&kept)[4]) {
+FP4KIT_DEVICE void load_places(const u16* from, u32 (&kept)[4]) {
   const uint4 eight = *reinterpret_cast<const uint4*>(from);
   unpack_vec(eight, kept);
 }
@@ -163,7 +242,7 @@ struct RingPlace {
   u32 buffer;
   u32 parity;
 
-  __device__ __forceinline__ void advance(u32 buffers) {
+  FP4KIT_DEVICE void advance(u32 buffers) {
     if (++buffer == buffers) {
       buffer = 0;
       parity ^= 1;

@@ -32,10 +32,9 @@ FP4KIT_HD void butterfly(float (&v)[kGroupSize]) {
   for (int i = 0; i < kGroupSize; ++i) v[i] = mul_rn(v[i], 0.25f);
 }
 
-// The larger of `known` and 4 times any magnitude that butterfly() would leave, NaN ignored. Of a
-// sum and its difference one is the sum of the magnitudes, and no smaller than the other; both are
-// NaN, or this sum is not. It takes half of the last stage, and rounding may follow the maximum of
-// many groups: greater values do not round to smaller ones.
+// The larger of `known` and 4 times any magnitude that butterfly() would leave, NaN ignored: of a
+// sum and its difference one is the sum of the magnitudes, and no smaller than the other. Rounding
+// may follow the maximum of many groups.
 FP4KIT_HD float butterfly_amax(float known, float (&v)[kGroupSize]) {
   constexpr int kHalf = kGroupSize / 2;
   butterfly_stages<kHalf>(v);
@@ -50,13 +49,12 @@ FP4KIT_HD float butterfly_amax(float known, float (&v)[kGroupSize]) {
   return max_number(known, most[0]);
 }
 
-// What butterfly_amax() stands for, as bits of a float; `to_bf16`: of values rounded to that.
+// What butterfly_amax() stands for, as bits of a float, perhaps rounded to bfloat16.
 FP4KIT_HD u32 rotated_amax_bits(float most, bool to_bf16) {
   const float amax = mul_rn(most, 0.25f);
   return as_bits(to_bf16 ? round_to<Bf16>(amax) : amax);
 }
 
-// What negates the elements in word `i` whose bits in `mask` are 1.
 template <class T>
 FP4KIT_HD u32 sign_word(u32 mask, int i) {
   if constexpr (T::kSize == 4) {
@@ -66,9 +64,8 @@ FP4KIT_HD u32 sign_word(u32 mask, int i) {
   }
 }
 
-// Negates the elements whose bit in `mask` is 1, as they lie in memory. The result is hidden from
-// the compiler: it would turn changed signs of floats into negations, which flush subnormals (seen
-// in PTX of NVRTC 12.9).
+// Negates the elements whose bit in `mask` is 1, as they lie in memory. Hidden from the compiler,
+// which would make negations of it that flush subnormals.
 template <class T>
 FP4KIT_HD void flip_signs(Words<T>& x, u32 mask) {
 #pragma unroll
@@ -77,7 +74,7 @@ FP4KIT_HD void flip_signs(Words<T>& x, u32 mask) {
   }
 }
 
-// The rotated elements as R: Bf16 rounds them, F32 does not. NaN may come out as any NaN.
+// The rotated elements as R: Bf16 rounds them, F32 does not.
 template <class R>
 FP4KIT_HD Words<R> rotate_floats(float (&v)[kGroupSize]) {
   butterfly(v);
@@ -86,7 +83,6 @@ FP4KIT_HD Words<R> rotate_floats(float (&v)[kGroupSize]) {
   return result;
 }
 
-// The elements as floats, those in `mask` negated.
 template <class T>
 FP4KIT_HD void signed_values(Words<T> x, u32 mask, float (&v)[kGroupSize]) {
   flip_signs(x, mask);
@@ -107,5 +103,65 @@ FP4KIT_HD float group_butterfly_amax(float known, const Words<T>& x, u32 mask) {
   signed_values(x, mask, v);
   return butterfly_amax(known, v);
 }
+
+#ifdef __CUDACC__
+
+// ---- Columns ----
+
+// 16 rows of one column, or of two neighbouring ones (kAcross); a row of them is one access.
+template <class T, int kAcross>
+struct ColumnGroup {
+  static constexpr int kRowWords = kAcross * T::kSize > 4 ? 2 : 1;
+  u32 word[kGroupSize][kRowWords];
+
+  FP4KIT_DEVICE void load_row(const typename T::Bits* __restrict__ x, int i) {
+    if constexpr (kAcross == 1) {
+      word[i][0] = __ldg(x);
+    } else if constexpr (kRowWords == 1) {
+      word[i][0] = __ldg(reinterpret_cast<const u32*>(x));
+    } else {
+      const uint2 pair = __ldg(reinterpret_cast<const uint2*>(x));
+      word[i][0] = pair.x;
+      word[i][1] = pair.y;
+    }
+  }
+
+  FP4KIT_DEVICE void load(const typename T::Bits* __restrict__ x, i64 step) {
+#pragma unroll
+    for (int i = 0; i < kGroupSize; ++i, x += step) load_row(x, i);
+  }
+
+  FP4KIT_DEVICE void store_row(typename T::Bits* __restrict__ out, int i) const {
+    if constexpr (kAcross == 1) {
+      *out = static_cast<typename T::Bits>(word[i][0]);
+    } else {
+      store_words(out, word[i]);
+    }
+  }
+
+  FP4KIT_DEVICE void flip_signs(u32 mask) {
+#pragma unroll
+    for (int i = 0; i < kGroupSize; ++i) {
+      const u32 sign = ((mask >> i) & 1u) * (T::kSize == 4 ? kSignBit : 0x80008000u);
+#pragma unroll
+      for (int k = 0; k < kRowWords; ++k) word[i][k] = opaque(word[i][k] ^ sign);
+    }
+  }
+
+  FP4KIT_DEVICE float value(int i, int column) const {
+    if constexpr (T::kSize == 4) {
+      return as_float(word[i][column]);
+    } else {
+      return Words<T, 2>{{word[i][0]}}.value(column);
+    }
+  }
+
+  FP4KIT_DEVICE void column(int column, float (&v)[kGroupSize]) const {
+#pragma unroll
+    for (int i = 0; i < kGroupSize; ++i) v[i] = value(i, column);
+  }
+};
+
+#endif  // __CUDACC__
 
 }  // namespace fp4kit

@@ -4,26 +4,23 @@
 // rotate: the Hadamard transform of groups of 16 elements along rows or columns, forth and back.
 // Must equal ReferenceBackend.rotate.
 //
-// Rows: groups follow each other in memory, as rows are whole groups. A thread rotates a group, or
-// two of 16-bit elements, whose loads are in flight together. Of two neighbouring lanes each then
-// stores half of both groups: a store instruction writes whole sectors.
+// Rows: a thread rotates a group, or two of 16-bit elements, whose loads are in flight together. Of
+// two neighbouring lanes each then stores half of both groups: a store writes whole sectors.
+// Columns: a thread takes two columns of 16 rows if either type has 16 bits, else one.
 //
-// Columns: a thread takes two columns of 16 rows if either type has 16 bits, else one. A warp reads
-// and writes 128 bytes or more of each row.
-//
-// Signs are changed on the bits as they lie in memory. NaN is rare: what the fast conversion makes
-// of it is only made canonical where the maximum of a thread's results shows one.
+// Signs are changed on the bits as they lie in memory. NaN is rare: it is only made canonical where
+// the maximum of a thread's results shows one.
 //
 // Launch: 256 threads. Without kVector single elements are moved; columns with kVector need an even
 // number of columns.
-#include "common/column_pair.cuh"
 #include "common/scale_layout.cuh"
+#include "rht/rht.cuh"
 
 namespace fp4kit {
 
-// Rounds to bfloat16 in between, unless the result is rounded so anyway. NaN may come out as any.
+// Rounds to bfloat16 in between, unless the result is rounded so anyway.
 template <class Out>
-__device__ __forceinline__ void round_between(float (&v)[kGroupSize], bool to_bf16) {
+FP4KIT_DEVICE void round_between(float (&v)[kGroupSize], bool to_bf16) {
   if (SameType<Out, Bf16>::kValue || !to_bf16) return;
 #pragma unroll
   for (int i = 0; i < kGroupSize; i += 2) {
@@ -35,7 +32,7 @@ __device__ __forceinline__ void round_between(float (&v)[kGroupSize], bool to_bf
 
 // Makes the NaN of a word of results positive and canonical.
 template <class Out>
-__device__ __forceinline__ u32 canonical_nan(u32 word) {
+FP4KIT_DEVICE u32 canonical_nan(u32 word) {
   const u32 nan = to_output_bits<Out>(as_float(kQuietNanBits));
   if constexpr (Out::kSize == 4) {
     return (word & kMagnitudeMask) > Out::kInf ? nan : word;
@@ -47,7 +44,7 @@ __device__ __forceinline__ u32 canonical_nan(u32 word) {
 }
 
 template <class Out, int kCount>
-__device__ __forceinline__ void canonical_nans(u32* word) {
+FP4KIT_DEVICE void canonical_nans(u32* word) {
   MaxBits<Out> maximum;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) maximum.add(word[i]);
@@ -57,8 +54,7 @@ __device__ __forceinline__ void canonical_nans(u32* word) {
 }
 
 template <class Out, class T>
-__device__ __forceinline__ Words<Out> rotated_group(
-    const Words<T>& x, u32 before, u32 after, bool to_bf16) {
+FP4KIT_DEVICE Words<Out> rotated_group(const Words<T>& x, u32 before, u32 after, bool to_bf16) {
   float v[kGroupSize];
   signed_values(x, before, v);
   butterfly(v);
@@ -70,10 +66,10 @@ __device__ __forceinline__ Words<Out> rotated_group(
   return result;
 }
 
-// The lanes' groups to out: lanes 2k have groups k of 32, lanes 2k + 1 groups 16 + k. `first` is
-// group 0, `groups` of them exist.
+// Lanes 2k have groups k of 32, lanes 2k + 1 groups 16 + k. `first` is group 0, `groups` of them
+// exist.
 template <class Out>
-__device__ __forceinline__ void store_groups(
+FP4KIT_DEVICE void store_groups(
     typename Out::Bits* __restrict__ first, i64 groups, const Words<Out>& x) {
   constexpr int kVec = 16 / Out::kSize;
   const u32 lane = threadIdx.x % 32;
@@ -106,7 +102,6 @@ __global__ void __launch_bounds__(kThreads)
   const u32 before = inverse ? 0 : static_cast<u32>(mask);
   const u32 after = inverse ? static_cast<u32>(mask) : 0;
   const u32 lane = threadIdx.x % 32;
-  // A warp's groups begin here, 32 for each round.
   const i64 first = (static_cast<i64>(blockIdx.x) * kThreads + (threadIdx.x - lane)) * kEach;
   const u32 mine = lane / 2 + lane % 2 * 16;
   Words<T> elements[kEach];

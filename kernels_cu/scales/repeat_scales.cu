@@ -2,11 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Linear scales of squares: copies those of each sixteenth vector to the fifteen after it
-// (tiles/square_scales.cuh).
+// (tiles/full_tile_scales.cuh).
 //
 // Launch: kThreads threads, one for each 8 bytes of a sixteenth vector of the scales of rows, then
-// of those of columns. Vectors are multiples of 8 bytes, and of sixteen in number; a direction that
-// is not asked for has no pieces.
+// of columns. Vectors are multiples of 8 bytes, and of sixteen in number.
 #include "common/types.cuh"
 
 namespace fp4kit {

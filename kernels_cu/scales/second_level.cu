@@ -1,12 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// second_level: tensor amax to the scale that a recipe keeps, and one direction to another, without
-// the host ever seeing a value. Must equal scaling.second_level_from_amax and
-// scaling.convert_second_level; the arithmetic stands in common/recipes.cuh.
+// second_level: tensor amax to the scale that a recipe keeps, and one kind of it to another,
+// without the host ever seeing a value. Must equal scaling.second_level_from_amax and
+// scaling.convert_second_level (common/recipes.cuh).
 //
-// Memory layout: value and out are float32 (count,), and may be the same array.
-// Launch: 256 threads, ceil(count / 256) blocks.
+// Launch: 256 threads, ceil(count / 256) blocks; value and out may be the same array.
 #include "common/recipes.cuh"
 
 namespace fp4kit {

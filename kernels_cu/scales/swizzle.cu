@@ -1,19 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// swizzle / unswizzle: block scales between linear and tiled order. Must equal
-// ReferenceBackend.swizzle and .unswizzle (fp4kit/layout.py gives the order).
+// swizzle / unswizzle: block scales between linear and tiled order (fp4kit/layout.py). Must equal
+// ReferenceBackend.swizzle and .unswizzle.
 //
-// Algorithm: a thread moves one strip of a tile, four rows of four columns, which are 16 tiled
-// bytes in a row: rows r, r + 32, r + 64 and r + 96 of a 128x4 tile, rows 4r .. 4r + 3 of an 8x4
-// tile.
-//   1. neighbouring threads take 8 tiles side by side, then the next strip: a warp then reads 32
-//      linear bytes from each row and writes whole memory sectors of tiled ones
-//   2. rows and columns past the matrix read as 0 and are never written in linear order
+// A thread moves four rows of four columns, which are 16 tiled bytes in a row: rows r, r + 32, r +
+// 64 and r + 96 of a 128x4 tile, rows 4r .. 4r + 3 of an 8x4 tile. Neighbouring threads take 8
+// tiles side by side: a warp then reads 32 linear bytes from each row and writes whole sectors of
+// tiled ones. Rows and columns past the matrix read as 0 and are never written in linear order.
 //
-// Memory layout: linear is (rows, cols); tiled is padded to whole tiles.
 // Launch: 256 threads, enough blocks for all strips of each group of 8 tiles, 32 or 2 a tile
-// (kWords = true where the linear rows start on 4 bytes, else byte by byte).
+// (kWords: where the linear rows start on 4 bytes, else byte by byte).
 #include "common/elements.cuh"
 #include "common/scale_layout.cuh"
 
@@ -32,7 +29,6 @@ struct Tile {
   static constexpr int kStripStep = kTall ? 1 : kStripRows;
 };
 
-// Where a thread's strip lies.
 struct Strip {
   i64 row;    // first row
   i64 col;    // first of four columns
@@ -41,7 +37,7 @@ struct Strip {
 };
 
 template <int kLayout>
-__device__ __forceinline__ Strip find_strip(i64 tile_rows, i64 tiles) {
+FP4KIT_DEVICE Strip find_strip(i64 tile_rows, i64 tiles) {
   using Shape = Tile<kLayout>;
   constexpr int kStripBytes = kTileCols * kStripRows;
   const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
@@ -56,8 +52,17 @@ __device__ __forceinline__ Strip find_strip(i64 tile_rows, i64 tiles) {
       tile_row < tile_rows && tile_col < tiles};
 }
 
+template <int kLayout, class Function>
+FP4KIT_DEVICE void for_rows(const Strip& strip, i64 rows, const Function& function) {
+#pragma unroll
+  for (int k = 0; k < kStripRows; ++k) {
+    const i64 row = strip.row + Tile<kLayout>::kRowStep * k;
+    function(k, row, row < rows);
+  }
+}
+
 template <bool kWords>
-__device__ __forceinline__ u32 load_linear(const u8* __restrict__ row, i64 valid) {
+FP4KIT_DEVICE u32 load_linear(const u8* __restrict__ row, i64 valid) {
   if constexpr (kWords) {
     return valid > 0 ? __ldg(reinterpret_cast<const unsigned int*>(row)) : 0;
   } else {
@@ -71,7 +76,7 @@ __device__ __forceinline__ u32 load_linear(const u8* __restrict__ row, i64 valid
 }
 
 template <bool kWords>
-__device__ __forceinline__ void store_linear(u8* __restrict__ row, i64 valid, u32 word) {
+FP4KIT_DEVICE void store_linear(u8* __restrict__ row, i64 valid, u32 word) {
   if constexpr (kWords) {
     if (valid > 0) *reinterpret_cast<unsigned int*>(row) = word;
   } else {
@@ -89,46 +94,28 @@ __global__ void __launch_bounds__(kThreads) swizzle_kernel(const u8* __restrict_
   const Strip strip = find_strip<kLayout>(tile_rows, tiles);
   if (!strip.exists) return;
   u32 word[kStripRows];
-#pragma unroll
-  for (int k = 0; k < kStripRows; ++k) {
-    const i64 row = strip.row + Tile<kLayout>::kRowStep * k;
-    word[k] =
-        row < rows ? load_linear<kWords>(linear + row * cols + strip.col, cols - strip.col) : 0;
-  }
-  u8* out = tiled + strip.tiled;
-  if constexpr (kWords) {
-    *reinterpret_cast<uint4*>(out) = pack_vec(word);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kStripRows; ++k) {
-      store_linear<kWords>(out + kTileCols * k, kTileCols, word[k]);
-    }
-  }
+  for_rows<kLayout>(strip, rows, [&](int k, i64 row, bool inside) {
+    const i64 place = row * cols + strip.col;
+    word[k] = inside ? load_linear<kWords>(linear + place, cols - strip.col) : 0;
+  });
+  store_codes<kWords, false>(tiled + strip.tiled, word);
 }
 
 template <int kLayout, bool kWords>
 __global__ void __launch_bounds__(kThreads) unswizzle_kernel(const u8* __restrict__ tiled,
     u8* __restrict__ linear, i64 rows, i64 cols, i64 tile_rows, i64 tiles) {
+  u32 word[kStripRows];
   const Strip strip = find_strip<kLayout>(tile_rows, tiles);
   if (!strip.exists) return;
-  u32 word[kStripRows];
   const u8* in = tiled + strip.tiled;
   if constexpr (kWords) {
-    const uint4 all = __ldg(reinterpret_cast<const uint4*>(in));
-    unpack_vec(all, word);
+    unpack_vec(__ldg(reinterpret_cast<const uint4*>(in)), word);
   } else {
-#pragma unroll
-    for (int k = 0; k < kStripRows; ++k) {
-      word[k] = load_linear<kWords>(in + kTileCols * k, kTileCols);
-    }
+    load_codes<false, kStripRows * kTileCols>(in, word);
   }
-#pragma unroll
-  for (int k = 0; k < kStripRows; ++k) {
-    const i64 row = strip.row + Tile<kLayout>::kRowStep * k;
-    if (row < rows) {
-      store_linear<kWords>(linear + row * cols + strip.col, cols - strip.col, word[k]);
-    }
-  }
+  for_rows<kLayout>(strip, rows, [&](int k, i64 row, bool inside) {
+    if (inside) store_linear<kWords>(linear + row * cols + strip.col, cols - strip.col, word[k]);
+  });
 }
 
 }  // namespace fp4kit

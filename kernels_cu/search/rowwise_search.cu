@@ -1,17 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize with a searched scale, the fast path of rows: blocks of 16, whole and aligned, one
-// second level, fewer than 2^31 blocks. The bytes are those of tiles/quantize_tiles.cu, which
-// serves everything else.
+// quantize rows with a searched scale, the fast path: blocks of 16, whole and aligned, one second
+// level, fewer than 2^31 blocks. The bytes are those of tiles/quantize_tiles.cu, which serves
+// everything else.
 //
-// A search is bound by the instructions that are issued, so that none are spent on tiles: blocks
-// are one flat sequence, as in quantize/rowwise.cu, and go from memory to registers. Shared memory
-// holds what each of the 128 scale bytes comes to, and a table for each thread. The other warps
-// hide that a warp waits for its elements, as each has hundreds of instructions for every block.
+// A search is bound by the instructions that are issued: blocks are one flat sequence, as in
+// quantize/rowwise.cu, and go from memory to registers. Shared memory holds what each of the 128
+// scale bytes comes to, and a table for each thread.
 //
-// Launch: 256 threads; some times as many blocks as the device holds at once (cuda_ready.py).
-// Scales past the last row or block are not written here.
+// Launch: 256 threads; some times as many blocks as the device holds at once. Scales past the last
+// row or block are not written here.
 #include "quantize/rowwise.cuh"
 #include "search/tables.cuh"
 
@@ -42,7 +41,6 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_TILE_BLOCKS) quantize_rowwise
       static_cast<u32>(stored_cols)};
   const u32 count = static_cast<u32>(groups);
   const u32 stride = gridDim.x * kThreads;
-  // No sum of count and stride exceeds 32 bits.
 #pragma unroll 1
   for (u32 group = blockIdx.x * kThreads + threadIdx.x; group < count; group += stride) {
     Words<T> elements;

@@ -22,7 +22,6 @@ FP4KIT_HD Level make_te_level(float second, float range) {
   return make_level<kRecipeTe, true>(second, range);
 }
 
-// scaling.te_decode_factor.
 FP4KIT_HD float te_decode_factor(float q, const Level& level, float range) {
   return te_decode_factor_by(q, level, div_rn(1.0f, range));
 }
@@ -53,8 +52,7 @@ struct alignas(16) Candidate {
   u32 traits;
 };
 
-// What other codes decode to are powers of two times one of these: nothing overflows or becomes
-// subnormal.
+// What other codes decode to are powers of two times one of these, exactly.
 constexpr u32 kByTwo = 1;
 // That, and the scale is neither subnormal nor the largest, which saturated ones are rounded to.
 constexpr u32 kOrdinary = 2;
@@ -78,8 +76,7 @@ FP4KIT_HD Candidate make_candidate(u32 byte, const Level& level, float range, in
   return candidate;
 }
 
-// Fills entries 1 .. kLast of a table of what magnitude codes decode to. Entry 8 is for elements
-// that e2m1_magic did not cut to 7.
+// Fills entries 1 .. kLast; 8 is for elements that e2m1_magic did not cut to 7.
 template <u32 kLast, class Table>
 FP4KIT_HD void fill_by_two(const Table& table, const Candidate& candidate) {
   table.set(1, mul_rn(candidate.one, 0.5f));
@@ -93,7 +90,6 @@ FP4KIT_HD void fill_by_two(const Table& table, const Candidate& candidate) {
   if constexpr (kLast >= 8) table.set(8, six);
 }
 
-// Fills entries 0 .. 7 for any scale.
 template <int kSearch, class Table>
 FP4KIT_HD void fill_decoded(const Table& table, const Candidate& candidate, u32 byte,
     const Level& level, float range, int error) {
@@ -109,7 +105,6 @@ FP4KIT_HD void fill_decoded(const Table& table, const Candidate& candidate, u32 
   }
 }
 
-// A group's elements as floats, unpacked once for all scales.
 struct Values {
   float value[kGroupSize];
 
@@ -135,14 +130,12 @@ FP4KIT_HD u32 magic_within(float y) {
   return kReach == kReachFour ? e2m1_magic_to_four(y) : e2m1_magic<kReach == kReachAny>(y);
 }
 
-// Joins the sums that magic_within gave of elements i .. i + 3 to the codes before them.
 FP4KIT_HD void join_codes(const u32 (&code)[4], int i, u32 (&codes)[2]) {
   const u32 four = e2m1_join4(code[0], code[1], code[2], code[3]);
   codes[i / 8] = i % 8 == 0 ? four : byte_perm(codes[i / 8], four, 0x5410u);
 }
 
-// scale_search.total_error of one block: the elements' errors summed in order. Signs do not matter,
-// as codes have that of their elements. `codes`: the magnitude codes, if asked for.
+// scale_search.total_error of one block. `codes`: the magnitude codes, if asked for.
 template <int kError, int kReach, bool kKeepCodes, class Table>
 FP4KIT_HD float block_error(
     const Values& x, const Table& table, float factor, const Level& level, u32 (&codes)[2]) {
@@ -159,7 +152,6 @@ FP4KIT_HD float block_error(
       // Hidden, or NVRTC 12.9 makes it the absolute value of a float, which flushes subnormals.
       const float error = is_squared_error(kError) ? mul_rn(difference, difference)
                                                    : as_float(opaque(magnitude_bits(difference)));
-      // 0 + the first one is that one.
       if (i + k == 0) {
         total = error;
       } else {
@@ -188,7 +180,6 @@ struct AloneSum {
   FP4KIT_HD float operator()(float error) const { return error; }
 };
 
-// What a search found. Within a search the codes are those of magnitudes.
 struct Found {
   u32 byte;
   float factor;
@@ -204,8 +195,8 @@ FP4KIT_HD float first_scale(float amax, const Level& level) {
 
 // ---- Any block ----
 
-// scale_search.search: the scale byte that leaves the lowest error. kError: of kErrorMse and so on.
-// `candidate_of` gives what make_candidate does.
+// scale_search.search: the scale byte that leaves the lowest error. `candidate_of` gives what
+// make_candidate does.
 template <int kSearch, int kError, class Table, class Candidates, class Sum>
 FP4KIT_HD Found search_any(const Values& x, float amax, const Level& level, float range,
     const Table& table, const Candidates& candidate_of, const Sum& sum) {
@@ -250,18 +241,16 @@ FP4KIT_HD Found search_any(const Values& x, float amax, const Level& level, floa
 // Ordinary blocks: finite elements whose sizes under each scale are known, and so are those of what
 // their codes decode to. No sum of errors is NaN, and +infinity is the largest.
 
-// The amax of ordinary blocks is large enough for sixth().
 constexpr u32 kLeastOrdinary = static_cast<u32>(kF32Bias - 100) << kF32MantissaBits;
 
-// amax / 6. That is rounded as the division would be: 1 / 6 is rounded to nearest, the product is
-// off by less than a unit of its last place and its remainder is exact (Markstein's theorem).
+// amax / 6, rounded as the division would be: the product is off by less than a unit of its last
+// place and its remainder is exact (Markstein's theorem).
 FP4KIT_HD float sixth(float amax) {
   const float quotient = mul_rn(amax, kReciprocalE2m1Max);
   return fma_rn(fma_rn(-kE2m1Max, quotient, amax), kReciprocalE2m1Max, quotient);
 }
 
-// Both scales of four_over_six, which are ordinary: rounding them to three mantissa bits leaves the
-// largest element below 6.4 and below 4.3.
+// Both scales of four_over_six: they leave the largest element below 6.4 and below 4.3.
 template <int kError, class Table>
 FP4KIT_HD Found choose_four_or_six(const Values& x, const u32 (&bytes)[2],
     const Candidate (&candidate)[2], const Level& level, const Table& table) {
@@ -278,7 +267,7 @@ FP4KIT_HD Found choose_four_or_six(const Values& x, const u32 (&bytes)[2],
       {takes_four ? four[0] : six[0], takes_four ? four[1] : six[1]}};
 }
 
-// Bytes of sweep_ordinary: no scale that is tried may be subnormal, and the own one not saturated.
+// No scale that is tried may be subnormal, and the own one not saturated.
 FP4KIT_HD bool sweeps_ordinary(u32 own) {
   constexpr u32 kLeast = (1u << E4m3::kMantissaBits) + 3;
   return own - kLeast < E4m3::kMaxCode - kLeast;
@@ -291,8 +280,8 @@ FP4KIT_HD bool is_ordinary_second(float second) {
   return magnitude_bits(second) - kLeast < kMost - kLeast;
 }
 
-// The own scale leaves the largest element below 6.4. The scale three steps lower is 8/11 of that
-// or more: below 8.8. Five steps higher it is 16/11 or more: below 4.4.
+// The own scale leaves the largest element below 6.4, that three steps lower below 8.8, that five
+// steps higher below 4.4.
 template <int kError, class Table, class Candidates>
 FP4KIT_HD Found sweep_ordinary(const Values& x, u32 own, const Level& level, const Table& table,
     const Candidates& candidate_of) {
@@ -334,7 +323,6 @@ FP4KIT_HD Found sweep_ordinary(const Values& x, u32 own, const Level& level, con
   return best;
 }
 
-// Adds the signs of finite elements.
 template <class T>
 FP4KIT_HD Found with_signs(const Words<T>& x, Found found) {
 #pragma unroll
@@ -343,7 +331,6 @@ FP4KIT_HD Found with_signs(const Words<T>& x, Found found) {
 }
 
 // scale_search.search for a group whose largest magnitude, NaN included, is `raw`, and its codes.
-// `amax_of` gives the amax, of the group or of its tile.
 template <int kSearch, int kError, class T, class Amax, class Table, class Candidates, class Sum>
 FP4KIT_HD Found search_scale(const Words<T>& words, u32 raw, const Amax& amax_of,
     const Level& level, float range, const Table& table, const Candidates& candidate_of,

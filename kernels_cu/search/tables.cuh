@@ -1,24 +1,23 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a search (search/scale_search.cuh) keeps in shared memory: candidates by scale byte, and for
-// each thread what the codes decode to under the scale that it tries.
+// What a search keeps in shared memory: candidates by scale byte, and for each thread what the
+// codes decode to under the scale that it tries.
 #pragma once
 
 #include "search/scale_search.cuh"
 
 namespace fp4kit {
 
-// What the scale bytes come to, in shared memory: kept by address, which the compiler would work
-// out anew for each block.
+// What the scale bytes come to: kept by address, which the compiler would work out for each block.
 struct SharedCandidates {
 #ifdef __CUDA_ARCH__
   u32 address;
 
-  __device__ __forceinline__ explicit SharedCandidates(const Candidate* candidates)
+  FP4KIT_DEVICE explicit SharedCandidates(const Candidate* candidates)
       : address(opaque(static_cast<u32>(__cvta_generic_to_shared(candidates)))) {}
 
-  __device__ __forceinline__ Candidate operator()(u32 byte) const {
+  FP4KIT_DEVICE Candidate operator()(u32 byte) const {
     Candidate result;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
         : "=f"(result.factor), "=f"(result.one), "=f"(result.three_halves), "=r"(result.traits)
@@ -34,28 +33,26 @@ struct SharedCandidates {
 #endif
 };
 
-// Entries of a thread's table: sweep_ordinary has one more than there are codes. kAlone: blocks are
-// no squares, whose searches share their sums and take the path of any block.
+// Entries of a thread's table. kAlone: no squares, whose searches take the path of any block.
 template <int kSearch, bool kAlone>
 FP4KIT_HD constexpr u32 table_entries() {
   return kSearch == kSearchSweep && kAlone ? 9 : 8;
 }
 
-// A thread's own table in shared memory, an entry per row of banks. Read by address, as the sums of
-// e2m1_magic are: what kMagic23 adds does not reach into 32 bits.
+// A thread's own table, an entry per row of banks. Read by address, as the sums of e2m1_magic are.
 struct SharedTable {
 #ifdef __CUDA_ARCH__
   u32 address;
 
-  __device__ __forceinline__ explicit SharedTable(float* values)
+  FP4KIT_DEVICE explicit SharedTable(float* values)
       : address(static_cast<u32>(__cvta_generic_to_shared(values + threadIdx.x))) {}
 
-  __device__ __forceinline__ void set(u32 k, float value) const {
+  FP4KIT_DEVICE void set(u32 k, float value) const {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address + k * (4 * kThreads)), "f"(value)
         : "memory");
   }
 
-  __device__ __forceinline__ float get(u32 sum) const {
+  FP4KIT_DEVICE float get(u32 sum) const {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];"
         : "=f"(value)

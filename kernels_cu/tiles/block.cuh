@@ -1,21 +1,19 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the passes over a tile share: what lies in shared memory, the second levels and scales, and
-// one block of 16 or 32 elements.
+// What the passes over a tile share: shared memory, second levels, places of scales, and one block.
 #pragma once
 
 #include "quantize/rowwise.cuh"
 #include "rht/rht.cuh"
 #include "search/tables.cuh"
 #include "tiles/config.cuh"
-#include "tiles/sector_scales.cuh"
-#include "tiles/square_scales.cuh"
+#include "tiles/full_tile_scales.cuh"
 
 namespace fp4kit {
 
-// What one direction's scales come to: element factors by scale byte if all vectors share one
-// second level, else one level per vector. Those that share a square share theirs.
+// Element factors by scale byte if all vectors share one second level, else one level per vector or
+// square.
 template <class C, u32 kVectors>
 struct TileLevels {
   float factor[C::kOneLevel && !C::Format::kIsMx ? kScaleBytes : 1];
@@ -31,13 +29,7 @@ struct Decoded {
 
 struct Nothing {};
 template <bool kCondition, class A>
-struct Maybe {
-  using Type = A;
-};
-template <class A>
-struct Maybe<false, A> {
-  using Type = Nothing;
-};
+using Maybe = typename Conditional<kCondition, A, Nothing>::Type;
 
 template <class C>
 struct TileShared {
@@ -47,13 +39,13 @@ struct TileShared {
   u32 next_tile[2];
   u8 square_byte[C::kDown][C::kAcross];
   u32 square_amax[2][C::kDown][C::kAcross];  // of this tile, and cleared for the next
-  typename Maybe<C::kSearches, Decoded<C>>::Type decoded;
-  typename Maybe<C::kBuffersScales, BufferedScales>::Type held;
-  typename Maybe<C::kFull && C::V::kSquare, SquareScales>::Type squares;
+  Maybe<C::kSearches, Decoded<C>> decoded;
+  Maybe<C::kBuffersScales, BufferedScales> buffered;
+  Maybe<C::kFull && C::V::kSquare, SquareScales> squares;
 };
 
 template <class C>
-__device__ __forceinline__ Level level_of(float second, float range) {
+FP4KIT_DEVICE Level level_of(float second, float range) {
   if constexpr (C::kSearches) {
     return make_te_level(second, range);
   } else {
@@ -62,7 +54,7 @@ __device__ __forceinline__ Level level_of(float second, float range) {
 }
 
 template <class C>
-__device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
+FP4KIT_DEVICE float factor_of(u32 byte, const Level& level) {
   if constexpr (C::V::kPerToken) {
     const float q = decode_e4m3(byte);
     return is_zero(q) ? 0.0f : div_rn(level.scale, q);
@@ -71,10 +63,9 @@ __device__ __forceinline__ float factor_of(u32 byte, const Level& level) {
   }
 }
 
-// Thread number `thread` of those that fill in the levels of a direction.
 template <class C, u32 kVectors>
-__device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels,
-    const QuantizedView& side, i64 vector0, i64 vectors, float range, u32 thread) {
+FP4KIT_DEVICE void fill_levels(TileLevels<C, kVectors>& levels, const QuantizedView& side,
+    i64 vector0, i64 vectors, float range, u32 thread) {
   if constexpr (C::kOneLevel) {
     if (thread < kScaleBytes) {
       const Level level = level_of<C>(C::kHasLevels ? __ldg(side.second) : 1.0f, range);
@@ -92,14 +83,12 @@ __device__ __forceinline__ void fill_levels(TileLevels<C, kVectors>& levels,
 }
 
 template <class C, u32 kVectors>
-__device__ __forceinline__ const Level& level_at(
-    const TileLevels<C, kVectors>& levels, u32 vector) {
+FP4KIT_DEVICE const Level& level_at(const TileLevels<C, kVectors>& levels, u32 vector) {
   return levels.level[C::kOneLevel ? 0 : vector / levels.kEach];
 }
 
 template <class C, u32 kVectors>
-__device__ __forceinline__ float factor_at(
-    const TileLevels<C, kVectors>& levels, u32 byte, const Level& level) {
+FP4KIT_DEVICE float factor_at(const TileLevels<C, kVectors>& levels, u32 byte, const Level& level) {
   if constexpr (C::Format::kIsMx) {
     return inverse_e8m0(byte);
   } else if constexpr (C::kOneLevel) {
@@ -117,7 +106,7 @@ struct ScalePlace {
   u32 vector;  // of the first one in its layout tile
   u32 block;
 
-  __device__ __forceinline__ ScalePlace(const QuantizedView& side, i64 vector0, i64 block0) {
+  FP4KIT_DEVICE ScalePlace(const QuantizedView& side, i64 vector0, i64 block0) {
     const u64 tiles = static_cast<u64>(side.stored_cols) / kTileCols;
     const u64 v = static_cast<u64>(vector0);
     const u64 b = static_cast<u64>(block0);
@@ -136,7 +125,7 @@ struct ScalePlace {
     }
   }
 
-  __device__ __forceinline__ u8* at(u32 v, u32 b) const {
+  FP4KIT_DEVICE u8* at(u32 v, u32 b) const {
     const u32 r = v + vector;
     const u32 c = b + block;
     if constexpr (kLayout == kLayoutLinear) {
@@ -150,8 +139,8 @@ struct ScalePlace {
     }
   }
 
-  // From a vector's scale to that of one `vectors` below, a multiple of 32, within a tile.
-  __device__ __forceinline__ u64 step(u32 vectors) const {
+  // From a vector's scale to that of one `vectors` below, a multiple of 32.
+  FP4KIT_DEVICE u64 step(u32 vectors) const {
     if constexpr (kLayout == kLayoutLinear) {
       return vectors * stride;
     } else if constexpr (kLayout == kLayoutSwizzled128x4) {
@@ -162,7 +151,7 @@ struct ScalePlace {
   }
 
   // From the scale of a vector of an even number to that of the next one.
-  __device__ __forceinline__ u64 to_odd() const {
+  FP4KIT_DEVICE u64 to_odd() const {
     if constexpr (kLayout == kLayoutLinear) {
       return stride;
     } else {
@@ -171,11 +160,10 @@ struct ScalePlace {
   }
 };
 
-// Sums over the rows of a square, pairs 8, 4, 2 and 1 apart. The halves of a warp hold two squares,
-// which may try different numbers of scales.
+// Sums over the rows of a square; the halves of a warp hold two squares.
 struct SquareSum {
   static constexpr bool kAlone = false;
-  __device__ __forceinline__ float operator()(float error) const {
+  FP4KIT_DEVICE float operator()(float error) const {
     const u32 half = 0xFFFFu << (threadIdx.x & 16u);
 #pragma unroll
     for (int distance = kGroupSize / 2; distance > 0; distance /= 2) {
@@ -185,7 +173,6 @@ struct SquareSum {
   }
 };
 
-// A block's codes, low nibble first, and its scale.
 template <class Format>
 struct Coded {
   u32 code[Format::kGroups][Format::kGroupWords];
@@ -193,7 +180,7 @@ struct Coded {
 };
 
 template <class Format, class R>
-__device__ __forceinline__ float block_amax_of(
+FP4KIT_DEVICE float block_amax_of(
     const Words<R> (&x)[Format::kGroups], u32 (&raw)[Format::kGroups]) {
   u32 bits = 0;
 #pragma unroll
@@ -201,10 +188,9 @@ __device__ __forceinline__ float block_amax_of(
   return from_input_bits<R>(bits);
 }
 
-// The groups of a block as they are quantized; only those of the first `left` elements are rotated:
-// what fills a block up stays +0.0.
+// The groups of a block as they are quantized; past the first `left` elements they stay +0.0.
 template <bool kRotate, class R, class T, int kGroups>
-__device__ __forceinline__ void maybe_rotate(
+FP4KIT_DEVICE void maybe_rotate(
     const Words<T> (&x)[kGroups], u32 mask, u32 left, Words<R> (&result)[kGroups]) {
 #pragma unroll
   for (int l = 0; l < kGroups; ++l) {
@@ -220,23 +206,13 @@ __device__ __forceinline__ void maybe_rotate(
   }
 }
 
-template <bool kSquare>
-struct SumOf {
-  using Type = AloneSum;
-};
-template <>
-struct SumOf<true> {
-  using Type = SquareSum;
-};
-
 template <class C, class R>
-__device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words<R>& x, float amax,
-    u32 raw, const Level& level, float range) {
+FP4KIT_DEVICE Found search_block(TileShared<C>& shared, const Words<R>& x, float amax, u32 raw,
+    const Level& level, float range) {
   using V = typename C::V;
   const SharedTable table(shared.decoded.value);
   const auto amax_of = [&] { return amax; };
-  const typename SumOf<V::kSquare>::Type sum;
-  // Scales are not negative, nor are their bytes.
+  const typename Conditional<V::kSquare, SquareSum, AloneSum>::Type sum;
   if constexpr (C::kTabled) {
     const SharedCandidates candidate_of(shared.decoded.candidate);
     return search_scale<V::kSearch, V::kError>(
@@ -250,12 +226,12 @@ __device__ __forceinline__ Found search_block(TileShared<C>& shared, const Words
   }
 }
 
-// Codes and scale of a block whose amax is known. `group`: the number of its first 16 elements.
+// `group`: the number of the block's first 16 elements.
 template <class C, class R, u32 kVectors>
-__device__ __forceinline__ void encode_block(TileShared<C>& shared,
-    const Words<R> (&x)[C::Format::kGroups], float amax, const u32 (&raw)[C::Format::kGroups],
-    const TileLevels<C, kVectors>& levels, u32 vector, const Options& options, u64 group,
-    u32 direction, u32 stream, Coded<typename C::Format>& coded) {
+FP4KIT_DEVICE void encode_block(TileShared<C>& shared, const Words<R> (&x)[C::Format::kGroups],
+    float amax, const u32 (&raw)[C::Format::kGroups], const TileLevels<C, kVectors>& levels,
+    u32 vector, const Options& options, u64 group, u32 direction, u32 stream,
+    Coded<typename C::Format>& coded) {
   using Format = typename C::Format;
   const Level& level = level_at(levels, vector);
   if constexpr (C::kSearches) {
@@ -280,9 +256,8 @@ __device__ __forceinline__ void encode_block(TileShared<C>& shared,
   }
 }
 
-// Codes of a group to memory, in the order of nibbles that is asked for.
 template <class C>
-__device__ __forceinline__ void store_group(
+FP4KIT_DEVICE void store_group(
     u8* __restrict__ out, const u32 (&code)[C::Format::kGroupWords], const Options& options) {
   u32 ordered[C::Format::kGroupWords];
 #pragma unroll

@@ -5,7 +5,7 @@
 // to, or the two columns of 16-bit elements: those are encoded together, straight from the words.
 #pragma once
 
-#include "common/column_pair.cuh"
+#include "rht/rht.cuh"
 #include "tiles/block.cuh"
 
 namespace fp4kit {
@@ -22,9 +22,8 @@ FP4KIT_HD constexpr bool encodes_pairs() {
 }
 
 // Codes of two columns whose words these are, under ordinary scales and without NaN or infinity.
-// Four rows at a time: the codes of both columns fill the halves of a word.
 template <class C>
-__device__ __forceinline__ void encode_pair(
+FP4KIT_DEVICE void encode_pair(
     const u32 (&word)[C::kBlock], const float (&factor)[2], u32 (&code)[2][C::Format::kGroups][2]) {
   using T = typename C::T;
 #pragma unroll
@@ -56,25 +55,22 @@ __device__ __forceinline__ void encode_pair(
 }
 
 template <class R, class T, int kAcross>
-__device__ __forceinline__ Words<R> rotate_column(
-    const ColumnGroup<T, kAcross>& signed_group, u32 column) {
+FP4KIT_DEVICE Words<R> rotate_column(const ColumnGroup<T, kAcross>& signed_group, u32 column) {
   float v[kGroupSize];
   signed_group.column(static_cast<int>(column), v);
   return rotate_floats<R>(v);
 }
 
-// The words of a column of a block: element i of the block in word i.
 template <class C>
-__device__ __forceinline__ u32 column_word(const u32* first, u32 i) {
+FP4KIT_DEVICE u32 column_word(const u32* first, u32 i) {
   return first[C::TileType::offset(i, 0)];
 }
 
 // Codes and scales of a block of the columns that share words: word number `w` of a row of the
-// tile. `left`: rows of the block inside of the matrix, where it can be rotated; `piece`: the
-// number of the block in the first of the columns.
+// tile. `left`: rows inside of the matrix; `piece`: the block's number in the first of the columns.
 template <class C>
-__device__ __forceinline__ void encode_columns(TileShared<C>& shared, const u32 (&word)[C::kBlock],
-    u32 w, u32 left, u64 piece, u64 pitch, u32 stream, const Options& options,
+FP4KIT_DEVICE void encode_columns(TileShared<C>& shared, const u32 (&word)[C::kBlock], u32 w,
+    u32 left, u64 piece, u64 pitch, u32 stream, const Options& options,
     u32 (&code)[2][C::Format::kGroups][2], u32 (&byte)[2]) {
   using Format = typename C::Format;
   using T = typename C::T;
@@ -109,7 +105,6 @@ __device__ __forceinline__ void encode_columns(TileShared<C>& shared, const u32 
 #pragma unroll
       for (u32 l = 0; l < kGroups; ++l) group[l].flip_signs(options.col_mask);
     }
-    // Rare where pairs are possible, and then not worth more code.
 #pragma unroll(encodes_pairs<C>() ? 1 : kHalves)
     for (u32 half = 0; half < kHalves; ++half) {
       const u32 col = w * kHalves + half;
@@ -117,7 +112,6 @@ __device__ __forceinline__ void encode_columns(TileShared<C>& shared, const u32 
       if constexpr (kFromWords) {
 #pragma unroll
         for (u32 l = 0; l < kGroups; ++l) {
-          // What fills a block up stays +0.0. Rows come in whole groups.
           const bool inside = kGroups == 1 || l * kGroupSize < left;
           x[l] = inside ? rotate_column<R>(group[l], half) : Words<R>{};
         }

@@ -10,8 +10,8 @@
 namespace fp4kit {
 
 template <class C>
-__device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
-    typename C::TileType& tile, const Task<typename C::T>& task, const Options& options) {
+FP4KIT_DEVICE void quantize_columns_fp4(TileShared<C>& shared, typename C::TileType& tile,
+    const Task<typename C::T>& task, const Options& options) {
   using Format = typename C::Format;
   constexpr u32 kGroups = Format::kGroups;
   constexpr u32 kBlock = C::kBlock;
@@ -21,7 +21,6 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   constexpr u32 kEach = kItems < kThreads ? 1 : kItems / kThreads;
   constexpr u32 kStep = kThreads / C::kDown;  // words
   static_assert(kStep * kHalves % 32 == 0, "so that places of scales add up");
-  // Blocks of one column lie together in the result.
   const u32 b = threadIdx.x % C::kDown;
   const u32 first_w = threadIdx.x / C::kDown;
   const Strip strip = strip_of<C>(task, b);
@@ -31,7 +30,6 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
   u32 scales = 0;  // of a whole matrix, one byte each
   const i64 block0 = task.row0 / kBlock;
   const u64 pitch = static_cast<u64>(task.col.blocks);
-  // The number of the block in the first of a thread's columns.
   u64 piece = static_cast<u64>(strip.col0 + first_w * kHalves) * pitch +
               static_cast<u64>(block0 + strip.down);
   u8* out = task.col.packed + piece * (kGroups * kGroupBytes);
@@ -71,18 +69,18 @@ __device__ __forceinline__ void quantize_columns_fp4(TileShared<C>& shared,
     const u32 turned = transpose_scales(scales);
     if constexpr (C::kBuffersScales) {
       u8* target = place.at(column, 0) - task.part * kTileScales;
-      store_buffered_scales(target, shared.held, turned, task.part, task.alone);
+      store_buffered_scales(target, shared.buffered, turned, task.part, task.alone);
     } else {
       *reinterpret_cast<u32*>(place.at(column, b / 4 * 4)) = turned;
     }
   }
 }
 
-// Columnwise FP8 keeps the order of the elements. So rows of codes are written as they are found,
-// from a second pass over the words.
+// Columnwise FP8 keeps the order of the elements: rows of codes come from a second pass over the
+// words.
 template <class C>
-__device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
-    typename C::TileType& tile, const Task<typename C::T>& task, const Options& options) {
+FP4KIT_DEVICE void quantize_columns_fp8(TileShared<C>& shared, typename C::TileType& tile,
+    const Task<typename C::T>& task, const Options& options) {
   using Format = typename C::Format;
   using Element = typename Format::Element;
   using T = typename C::T;
@@ -123,7 +121,6 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
             from_input_bits<T>(bits), Level{1.0f, 1.0f, 1.0f, 1.0f, false}, options.rule);
       }
       factor[half] = inverse_e8m0(byte);
-      // Scales of data that is not transposed are not either, where they are linear.
       scale_at[half] = C::kLayout == kLayoutLinear
                            ? task.col.block_scale + (block0 + b) * task.cols + task.col0 + col
                            : place.at(col, b);
@@ -139,7 +136,6 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
       const u32 codes = has_nan ? encode_fp8_pair<Element, true>(first, second)
                                 : encode_fp8_pair<Element, false>(first, second);
       if (C::kVector && kHalves == 2) {
-        // Columns come in pairs where rows are whole 16-byte pieces.
         *reinterpret_cast<u16*>(out) = static_cast<u16>(codes);
       } else {
         out[0] = static_cast<u8>(codes);
@@ -151,7 +147,7 @@ __device__ __forceinline__ void quantize_columns_fp8(TileShared<C>& shared,
 }
 
 // Byte j of four words, as word j.
-__device__ __forceinline__ void transpose_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out)[4]) {
+FP4KIT_DEVICE void transpose_bytes(u32 a, u32 b, u32 c, u32 d, u32 (&out)[4]) {
   const u32 low_ab = byte_perm(a, b, 0x5140u);
   const u32 high_ab = byte_perm(a, b, 0x7362u);
   const u32 low_cd = byte_perm(c, d, 0x5140u);
@@ -162,9 +158,9 @@ __device__ __forceinline__ void transpose_bytes(u32 a, u32 b, u32 c, u32 d, u32 
   out[3] = byte_perm(high_ab, high_cd, 0x7632u);
 }
 
-// Columns of squares: the codes of the rows, turned, eight rows and eight columns at a time.
+// Columns of squares: the codes of the rows, transposed, eight rows and eight columns at a time.
 template <class C>
-__device__ __forceinline__ void transpose_codes(TileShared<C>& shared, typename C::TileType& tile,
+FP4KIT_DEVICE void transpose_codes(TileShared<C>& shared, typename C::TileType& tile,
     const Task<typename C::T>& task, const Options& options) {
   constexpr u32 kVecs = kTileRows / 8;
   constexpr u32 kBlock = C::kBlock;
@@ -215,7 +211,7 @@ __device__ __forceinline__ void transpose_codes(TileShared<C>& shared, typename 
 }
 
 template <class C>
-__device__ __forceinline__ void quantize_columns(TileShared<C>& shared, typename C::TileType& tile,
+FP4KIT_DEVICE void quantize_columns(TileShared<C>& shared, typename C::TileType& tile,
     const Task<typename C::T>& task, const Options& options) {
   if constexpr (C::kTransposes) {
     transpose_codes<C>(shared, tile, task, options);

@@ -11,8 +11,7 @@
 
 namespace fp4kit {
 
-// A matrix x (rows, cols), and the tile of it that begins at (row0, col0). What is left of the
-// matrix from there on is at most a tile's extent.
+// A matrix x (rows, cols), and the tile of it that begins at (row0, col0).
 template <class T>
 struct Task {
   const typename T::Bits* x;
@@ -25,18 +24,16 @@ struct Task {
   QuantizedView row;
   QuantizedView col;
   u32 stream;
-  // Where scales are held (tiles/sector_scales.cuh): the tile's number in its stack, and whether
-  // the block takes no other tile of it.
+  // With buffered scales: the tile's number in its stack, and whether the block takes no other of
+  // it.
   u32 part = 0;
   bool alone = true;
-  // What multiplies the results of some functions (tiles/activated.cuh), of the shape of x.
+  // What multiplies the results of some functions, of the shape of x.
   const typename T::Bits* factor = nullptr;
-  // Where tiles are folded (tiles/remainder_rows.cuh): the first strip. What is left of the columns
-  // then is that of all strips.
+  // With packed rows: the first strip; what is left of the columns is that of all strips.
   u32 first_strip = 0;
 };
 
-// What all tiles of a launch share.
 struct Options {
   int rule;
   bool high_first;
@@ -46,7 +43,6 @@ struct Options {
   Seed seed;
 };
 
-// What a kernel instance does; all known when it is compiled.
 template <bool kSquareTiles, int kSearchKind, int kErrorKind, bool kStochasticRounding,
     bool kPerTokenFactor>
 struct Variant {
@@ -85,35 +81,30 @@ struct TileConfig {
   static constexpr u32 kDown = kHeight / kBlock;
   static constexpr u32 kEach = kTileRows * kAcross / kThreads;  // blocks of rows for a thread
   static constexpr bool kHasLevels = !Format::kIsMx && kSecond;
-  // All vectors of a direction have the same second level.
   static constexpr bool kOneLevel = !kHasLevels || kSharesSecond;
   static constexpr bool kSearches = V::kSearch != kSearchNone;
-  // While one tile is worked on, the next one is on its way. Wide elements and tables of a search
-  // leave no room for that.
+  // While one tile is worked on, the next one is on its way, where there is room.
   static constexpr int kBuffers = kCopiesAsync && kVector && T::kSize == 2 && !kSearches ? 2 : 1;
-  // What is done to elements first, and tiles that it takes in all (tiles/activated.cuh).
+  // What is done to elements first, and tiles that it takes.
   static constexpr int kFunction = kNoFunction;
   static constexpr int kTiles = kBuffers;
   // Columns of squares are the rows' codes, turned.
   static constexpr bool kTransposes = V::kSquare && kCols && Format::kIsFp4;
-  // What a launch asks for beyond 48 KiB (cuda_module.py).
+  // What a launch asks for beyond 48 KiB.
   static constexpr u32 kSharedBytes = !kOneLevel ? FP4KIT_WIDE_BYTES_MOST : FP4KIT_WIDE_BYTES;
   // Candidates of a search are worked out once, where there is room.
   static constexpr bool kTabled = kSearches && kOneLevel && !(kTransposes && T::kSize == 4);
-  // Several tiles write to a line of the result.
   static constexpr bool kStreams = false;
-  // Tiles are whole, so that scales can be stored as words.
+  // Full tiles: scales are stored as words.
   static constexpr bool kFull = false;
-  // Those of columns are kept over a stack of tiles (tiles/sector_scales.cuh).
+  // Column scales are kept over a stack of tiles.
   static constexpr bool kBuffersScales = false;
-  // Tiles are tall, and those of few rows take columns from further on (tiles/remainder_rows.cuh).
+  // Tall tiles, with remainder rows packed.
   static constexpr bool kPacksRows = false;
-  // Squares whose rows need not sit in neighbouring lanes.
   static constexpr bool kGathers = V::kSquare && !kSearches;
 };
 
-// The same for matrices that are whole tiles, with scales of 16 elements each and the low nibble
-// first. With linear scales of vectors they are whole stacks.
+// The same for matrices of full tiles, with scales of 16 elements and the low nibble first.
 template <class C>
 struct Full : C {
   static_assert(C::kColumns == kWide && C::kBlock == 16 && C::kLayout != kLayoutSwizzled8x4, "");

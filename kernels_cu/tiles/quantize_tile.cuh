@@ -4,24 +4,63 @@
 // What a thread block does to one tile: quantize it along rows, along columns, or both. Must equal
 // ReferenceBackend.quantize.
 //
-// Algorithm: the tile lies in shared memory (tiles/tile.cuh). Each thread takes blocks of a row
+// The tile lies in shared memory (tiles/tile.cuh). Each thread takes blocks of a row
 // (tiles/rows.cuh), then of columns (tiles/columns.cuh). What follows from the second level is
-// worked out before: once for all scale bytes, or once per row and column if they have levels of
-// their own. Squares need their scale first: the rows of a square gather their amax in shared
-// memory (a search sits them in neighbouring lanes, which share its sums by shuffles); their
-// columns have the codes of the rows, turned in shared memory.
+// worked out before: once for all scale bytes, or once per row and column. Squares (16x16 or 32x32
+// blocks) need their scale first: their rows gather the amax in shared memory; their columns have
+// the codes of the rows, transposed there.
 #pragma once
 
-#include "tiles/activated.cuh"
+#include "activation/activations.cuh"
 #include "tiles/columns.cuh"
 #include "tiles/rows.cuh"
 
 namespace fp4kit {
 
-// What the scale bytes come to as candidates, if all vectors share one second level.
+// A configuration with a function of its elements: the tile of factors takes the place of the next
+// one.
+template <class C, int kFunctionNumber>
+struct Activated : C {
+  static_assert(C::kColumns == kWide && !C::kFull, "");
+  static constexpr int kFunction = kFunctionNumber;
+  static constexpr int kBuffers = has_factor(kFunction) ? 1 : C::kBuffers;
+  static constexpr int kTiles = has_factor(kFunction) ? 2 : kBuffers;
+};
+
 template <class C>
-__device__ __forceinline__ void fill_candidates(
-    TileShared<C>& shared, const QuantizedView& side, float range) {
+FP4KIT_DEVICE void load_activated(typename C::TileType* tiles, const Task<typename C::T>& task) {
+  const i64 pitch = C::kFunction == kSwiglu ? 2 * task.cols : task.cols;
+  const i64 start = task.row0 * pitch + task.col0;
+  load_tile<C::kVector>(tiles[0], task.x + start, pitch, task.rows_left, task.cols_left);
+  if constexpr (has_factor(C::kFunction)) {
+    const typename C::T::Bits* factor = C::kFunction == kSwiglu ? task.x + task.cols : task.factor;
+    load_tile<C::kVector>(tiles[1], factor + start, pitch, task.rows_left, task.cols_left);
+  }
+}
+
+// A barrier must follow. What lies outside of the matrix stays +0.0.
+template <class C>
+FP4KIT_DEVICE void activate_tile(typename C::TileType* tiles) {
+  using T = typename C::T;
+  constexpr u32 kVecs = C::TileType::kWords / 4;  // in a row
+  const auto load = [](const u32* from) {
+    const uint4 piece = *reinterpret_cast<const uint4*>(from);
+    return Vec<T>{{piece.x, piece.y, piece.z, piece.w}};
+  };
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < kTileRows * kVecs; i += kThreads) {
+    u32* const own = &tiles[0].at(i / kVecs, i % kVecs * 4);
+    Vec<T> factor{};
+    if constexpr (has_factor(C::kFunction)) {
+      factor = load(&tiles[1].at(i / kVecs, i % kVecs * 4));
+    }
+    const Vec<T> result = activate_all<T, C::kFunction>(load(own), factor);
+    *reinterpret_cast<uint4*>(own) = pack_vec(result.word);
+  }
+}
+
+template <class C>
+FP4KIT_DEVICE void fill_candidates(TileShared<C>& shared, const QuantizedView& side, float range) {
   if (C::kTabled && threadIdx.x < kScaleBytes) {
     const Level level = level_of<C>(__ldg(side.second), range);
     shared.decoded.candidate[threadIdx.x] =
@@ -29,10 +68,8 @@ __device__ __forceinline__ void fill_candidates(
   }
 }
 
-// Begins to load the tile of a task.
 template <class C>
-__device__ __forceinline__ void load_task(
-    typename C::TileType* tile, const Task<typename C::T>& task) {
+FP4KIT_DEVICE void load_task(typename C::TileType* tile, const Task<typename C::T>& task) {
   if constexpr (C::kFunction != kNoFunction) {
     load_activated<C>(tile, task);
   } else if constexpr (C::kPacksRows) {
@@ -44,7 +81,7 @@ __device__ __forceinline__ void load_task(
 }
 
 template <class C>
-__device__ __forceinline__ void fill_tables(
+FP4KIT_DEVICE void fill_tables(
     TileShared<C>& shared, const Task<typename C::T>& task, const Options& options) {
   if constexpr (!C::Format::kIsMx) {
     // Each half of a thread block takes a direction if there are enough threads.
@@ -61,19 +98,16 @@ __device__ __forceinline__ void fill_tables(
   }
 }
 
-// Squares gather their amax in shared memory.
 template <class C>
-__device__ __forceinline__ void clear_squares(TileShared<C>& shared, u32 parity) {
+FP4KIT_DEVICE void clear_squares(TileShared<C>& shared, u32 parity) {
   constexpr u32 kSquares = C::kDown * C::kAcross;
   if (C::kGathers && threadIdx.x < kSquares) {
     shared.square_amax[parity][threadIdx.x / C::kAcross][threadIdx.x % C::kAcross] = 0;
   }
 }
 
-// The scales of the squares of a whole tile, in the directions asked for.
 template <class C>
-__device__ __forceinline__ void store_all_squares(
-    const TileShared<C>& shared, const Task<typename C::T>& task) {
+FP4KIT_DEVICE void store_all_squares(const TileShared<C>& shared, const Task<typename C::T>& task) {
   constexpr int kLayout = C::kLayout;
   if constexpr (C::kRows) {
     const ScalePlace<kLayout> place(task.row, task.row0, task.col0 / C::kBlock);
@@ -85,9 +119,8 @@ __device__ __forceinline__ void store_all_squares(
   }
 }
 
-// A tile that has been loaded, under filled tables.
 template <class C>
-__device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C::TileType& tile,
+FP4KIT_DEVICE void quantize_tile(TileShared<C>& shared, typename C::TileType& tile,
     const Task<typename C::T>& task, const Options& options, u32 parity) {
   if constexpr (C::kRows || C::V::kSquare) quantize_rows<C>(shared, tile, task, options, parity);
   if constexpr (C::V::kSquare && (C::kCols || C::kFull)) __syncthreads();
@@ -102,16 +135,14 @@ __device__ __forceinline__ void quantize_tile(TileShared<C>& shared, typename C:
   }
 }
 
-// Thread blocks per multiprocessor that registers are limited for.
 template <class C>
 FP4KIT_HD constexpr int tile_blocks() {
   return C::kIsWide && C::kTiles == 2 ? FP4KIT_WIDE_BLOCKS : FP4KIT_TILE_BLOCKS;
 }
 
-// Where the shared memory of an instance lies: what a launch grants without being asked, or what it
-// was asked for.
+// Shared memory: what a launch grants without being asked, or what it was asked for.
 template <class C>
-__device__ __forceinline__ TileShared<C>& tile_shared() {
+FP4KIT_DEVICE TileShared<C>& tile_shared() {
 #ifdef __CUDA_ARCH__
   if constexpr (sizeof(TileShared<C>) > 48 * 1024) {
     extern __shared__ uint4 asked_for[];
@@ -126,20 +157,18 @@ __device__ __forceinline__ TileShared<C>& tile_shared() {
   }
 }
 
-// The number of a tile that no block has taken, or one beyond all tiles: `taken` counts those after
-// the first of each block. Without it blocks stride over the tiles from `tile` on. Then they do not
-// stay side by side, and lines to which several tiles write leave the L2 cache half written; and
-// those that the scheduler prefers are done long before the others.
-__device__ __forceinline__ u32 request_tile(u32* taken, u32 tile) {
+// The number of a tile that no block has taken, or one beyond all: `taken` counts those after the
+// first of each block. Without it blocks stride over the tiles, and do not stay side by side: lines
+// to which several tiles write leave the L2 cache half written.
+FP4KIT_DEVICE u32 request_tile(u32* taken, u32 tile) {
   return gridDim.x + (taken == nullptr ? tile : atomicAdd(taken, 1u));
 }
 
-// All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and `stays`,
-// if the last step stayed in the same matrix. Which tile follows is asked for early (`request`, by
-// one thread) and told to all (`advance`) when the tile before it is there. The first must be
-// valid.
+// All tiles of a thread block. A cursor tells of one after the other: `valid`, `task` and `stays`
+// (in the same matrix). Which tile follows is asked for early (`request`, by one thread) and told
+// to all (`advance`) when the tile before it is there.
 template <class C, class Cursor>
-__device__ __forceinline__ void quantize_all_tiles(
+FP4KIT_DEVICE void quantize_all_tiles(
     TileShared<C>& shared, Cursor cursor, const Options& options) {
   bool fills = true;
   u32 parity = 0;

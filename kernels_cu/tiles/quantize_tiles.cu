@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantize of variants: along rows, along columns, or both from one read; blocks or square tiles;
-// rotated, rounded stochastically, with a searched scale.
+// quantize of variants, of a matrix or of the members of a group: along rows, along columns, or
+// both from one read; vectors or square blocks; rotated, rounded stochastically, with a searched
+// scale.
 //
 // Launch: 256 threads; at most as many blocks as the device holds at once, and no more than tiles,
-// which are fewer than 2^31. The launcher clears `taken` (tiles/quantize_tile.cuh). Scales past the
-// last vector or block are not written here: the launcher clears the scales of padded layouts
-// first.
+// which are fewer than 2^31. The launcher clears `taken` (tiles/quantize_tile.cuh) and the scales
+// of padded layouts.
 #include "common/members.cuh"
 #include "tiles/quantize_tile.cuh"
 
@@ -27,7 +27,7 @@ struct MatrixTiles {
   u32 down;
   u32 col;
 
-  __device__ __forceinline__ MatrixTiles(
+  FP4KIT_DEVICE MatrixTiles(
       const Task<T>& matrix_, const FastDivide& across_, i64 total_, u32* taken_)
       : matrix(matrix_),
         across(across_),
@@ -38,18 +38,17 @@ struct MatrixTiles {
     advance(blockIdx.x);
   }
 
-  __device__ __forceinline__ bool valid() const { return tile < total; }
-  __device__ __forceinline__ bool stays() const { return true; }
+  FP4KIT_DEVICE bool valid() const { return tile < total; }
+  FP4KIT_DEVICE bool stays() const { return true; }
+  FP4KIT_DEVICE u32 request() const { return request_tile(taken, tile); }
 
-  __device__ __forceinline__ u32 request() const { return request_tile(taken, tile); }
-
-  __device__ __forceinline__ void advance(u32 next) {
+  FP4KIT_DEVICE void advance(u32 next) {
     tile = next;
     down = small_quotient(tile, across);
     col = tile - down * static_cast<u32>(across.divisor);
   }
 
-  __device__ __forceinline__ Task<T> task() const {
+  FP4KIT_DEVICE Task<T> task() const {
     Task<T> result = matrix;
     result.row0 = static_cast<i64>(down) * kTileRows;
     result.col0 = static_cast<i64>(col) * C::kColumns;
@@ -62,8 +61,8 @@ struct MatrixTiles {
   }
 };
 
-// The tiles of a matrix that is whole stacks: a block takes all of a stack, from above, until half
-// a stack is left for each block. Those are taken tile by tile, so that all blocks end together.
+// The tiles of a matrix of full stacks: a block takes a stack, from above, until half a stack is
+// left for each block; those are taken tile by tile, so that all blocks end together.
 template <class C>
 struct StacksOfTiles {
   using T = typename C::T;
@@ -77,7 +76,7 @@ struct StacksOfTiles {
   u32 stack_row;
   u32 col;
 
-  __device__ __forceinline__ StacksOfTiles(
+  FP4KIT_DEVICE StacksOfTiles(
       const Task<T>& matrix_, const FastDivide& across_, i64 total, u32* taken_)
       : matrix(matrix_), across(across_), taken(taken_) {
     const u32 stacks = static_cast<u32>(total) / kStack;
@@ -87,17 +86,15 @@ struct StacksOfTiles {
     take(blockIdx.x);
   }
 
-  __device__ __forceinline__ bool valid() const { return number < end; }
-  __device__ __forceinline__ bool stays() const { return true; }
-  __device__ __forceinline__ bool alone() const { return number >= whole; }
-  __device__ __forceinline__ bool goes_on() const { return !alone() && part != kStack - 1; }
+  FP4KIT_DEVICE bool valid() const { return number < end; }
+  FP4KIT_DEVICE bool stays() const { return true; }
+  FP4KIT_DEVICE bool alone() const { return number >= whole; }
+  FP4KIT_DEVICE bool goes_on() const { return !alone() && part != kStack - 1; }
 
   // Within a stack what follows is known.
-  __device__ __forceinline__ u32 request() const {
-    return goes_on() ? 0 : request_tile(taken, number);
-  }
+  FP4KIT_DEVICE u32 request() const { return goes_on() ? 0 : request_tile(taken, number); }
 
-  __device__ __forceinline__ void advance(u32 next) {
+  FP4KIT_DEVICE void advance(u32 next) {
     if (goes_on()) {
       ++part;
     } else {
@@ -105,7 +102,7 @@ struct StacksOfTiles {
     }
   }
 
-  __device__ __forceinline__ void take(u32 next) {
+  FP4KIT_DEVICE void take(u32 next) {
     number = next;
     const u32 beyond = next - whole;
     const u32 stack = alone() ? whole + beyond / kStack : next;
@@ -114,7 +111,7 @@ struct StacksOfTiles {
     col = stack - stack_row * static_cast<u32>(across.divisor);
   }
 
-  __device__ __forceinline__ Task<T> task() const {
+  FP4KIT_DEVICE Task<T> task() const {
     Task<T> result = matrix;
     result.row0 = static_cast<i64>(kStack * stack_row + part) * kTileRows;
     result.col0 = static_cast<i64>(col) * C::kColumns;
@@ -126,16 +123,6 @@ struct StacksOfTiles {
   }
 };
 
-template <class C, bool kBuffersScales>
-struct TilesOf {
-  using Type = MatrixTiles<C>;
-};
-template <class C>
-struct TilesOf<C, true> {
-  using Type = StacksOfTiles<C>;
-};
-
-// SeedWords: empty, or all that Seed holds.
 template <class C, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
@@ -144,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
         i64 rows, i64 cols, i64 across, i64 total, i64 row_blocks, i64 row_stored, i64 row_scales,
         i64 row_per_scale, i64 col_blocks, i64 col_stored, i64 col_scales, i64 col_per_scale,
         i64 high_first, i64 rule, i64 range, i64 row_mask, i64 col_mask, i64 magic, i64 shift) {
-  using Tiles = typename TilesOf<C, C::kBuffersScales>::Type;
+  using Tiles = typename Conditional<C::kBuffersScales, StacksOfTiles<C>, MatrixTiles<C>>::Type;
   TileShared<C>& shared = tile_shared<C>();
   const Options options{static_cast<int>(rule), !C::kFull && static_cast<u32>(high_first) != 0,
       static_cast<float>(range), static_cast<u32>(row_mask), static_cast<u32>(col_mask), {seed...}};
@@ -157,7 +144,6 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
   quantize_all_tiles<C>(shared, Tiles(matrix, divide, total, taken), options);
 }
 
-// The arrays of one direction of all members.
 struct GroupView {
   const float* second;
   u8* packed;
@@ -187,27 +173,10 @@ struct GroupTiles {
   u32 strip = 0;
   bool same_member = false;
 
-  __device__ __forceinline__ GroupTiles(const typename T::Bits* x_, const typename T::Bits* factor_,
-      const Table& table_, i64 total_, const GroupView& row_, const GroupView& col_, u32 stream_,
-      u32* taken_)
-      : x(x_),
-        factor(factor_),
-        table(table_),
-        total(static_cast<u32>(total_)),
-        row(row_),
-        col(col_),
-        stream(stream_),
-        taken(taken_) {
-    advance(blockIdx.x);
-  }
+  FP4KIT_DEVICE u32 first_tile(u32 member) const { return static_cast<u32>(table.first(member)); }
 
-  __device__ __forceinline__ u32 first_tile(u32 member) const {
-    return static_cast<u32>(table.first(member));
-  }
-
-  // To the member of the tile, which is `at` or a later one: most likely the next, so that steps
-  // grow until they are too long.
-  __device__ __forceinline__ void find_member_from(u32 low) {
+  // To the member of the tile, `low` or a later one: most likely the next, so that steps grow.
+  FP4KIT_DEVICE void find_member_from(u32 low) {
     const u32 count = table.count();
     u32 step = 1;
     while (low + step < count && first_tile(low + step) <= tile) {
@@ -217,11 +186,7 @@ struct GroupTiles {
     u32 high = low + step < count ? low + step : count;
     while (high - low > 1) {
       const u32 middle = (low + high) / 2;
-      if (first_tile(middle) <= tile) {
-        low = middle;
-      } else {
-        high = middle;
-      }
+      (first_tile(middle) <= tile ? low : high) = middle;
     }
     at = low;
     begin = first_tile(at);
@@ -230,22 +195,22 @@ struct GroupTiles {
     across = static_cast<u32>((cols + C::kColumns - 1) / C::kColumns);
   }
 
-  __device__ __forceinline__ bool valid() const { return tile < total; }
-  __device__ __forceinline__ bool stays() const { return same_member; }
-  __device__ __forceinline__ u32 request() const { return request_tile(taken, tile); }
+  FP4KIT_DEVICE bool valid() const { return tile < total; }
+  FP4KIT_DEVICE bool stays() const { return same_member; }
+  FP4KIT_DEVICE u32 request() const { return request_tile(taken, tile); }
 
-  __device__ __forceinline__ void advance(u32 number) {
+  FP4KIT_DEVICE void advance(u32 number) {
     tile = number;
     if (tile >= total) return;
     same_member = tile < next;
     if (!same_member) find_member_from(at);
     tile_row = (tile - begin) / across;
     tile_col = tile - begin - tile_row * across;
-    if constexpr (C::kPacksRows) fold();
+    if constexpr (C::kPacksRows) pack_rows();
   }
 
-  // The place of a tile that may be folded: those of whole rows of tiles come first.
-  __device__ __forceinline__ void fold() {
+  // The place of a tile that may be of remainder rows: those of full rows of tiles come first.
+  FP4KIT_DEVICE void pack_rows() {
     strip = 0;
     const i64 rows = table.member(at).rows;
     const u32 whole = static_cast<u32>(rows / C::kHeight);
@@ -257,12 +222,11 @@ struct GroupTiles {
     strip = strips - tile_col * height;
   }
 
-  __device__ __forceinline__ Task<T> task() const {
+  FP4KIT_DEVICE Task<T> task() const {
     using Format = typename C::Format;
     const Member member = table.member(at);
     const i64 row0 = static_cast<i64>(tile_row) * C::kHeight;
     const i64 col0 = static_cast<i64>(tile_col) * C::kColumns;
-    // For swiglu the input of a member begins at twice its place in the table.
     const i64 start = C::kFunction == kSwiglu ? 2 * member.start : member.start;
     return {x + start, member.rows, member.cols, row0, col0,
         tile_rest(member.rows, row0, C::kHeight),
@@ -275,7 +239,6 @@ struct GroupTiles {
   }
 };
 
-// SeedWords: empty, or all that Seed holds.
 template <class C, class Table, class... SeedWords>
 __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
     grouped_quantize_tiles_kernel(u32* taken, const typename C::T::Bits* __restrict__ x,
@@ -286,10 +249,11 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
   TileShared<C>& shared = tile_shared<C>();
   const Options options{static_cast<int>(rule), static_cast<u32>(high_first) != 0,
       static_cast<float>(range), static_cast<u32>(row_mask), static_cast<u32>(col_mask), {seed...}};
-  const GroupTiles<C, Table> tiles(x, factor, table, total,
+  GroupTiles<C, Table> tiles{x, factor, table, static_cast<u32>(total),
       {row_second, row_packed, row_scale, row_per_vector},
       {col_second, col_packed, col_scale, col_per_vector}, static_cast<u32>(options.seed.stream),
-      taken);
+      taken};
+  tiles.advance(blockIdx.x);
   quantize_all_tiles<C>(shared, tiles, options);
 }
 

@@ -3,20 +3,17 @@
 //
 // Tiles of columns alone, 256 rows high and 64 columns wide, that waste no rows.
 //
-// A column's codes of such a tile are 128 bytes. Where columns do not begin on 32 bytes, both ends
-// of each piece share a sector with another tile's: the fewer and longer the pieces, the better.
-//
-// A member's last rows of tiles (a band) seldom are 256 rows high, but a tile of few rows takes
-// nearly as long as a whole one: its threads are there. So a band is cut into strips as high as a
-// block and as wide as a tile, counted downwards, then to the right, and every tile is the next 256
-// rows of strips, one below the other. Of a whole band those are tiles as usual.
+// A column's codes of such a tile are 128 bytes: where columns do not begin on 32 bytes, both ends
+// of each piece share a sector with another tile's, so that few long pieces are best. A member's
+// last rows (its remainder) seldom fill 256, but a tile of few rows takes nearly as long as a full
+// one. So they are cut into strips as high as a block and as wide as a tile, counted downwards,
+// then to the right, and every tile is the next 256 rows of strips.
 #pragma once
 
 #include "tiles/config.cuh"
 
 namespace fp4kit {
 
-// Such a configuration, from that of wide tiles.
 template <class C>
 struct Tall : C {
   static_assert(C::kIsWide && C::kVector && C::kCols && !C::kRows && !C::kFull, "columns alone");
@@ -29,14 +26,14 @@ struct Tall : C {
   using TileType = Tile<typename C::T, kColumns, kHeight, 0>;
 };
 
-// Strips of a band of so many rows.
+// Strips down so many remainder rows.
 template <class C>
-__device__ __forceinline__ u32 remainder_blocks(u32 rows) {
+FP4KIT_DEVICE u32 remainder_blocks(u32 rows) {
   return (rows + C::kBlock - 1) / C::kBlock;
 }
 
-// What a strip of a task's tile covers: block number `down` of the band in `cols_left` columns from
-// col0 on, if that is inside of the matrix.
+// A strip of a task's tile: block number `down` of the remainder rows in `cols_left` columns from
+// col0 on.
 struct Strip {
   u32 down;
   i64 col0;
@@ -44,9 +41,8 @@ struct Strip {
   bool inside;
 };
 
-// Strip number `number` of a tile.
 template <class C>
-__device__ __forceinline__ Strip strip_of(const Task<typename C::T>& task, u32 number) {
+FP4KIT_DEVICE Strip strip_of(const Task<typename C::T>& task, u32 number) {
   if constexpr (C::kPacksRows) {
     const u32 height = remainder_blocks<C>(task.rows_left);
     if (height != C::kDown) {
@@ -62,10 +58,8 @@ __device__ __forceinline__ Strip strip_of(const Task<typename C::T>& task, u32 n
   }
 }
 
-// load_tile of a tile that may be folded.
 template <class C>
-__device__ __forceinline__ void load_tall(
-    typename C::TileType& tile, const Task<typename C::T>& task) {
+FP4KIT_DEVICE void load_tall(typename C::TileType& tile, const Task<typename C::T>& task) {
   using T = typename C::T;
   constexpr u32 kVecs = C::TileType::kWords / 4;  // of 16 bytes in a row
   constexpr u32 kRowsAtOnce = kThreads / kVecs;
@@ -93,7 +87,7 @@ __device__ __forceinline__ void load_tall(
   u32 row = begin.down * C::kBlock + first % C::kBlock;
   u32 col = static_cast<u32>(begin.col0 - task.col0) + place;
   source += row * task.cols + (col - place);
-  // A round of several strips is all to the right in a band of one.
+  // A round of several strips lies all to the right where there is one strip down.
   const bool flat = end < kRowsAtOnce;
   const u32 rows = flat ? 0 : kRowsAtOnce;
   const u32 cols = flat ? kStrips * C::kColumns : 0;

@@ -8,10 +8,9 @@
 
 namespace fp4kit {
 
-// The blocks that a thread takes, one below the other: at step k kStep * k rows below the first.
-// The blocks of a row lie together in the result, so that a warp takes whole rows. Each eight lanes
-// take as many blocks of a row as meet other banks, and the same of rows below. A search wants the
-// rows of a square in the lanes of half a warp instead.
+// The blocks that a thread takes, kStep rows apart: a warp takes whole rows of codes. Each eight
+// lanes take as many blocks of a row as meet other banks, and the same of rows below. A search
+// wants the rows of a square in the lanes of half a warp.
 template <class C>
 struct RowBlocks {
   static constexpr u32 kBlockWords = C::kBlock * C::T::kSize / 4;
@@ -24,7 +23,7 @@ struct RowBlocks {
   u32 row;
   u32 block;
 
-  __device__ __forceinline__ RowBlocks() {
+  FP4KIT_DEVICE RowBlocks() {
     const u32 index = threadIdx.x;
     if constexpr (C::V::kSquare && C::kSearches) {
       block = index / C::kBlock % C::kAcross;
@@ -37,7 +36,7 @@ struct RowBlocks {
   }
 
   template <int kGroups>
-  __device__ __forceinline__ void load(
+  FP4KIT_DEVICE void load(
       typename C::TileType& tile, u32 k, Words<typename C::T> (&x)[kGroups]) const {
     const u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
 #pragma unroll
@@ -45,9 +44,8 @@ struct RowBlocks {
       x[l] = tile_group<typename C::T>(first + l * kBlockWords / kGroups);
   }
 
-  // Codes take the place of the first elements of their own block, which nobody else looks at.
   template <int kGroups, int kGroupWords>
-  __device__ __forceinline__ void store_codes(
+  FP4KIT_DEVICE void store_codes(
       typename C::TileType& tile, u32 k, const u32 (&code)[kGroups][kGroupWords]) const {
     u32* first = &tile.at(row, block * kBlockWords) + C::TileType::offset(k * kStep, 0);
 #pragma unroll
@@ -58,10 +56,8 @@ struct RowBlocks {
   }
 };
 
-// The amax of every square, from those of its rows.
 template <class C>
-__device__ __forceinline__ void gather_squares(
-    TileShared<C>& shared, typename C::TileType& tile, u32 parity) {
+FP4KIT_DEVICE void gather_squares(TileShared<C>& shared, typename C::TileType& tile, u32 parity) {
   using Format = typename C::Format;
   using T = typename C::T;
   using Place = RowBlocks<C>;
@@ -73,14 +69,7 @@ __device__ __forceinline__ void gather_squares(
     u32 raw[Format::kGroups];
     u32 bits = as_bits(block_amax_of<Format, T>(x, raw));
     // A warp holds rows of one square, in lanes that differ by these distances.
-#pragma unroll
-    for (u32 distance = Place::kLow; distance < 8; distance *= 2) {
-      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
-    }
-#pragma unroll
-    for (u32 distance = 8 * Place::kHigh; distance < 32; distance *= 2) {
-      bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
-    }
+    bits = max_across<16, 8 * Place::kHigh>(max_across<4, Place::kLow>(bits));
     const u32 lane = threadIdx.x % 32;
     if (lane % 8 < Place::kLow && lane < 8 * Place::kHigh) {
       const u32 down = (place.row + k * Place::kStep) / C::kBlock;
@@ -91,7 +80,7 @@ __device__ __forceinline__ void gather_squares(
 }
 
 template <class C>
-__device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C::TileType& tile,
+FP4KIT_DEVICE void quantize_rows(TileShared<C>& shared, typename C::TileType& tile,
     const Task<typename C::T>& task, const Options& options, u32 parity) {
   using Format = typename C::Format;
   using R = typename C::RowR;
@@ -104,7 +93,6 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
   const i64 across = C::kRows ? side.blocks : (task.cols + kBlock - 1) / kBlock;
   const RowBlocks<C> at;
   const u32 b = at.block;
-  // The number of a block, also where the columns alone are asked for.
   u64 piece = static_cast<u64>((task.row0 + at.row) * across + block0 + b);
   u8* out = side.packed + piece * (kGroups * kGroupBytes);
   const ScalePlace<C::kLayout> place(side, task.row0, block0);
@@ -112,7 +100,6 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
   const u32 blocks_left = (task.cols_left + kBlock - 1) / kBlock;
   if constexpr (C::kGathers) gather_squares(shared, tile, parity);
   u32 scales = 0;  // of a whole matrix, one byte each
-  // What costs much is not repeated in the code, nor where it makes no difference (whole matrices).
 #pragma unroll(C::V::kStochastic || C::kSearches || C::kRotateRows || C::kFull ? 1 : C::kEach)
   for (u32 k = 0; k < C::kEach; ++k) {
     const u32 r = at.row + k * kStep;
@@ -126,12 +113,7 @@ __device__ __forceinline__ void quantize_rows(TileShared<C>& shared, typename C:
     if constexpr (C::kGathers) {
       amax = as_float(shared.square_amax[parity][r / kBlock][b]);
     } else if constexpr (C::V::kSquare) {
-      u32 bits = as_bits(amax);
-#pragma unroll
-      for (u32 distance = kBlock / 2; distance > 0; distance /= 2) {
-        bits = max_u32(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, distance));
-      }
-      amax = as_float(bits);
+      amax = as_float(max_across<kBlock / 2>(as_bits(amax)));
     }
     Coded<Format> coded;
     if constexpr (C::kRows) {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tile of 128 rows and 64 columns in shared memory, which is read along rows and along columns.
+// A tile of 128 rows and 64 or 128 columns in shared memory, read along rows and along columns.
 //
 // Rows stay on 16 bytes. A row takes four words more than it needs, and 16 rows four more again: a
 // warp that takes blocks of the same columns below one another meets every bank once, as does a
@@ -29,8 +29,7 @@ struct alignas(16) Tile {
   static constexpr u32 kPerWord = 4 / T::kSize;
   u32 word[kGroups * (kRowGroup * kStride + kPadding)];
 
-  // Offsets of rows add up if they do not pass a multiple of kRowGroup together that neither does
-  // alone.
+  // Offsets of rows add up within a multiple of kRowGroup.
   FP4KIT_HD static constexpr u32 offset(u32 row, u32 w) {
     return row * kStride + row / kRowGroup * kPadding + w;
   }
@@ -48,8 +47,8 @@ struct alignas(16) Tile {
 
 #ifdef __CUDACC__
 
-// How much of a tile lies inside a matrix, in elements from its beginning on.
-__device__ __forceinline__ u32 tile_rest(i64 size, i64 start, u32 extent) {
+// How much of a tile's extent lies inside of a matrix.
+FP4KIT_DEVICE u32 tile_rest(i64 size, i64 start, u32 extent) {
   const u64 rest = static_cast<u64>(size - start);
   return rest < extent ? static_cast<u32>(rest) : extent;
 }
@@ -62,7 +61,7 @@ constexpr bool kCopiesAsync = false;
 #endif
 
 // Copies 16 bytes, or writes zeros without looking at the source.
-__device__ __forceinline__ void copy_vec(u32* target, const void* source, bool inside) {
+FP4KIT_DEVICE void copy_vec(u32* target, const void* source, bool inside) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
       :
@@ -75,24 +74,22 @@ __device__ __forceinline__ void copy_vec(u32* target, const void* source, bool i
 #endif
 }
 
-// Ends a group of copies; waits for all of them.
-__device__ __forceinline__ void end_copies() {
+FP4KIT_DEVICE void end_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void await_copies() {
+FP4KIT_DEVICE void await_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group 0;" ::: "memory");
 #endif
 }
 
-// Begins to load the tile that begins at x, a matrix of `cols` columns; what lies outside becomes
-// +0.0.
+// Begins to load the tile at x, of a matrix of `cols` columns; what lies outside becomes +0.0.
 template <bool kVector, class T, u32 kWidth>
-__device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
-    const typename T::Bits* __restrict__ x, i64 cols, u32 rows_left, u32 cols_left) {
+FP4KIT_DEVICE void load_tile(Tile<T, kWidth>& tile, const typename T::Bits* __restrict__ x,
+    i64 cols, u32 rows_left, u32 cols_left) {
   constexpr u32 kWords = Tile<T, kWidth>::kWords;
   if constexpr (kVector) {
     constexpr u32 kVecs = kWords / 4;  // of 16 bytes in a row
@@ -111,7 +108,6 @@ __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
         source += kRowsAtOnce * cols;
       }
     };
-    // Nearly all tiles are whole, and then nothing is compared.
     if (rows_left == kTileRows && cols_left == kWidth) {
       copy([](u32) { return true; });
     } else {
@@ -136,7 +132,7 @@ __device__ __forceinline__ void load_tile(Tile<T, kWidth>& tile,
 
 // The 16 elements that begin at a word of a tile, on 16 bytes.
 template <class T>
-__device__ __forceinline__ Words<T> tile_group(const u32* first) {
+FP4KIT_DEVICE Words<T> tile_group(const u32* first) {
   Words<T> result;
   const uint4* source = reinterpret_cast<const uint4*>(first);
 #pragma unroll
@@ -147,16 +143,14 @@ __device__ __forceinline__ Words<T> tile_group(const u32* first) {
   return result;
 }
 
-// Element `half` of a word.
 template <class T>
-__device__ __forceinline__ float half_value(u32 word, u32 half) {
+FP4KIT_DEVICE float half_value(u32 word, u32 half) {
   Words<T, 4 / T::kSize> one{{word}};
   return one.value(half);
 }
 
-// The elements of one of the columns that share words, as they would lie in memory.
 template <class T, u32 kGroups>
-__device__ __forceinline__ void gather_column(
+FP4KIT_DEVICE void gather_column(
     const u32 (&word)[kGroups * kGroupSize], u32 half, Words<T> (&result)[kGroups]) {
   const u32 selector = half == 0 ? 0x5410u : 0x7632u;
 #pragma unroll
