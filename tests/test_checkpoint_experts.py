@@ -16,6 +16,7 @@ from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.views import base as views
 from fp4kit.checkpoint.views import experts as expert_views
 from fp4kit.checkpoint.views import search as view_search
+from fp4kit.checkpoint.views.base import ViewOptions
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import TensorSpec
@@ -110,7 +111,7 @@ def test_every_layout(stored, kind, experts, hidden, intermediate, dtype, bias, 
             [config_of(model_type, experts, hidden, intermediate), {"model_type": model_type}]
         )
     )
-    found = expert_views.find_views(source, config)
+    found = expert_views.find_views(source, ViewOptions(config))
     assert source.reads == []
     assert_views(stored, found, expected, dtype)
     assert {name for view in found for name in view.consumed} == set(tensors)
@@ -133,14 +134,14 @@ def test_the_override_decides(stored, layout, config, hidden, intermediate, bias
     tensors, expected = fused_experts(
         2, hidden, intermediate, "BF16", transposed, name == "interleaved", bias
     )
-    found = expert_views.find_views(stored.ArraySource(tensors), config, name)
+    found = expert_views.find_views(stored.ArraySource(tensors), ViewOptions(config, name))
     assert_views(stored, found, expected, "BF16")
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_unknown_model_type_is_decided_by_shapes(stored, transposed):
     tensors, expected = fused_experts(2, 32, 16, "F32", transposed, False)
-    found = expert_views.find_views(stored.ArraySource(tensors), {"model_type": "new"})
+    found = expert_views.find_views(stored.ArraySource(tensors), ViewOptions({"model_type": "new"}))
     assert_views(stored, found, expected, "F32")
 
 
@@ -154,7 +155,9 @@ def test_other_names(stored, gate_up, down):
         f"{P}.{gate_up}": tensors[f"{P}.gate_up_proj"],
         f"{P}.{down}": tensors[f"{P}.down_proj"],
     }
-    found = expert_views.find_views(stored.ArraySource(renamed), {"model_type": "aria_text"})
+    found = expert_views.find_views(
+        stored.ArraySource(renamed), ViewOptions({"model_type": "aria_text"})
+    )
     assert_views(stored, found, expected, "F32")
 
 
@@ -163,7 +166,7 @@ def test_transposed_experts_are_streamed(stored, kind, monkeypatch):
     model_type, *layout = kind
     tensors, expected = fused_experts(3, 300, 200, "BF16", *layout)
     source = stored.ArraySource(tensors)
-    found = expert_views.find_views(source, {"model_type": model_type})
+    found = expert_views.find_views(source, ViewOptions({"model_type": model_type}))
     monkeypatch.setattr(expert_views, "READ_BYTES", 8000)
     monkeypatch.setattr(views, "CHUNK_BYTES", 3000)
     source.reads.clear()
@@ -225,7 +228,7 @@ LLAMA = config_of("llama4", 2, 32, 16)
 def test_refused_with_what_was_found_and_the_override(stored, tensors, config, layout, message):
     source = stored.ArraySource(tensors)
     with pytest.raises(OptionError, match=message) as caught:
-        expert_views.find_views(source, config, layout)
+        expert_views.find_views(source, ViewOptions(config, layout))
     assert source.reads == []
     if layout is None and "number of experts" not in message:
         text = str(caught.value)
@@ -236,7 +239,7 @@ def test_refused_with_what_was_found_and_the_override(stored, tensors, config, l
 def test_bias_that_does_not_fit(stored):
     tensors = shapes((2, 34, 32), (2, 32, 17), (2, 32))
     with pytest.raises(FileFormatError, match=r"bias': has shape \[2, 32\], .*needs \[2, 34\]"):
-        expert_views.find_views(stored.ArraySource(tensors), {"model_type": "gemma4"})
+        expert_views.find_views(stored.ArraySource(tensors), ViewOptions({"model_type": "gemma4"}))
 
 
 def test_what_is_no_fused_expert(stored):
@@ -249,7 +252,7 @@ def test_what_is_no_fused_expert(stored):
             "mlp.gate_up_proj_bias": ("F32", np.zeros((4, 4), np.float32)),
         }
     )
-    assert expert_views.find_views(source, {}) == []
+    assert expert_views.find_views(source, ViewOptions({})) == []
 
 
 # -- all kinds together ---------------------------------------------------------------------------
@@ -268,7 +271,7 @@ def test_fp8_experts_are_decoded_and_separated(stored):
             f"{P}.down_proj_scale_inv": ("F32", np.ones((2, 1, 2), np.float32)),
         }
     )
-    found = view_search.search(source, config_of("qwen3_5_moe", 2, 128, 256))
+    found = view_search.search(source, ViewOptions(config_of("qwen3_5_moe", 2, 128, 256)))
     assert found.dropped == {}
     by_name = {view.tensor.name: view for view in found.views}
     assert len(by_name) == 6
@@ -283,7 +286,7 @@ def test_experts_that_stay_fused_are_only_decoded(stored):
     tensors["x.weight"] = ("F8_E4M3", np.zeros((4, 4), np.uint8))
     tensors["x.weight_scale"] = ("F32", np.ones(1, np.float32))
     source = stored.ArraySource(tensors)
-    found = view_search.search(source, {"model_type": "gpt_oss"}, fused=False)
+    found = view_search.search(source, ViewOptions({"model_type": "gpt_oss"}, fused=False))
     assert [view.tensor.name for view in found.views] == ["x.weight"]
 
 
@@ -301,7 +304,7 @@ def test_dropped_scales_have_reasons(stored):
         "gone.gate_up_proj_scales": one,
         "logit_scale": one,
     }
-    found = view_search.search(stored.ArraySource(tensors), {})
+    found = view_search.search(stored.ArraySource(tensors), ViewOptions({}))
     assert [view.tensor.name for view in found.views] == ["a.weight"]
     assert found.dropped == {
         "a.input_scale": "activation scale of an older quantization",
@@ -316,7 +319,7 @@ def test_a_float_model_loses_nothing(stored):
     source = stored.ArraySource(
         {name: ("F32", np.ones(1, np.float32)) for name in ("a.k_scale", "a.input_scale")}
     )
-    assert view_search.search(source, {}) == view_search.FoundViews([], {})
+    assert view_search.search(source, ViewOptions({})) == view_search.FoundViews([], {})
 
 
 @pytest.mark.parametrize("twin", ["x.weight", f"{P}.0.gate_proj.weight"])
@@ -326,7 +329,7 @@ def test_two_tensors_of_one_name(stored, twin):
     tensors["x.weight_scale"] = ("U8", np.zeros((2, 1), np.uint8))
     tensors[twin] = ("F32", np.zeros((2, 32), np.float32))
     with pytest.raises(FileFormatError, match=f"{twin}': is stored, and .*of the same name"):
-        view_search.search(stored.ArraySource(tensors), {"model_type": "gemma4"})
+        view_search.search(stored.ArraySource(tensors), ViewOptions({"model_type": "gemma4"}))
 
 
 def test_parts_in_different_shards(tmp_path, stored):
@@ -360,7 +363,7 @@ def test_parts_in_different_shards(tmp_path, stored):
     assert weight_map["a.weight"] != weight_map["a.weight_scale_inv"]
     assert weight_map["x_blocks"] != weight_map["x_scales"]
     with Checkpoint(tmp_path) as checkpoint:
-        found = view_search.search(checkpoint, {"model_type": "gemma4"})
+        found = view_search.search(checkpoint, ViewOptions({"model_type": "gemma4"}))
         by_name = {view.tensor.name: view for view in found.views}
         assert by_name.keys() == {"a.weight", "x", *expected}
         value = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
@@ -369,7 +372,7 @@ def test_parts_in_different_shards(tmp_path, stored):
         for name, array in expected.items():
             assert (stored.read_all(by_name[name], np.uint16) == array).all()
         memory = stored.ArraySource({name: tensors[name] for name in ("x_blocks", "x_scales")})
-        (same,) = view_search.search(memory, {}).views
+        (same,) = view_search.search(memory, ViewOptions({})).views
         assert (stored.read_all(by_name["x"]) == stored.read_all(same)).all()
 
 
@@ -390,9 +393,9 @@ def test_transposition_in_many_threads(monkeypatch, dtype, first, step, shape):
 def test_a_weight_with_three_axes_is_not_yet_an_expert(stored, shape):
     """Only `down_proj`, outside of any experts: nothing says that it is one, so it stays whole."""
     tensors = {"a.down_proj.weight": ("BF16", np.zeros(shape, np.uint16))}
-    assert expert_views.find_views(stored.ArraySource(tensors), {}) == []
+    assert expert_views.find_views(stored.ArraySource(tensors), ViewOptions({})) == []
 
 
 def test_empty_experts_stay_whole(stored):
     tensors = {f"{P}.down_proj": ("BF16", np.zeros((0, 4, 4), np.uint16))}
-    assert expert_views.find_views(stored.ArraySource(tensors), {}) == []
+    assert expert_views.find_views(stored.ArraySource(tensors), ViewOptions({})) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fp4kit.arrays import RAW_DTYPES
 from fp4kit.checkpoint.views import logical
 from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
-from fp4kit.checkpoint.views.base import Overlay
+from fp4kit.checkpoint.views.base import Overlay, ViewOptions
 from fp4kit.checkpoint.views.logical import Cast
 from fp4kit.cpu.cast import round_float32
 from fp4kit.errors import FileFormatError
@@ -34,7 +34,9 @@ def gpt_oss(stored, experts, out, blocks, seed=0):
             "after": ("F32", np.zeros(3, np.float32)),
         }
     )
-    return source, mxfp4_views.find_views(source, {"model_type": "gpt_oss"}, fused=False)
+    return source, mxfp4_views.find_views(
+        source, ViewOptions({"model_type": "gpt_oss"}, fused=False)
+    )
 
 
 # ------------------------------------------------------------------------------------------------

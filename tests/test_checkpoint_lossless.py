@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.interface import Plan
 from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
+from fp4kit.checkpoint.views.base import ViewOptions
 from fp4kit.checkpoint.write import lossless
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_RECIPES, E4M3, MXFP4, NVFP4
@@ -166,7 +167,7 @@ def test_a_group_shares_the_largest_exponent(stored):
             f"{prefix}.gate_up_proj_scales": ("U8", scales),
         }
     )
-    gate, up = mxfp4_views.find_views(source, {"model_type": "gpt_oss"})
+    gate, up = mxfp4_views.find_views(source, ViewOptions({"model_type": "gpt_oss"}))
     assert lossless.scan(gate).largest == int(scales[0, 0::2].max()) - 127
     assert lossless.scan(up).largest == 121 - 127
     group = lossless.scan_group([gate, up])
@@ -189,7 +190,7 @@ def test_scan_is_the_same_in_small_slabs(stored, monkeypatch):
             "x.weight_scale": ("U8", rng.integers(0, 255, (50, 4), np.uint8)),
         }
     )
-    (view,) = mxfp4_views.find_views(source, {})
+    (view,) = mxfp4_views.find_views(source, ViewOptions({}))
     whole = lossless.scan(view)
     monkeypatch.setattr(lossless, "SCAN_BYTES", 200)
     source.reads.clear()
@@ -208,6 +209,6 @@ def test_nan_scale_is_named(stored):
             "x.weight_scale": ("U8", scale),
         }
     )
-    (view,) = mxfp4_views.find_views(source, {})
+    (view,) = mxfp4_views.find_views(source, ViewOptions({}))
     with pytest.raises(FileFormatError, match=r"x.weight_scale.*NaN scale.*block 0 of row 3"):
         lossless.scan(view)

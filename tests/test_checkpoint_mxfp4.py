@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fp4kit.checkpoint.views import base as views
 from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
+from fp4kit.checkpoint.views.base import ViewOptions
 from fp4kit.errors import FileFormatError, OptionError
 
 GPT_OSS = {"model_type": "gpt_oss"}
@@ -46,7 +47,7 @@ def test_every_code_under_every_scale(stored, scale_dtype):
     blocks = np.tile(np.arange(256, dtype=np.uint8).reshape(1, 16, 16), (255, 1, 1))
     scales = np.repeat(np.arange(255, dtype=np.uint8)[:, None], 16, 1)
     source = packed_source(stored, blocks, scales, scale_dtype)
-    (view,) = mxfp4_views.find_views(source, {})
+    (view,) = mxfp4_views.find_views(source, ViewOptions({}))
     assert view.tensor.name == "x.weight"
     assert view.tensor.stored == 255 * 16 * 17
     expected = decoded(blocks, scales)
@@ -66,7 +67,7 @@ def test_any_range_of_any_shape(stored, shape, name, data):
         source = stored.ArraySource({"x_blocks": ("U8", blocks), "x_scales": ("U8", scales)})
     else:
         source = packed_source(stored, blocks, scales)
-    (view,) = mxfp4_views.find_views(source, {})
+    (view,) = mxfp4_views.find_views(source, ViewOptions({}))
     assert view.tensor.spec.shape == shape
     expected = decoded(blocks, scales)
     assert (stored.read_all(view).view(np.uint32) == expected.view(np.uint32)).all()
@@ -91,7 +92,9 @@ def test_gpt_oss_experts(stored, experts, half, groups, data):
             f"{P}.down_proj_bias": ("BF16", bias[:, :1].repeat(groups * 32, 1)),
         }
     )
-    found = {view.tensor.name: view for view in mxfp4_views.find_views(source, GPT_OSS)}
+    found = {
+        view.tensor.name: view for view in mxfp4_views.find_views(source, ViewOptions(GPT_OSS))
+    }
     assert len(found) == experts * 6
     whole = {"gate_proj": decoded(*gate_up)[:, 0::2], "up_proj": decoded(*gate_up)[:, 1::2]}
     whole["down_proj"] = decoded(*down)
@@ -119,9 +122,9 @@ def test_experts_left_fused(stored, experts, out, groups, data):
         {f"{P}.down_proj_blocks": ("U8", blocks), f"{P}.down_proj_scales": ("U8", scales)}
     )
     expected = decoded(blocks, scales)
-    (view,) = mxfp4_views.find_views(source, {"model_type": "new"}, fused=False)
+    (view,) = mxfp4_views.find_views(source, ViewOptions({"model_type": "new"}, fused=False))
     assert (stored.read_all(view) == expected).all()
-    (view,) = mxfp4_views.find_views(source, GPT_OSS, fused=False)
+    (view,) = mxfp4_views.find_views(source, ViewOptions(GPT_OSS, fused=False))
     assert view.tensor.name == f"{P}.down_proj"
     assert view.tensor.stored == blocks.nbytes + scales.nbytes
     expected = np.ascontiguousarray(expected.transpose(0, 2, 1))
@@ -137,7 +140,7 @@ def test_codes_are_verbatim(stored, first, count, data):
         {f"{P}.gate_up_proj_blocks": ("U8", blocks), f"{P}.gate_up_proj_scales": ("U8", scales)}
     )
     parity = data.draw(st.sampled_from([0, 1]))
-    view = mxfp4_views.find_views(source, GPT_OSS)[parity]
+    view = mxfp4_views.find_views(source, ViewOptions(GPT_OSS))[parity]
     assert view.matrix == (40, 64)
     packed, scale = np.empty((count, 32), np.uint8), np.empty((count, 2), np.uint8)
     view.read_codes(first, first + count, packed, scale)
@@ -151,7 +154,7 @@ def test_strided_rows_in_small_reads(stored, monkeypatch):
     source = stored.ArraySource(
         {f"{P}.gate_up_proj_blocks": ("U8", blocks), f"{P}.gate_up_proj_scales": ("U8", scales)}
     )
-    found = mxfp4_views.find_views(source, GPT_OSS)
+    found = mxfp4_views.find_views(source, ViewOptions(GPT_OSS))
     whole = [stored.read_all(view) for view in found]
     monkeypatch.setattr(views, "READ_BYTES", 1000)
     source.reads.clear()
@@ -167,22 +170,22 @@ def test_layout_override(stored):
     )
     expected = decoded(blocks, scales)
     for layout, rows in (("out_in", slice(0, 4)), ("interleaved", slice(0, 8, 2))):
-        view = mxfp4_views.find_views(source, {"model_type": "new"}, layout)[0]
+        view = mxfp4_views.find_views(source, ViewOptions({"model_type": "new"}, layout))[0]
         assert (stored.read_all(view) == expected[0, rows]).all()
     with pytest.raises(OptionError, match="cannot be in_out; pass --experts-layout out_in or"):
-        mxfp4_views.find_views(source, GPT_OSS, "in_out")
+        mxfp4_views.find_views(source, ViewOptions(GPT_OSS, "in_out"))
     with pytest.raises(OptionError, match=r"model type new is not known.*--experts-layout"):
-        mxfp4_views.find_views(source, {"model_type": "new"})
+        mxfp4_views.find_views(source, ViewOptions({"model_type": "new"}))
     with pytest.raises(OptionError, match=r"\(none in config.json\)"):
-        mxfp4_views.find_views(source, {})
+        mxfp4_views.find_views(source, ViewOptions({}))
     with pytest.raises(OptionError, match="experts_layout='x' is not known"):
-        mxfp4_views.find_views(source, GPT_OSS, "x")
+        mxfp4_views.find_views(source, ViewOptions(GPT_OSS, "x"))
 
 
 def test_nan_scale_is_an_error_when_read(stored):
     blocks, scales = random_parts((4, 64))
     scales[2, 1] = 255
-    (view,) = mxfp4_views.find_views(packed_source(stored, blocks, scales), {})
+    (view,) = mxfp4_views.find_views(packed_source(stored, blocks, scales), ViewOptions({}))
     assert (stored.read_range(view, 0, 512) == stored.read_range(view, 0, 512)).all()
     with pytest.raises(
         FileFormatError, match=r"'x.weight_scale': holds a NaN .*block 1 of row 2 of 'x.weight'"
@@ -226,7 +229,7 @@ def test_refused_before_any_data_is_read(stored, tensors, message):
         {name: (dtype, np.zeros(shape, width[dtype])) for name, (dtype, shape) in tensors.items()}
     )
     with pytest.raises(FileFormatError, match=message):
-        mxfp4_views.find_views(source, GPT_OSS)
+        mxfp4_views.find_views(source, ViewOptions(GPT_OSS))
     assert source.reads == []
 
 
@@ -238,4 +241,4 @@ def test_nvfp4_codes_are_not_taken_for_mxfp4(stored):
             "y.weight_packed": ("I32", np.zeros((4, 16), np.int32)),
         }
     )
-    assert mxfp4_views.find_views(source, {}) == []
+    assert mxfp4_views.find_views(source, ViewOptions({})) == []

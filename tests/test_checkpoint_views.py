@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fp4kit.checkpoint.views import base as views
 from fp4kit.checkpoint.views import fp8 as fp8_views
+from fp4kit.checkpoint.views.base import ViewOptions
 from fp4kit.errors import FileFormatError
 from fp4kit.reference import codecs
 
@@ -59,7 +60,7 @@ def test_every_code_times_a_scale_per_tensor(stored, dtype, scale):
     source = stored.ArraySource(
         {"a.weight": (dtype, codes), "a.weight_scale": ("F32", np.float32([scale]))}
     )
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     assert view.consumed == ("a.weight", "a.weight_scale")
     assert (view.tensor.name, view.tensor.spec.dtype) == ("a.weight", "F32")
     assert view.tensor.stored == 256 + 4
@@ -88,7 +89,7 @@ def test_block_scales_over_any_shape(stored, shape, lead, data):
         )
     )
     source = stored.ArraySource({"x.weight_scale_inv": ("F32", scale), "x.weight": (dtype, codes)})
-    (view,) = fp8_views.find_views(source, config)
+    (view,) = fp8_views.find_views(source, ViewOptions(config))
     expected = decoded(codes, dtype, spread(scale, shape, block))
     assert_same(stored.read_all(view), expected)
     # NaN bits differ between NumPy and the kernel, so ranges are compared with the view itself.
@@ -102,7 +103,7 @@ def test_blocks_as_modelopt_shapes_them(stored, lead):
     codes, scale = codes_of(shape), scales_of(grid_shape(shape, (128, 128)))
     spaced = scale.reshape(*lead, scale.shape[-2], 1, scale.shape[-1], 1)
     source = stored.ArraySource({"x.weight": ("F8_E4M3", codes), "x.weight_scale": ("F32", spaced)})
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     expected = decoded(codes, "F8_E4M3", spread(scale, shape, (128, 128)))
     assert_same(stored.read_all(view), expected)
 
@@ -124,7 +125,7 @@ def test_scales_per_tensor_channel_and_expert(stored, shape, data):
     source = stored.ArraySource(
         {"x.weight": ("F8_E4M3", codes), "x.weight_scale": (name, np.asarray(raw))}
     )
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     wide = scale.astype(np.float32)
     trailing = {None: 0, -1: 1, -2: 2}[kinds[scale_shape]]
     if trailing:
@@ -144,7 +145,7 @@ def test_exponent_scales(stored, scale_dtype, block):
     source = stored.ArraySource(
         {"x.weight": ("F8_E4M3", codes), "x.weight_scale": (scale_dtype, exponents)}
     )
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     scale = spread(codecs.decode_e8m0(exponents), shape, block)
     assert_same(stored.read_all(view), decoded(codes, "F8_E4M3", scale))
 
@@ -157,7 +158,7 @@ def test_small_pieces_give_the_same_bytes(stored, monkeypatch):
             "x_scale_inv": ("F32", scales_of((3, 1))),
         }
     )
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     whole = stored.read_all(view)
     monkeypatch.setattr(views, "CHUNK_BYTES", 4096)
     source.reads.clear()
@@ -172,7 +173,7 @@ def test_many_threads_read_at_once(stored):
             "x_scale_inv": ("F32", scales_of((4, 3))),
         }
     )
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     whole = stored.read_all(view).reshape(-1).view(np.uint8)
     ranges = [(first, 10_007) for first in range(0, len(whole) - 10_007, 9_001)]
     with ThreadPoolExecutor(8) as pool:
@@ -186,7 +187,7 @@ def test_empty_and_scalar_weights(stored, shape):
     source = stored.ArraySource(
         {"x": ("F8_E5M2", np.full(shape, 0x3C, np.uint8)), "x_scale": ("F32", np.float32([2]))}
     )
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     assert (stored.read_all(view) == np.full(shape, 2, np.float32)).all()
 
 
@@ -197,7 +198,7 @@ def test_scale_that_is_not_finite_is_an_error_when_read(stored, bad):
     source = stored.ArraySource(
         {"x": ("F8_E4M3", codes_of((256, 8))), "x_scale_inv": ("F32", scale)}
     )
-    (view,) = fp8_views.find_views(source, {})
+    (view,) = fp8_views.find_views(source, ViewOptions({}))
     assert len(stored.read_range(view, 0, 128 * 8 * 4)) == 4096
     with pytest.raises(FileFormatError, match=r"model: tensor 'x_scale_inv': holds a NaN or inf"):
         stored.read_all(view)
@@ -246,7 +247,7 @@ def tensors(weight=(256, 256), dtype="F8_E4M3", **scales):
 def test_refused_before_any_data_is_read(stored, stored_tensors, config, message):
     source = stored.ArraySource(stored_tensors)
     with pytest.raises(FileFormatError, match=message):
-        fp8_views.find_views(source, config)
+        fp8_views.find_views(source, ViewOptions(config))
     assert source.reads == []
 
 
@@ -262,4 +263,4 @@ def test_block_scales_of_4_bit_codes_are_no_weights(stored):
             "c.weight": ("F32", np.zeros((2, 2), np.float32)),
         }
     )
-    assert fp8_views.find_views(source, {}) == []
+    assert fp8_views.find_views(source, ViewOptions({})) == []

@@ -9,6 +9,7 @@ import pytest
 
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.views import search as view_search
+from fp4kit.checkpoint.views.base import ViewOptions
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")
@@ -109,7 +110,7 @@ def test_experts_of_saved_models(model, tmp_path, stored):
     other = slice(1, None, 2) if interleaved else slice(INTERMEDIATE, None)
     expected = {"gate_proj": gate_up[:, half], "up_proj": gate_up[:, other], "down_proj": down}
     with Checkpoint(tmp_path) as checkpoint:
-        found = view_search.search(checkpoint, checkpoint.config)
+        found = view_search.search(checkpoint, ViewOptions(checkpoint.config))
         weights = [view for view in found.views if view.tensor.name.endswith(".weight")]
         assert len(weights) == 3 * EXPERTS
         for view in weights:
@@ -132,5 +133,5 @@ def test_decoded_mxfp4_experts(stored):
     source = stored.ArraySource(
         {"experts.down_proj_blocks": ("U8", blocks), "experts.down_proj_scales": ("U8", scales)}
     )
-    (view,) = view_search.search(source, {"model_type": "gpt_oss"}, fused=False).views
+    (view,) = view_search.search(source, ViewOptions({"model_type": "gpt_oss"}, fused=False)).views
     assert (stored.read_all(view) == expected).all()

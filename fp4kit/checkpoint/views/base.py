@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit import arrays
-from fp4kit.checkpoint.models.experts import FusedTensor
+from fp4kit.checkpoint.models.experts import Excluded, FusedTensor, nothing
 from fp4kit.checkpoint.read.code_names import FLOATS
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
@@ -26,6 +28,30 @@ UNSIGNED = {16: np.uint16, 32: np.uint32}
 CHUNK_BYTES = 16 << 20
 #: Stored bytes that are read at a time where only some of them are wanted.
 READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """What decides about the views of stored tensors, beside these themselves.
+
+    Attributes:
+        config: content of config.json, empty without one.
+        experts_layout: how experts are fused, `out_in`, `in_out` or `interleaved`; None to decide
+            by model type and shapes.
+        layers: modules to ComfyUI's formats, where markers or headers say them.
+        fused: whether fused experts are separated; else they are one tensor as transformers keeps
+            it, which for gpt-oss is [E, in, out], and biases stay as they are stored.
+        excluded: whether a tensor is left alone, understood or not; fused experts that are stay
+            fused.
+        unscaled_fp8: FP8 without a scale was only cast, and is taken as it is.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    experts_layout: str | None = None
+    layers: Mapping[str, str] = field(default_factory=dict)
+    fused: bool = True
+    excluded: Excluded = nothing
+    unscaled_fp8: bool = False
 
 
 class TensorView(ABC):

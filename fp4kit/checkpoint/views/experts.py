@@ -5,19 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from fp4kit.checkpoint.models.expert_types import decide
 from fp4kit.checkpoint.models.experts import (
-    Excluded,
     ExpertPart,
     ExpertsLayout,
     FusedTensor,
     fused_bias,
     fused_weight,
-    nothing,
     stay_fused,
 )
 from fp4kit.checkpoint.read.code_names import FLOATS
@@ -32,6 +29,7 @@ from .base import (
     Bytes,
     RowView,
     TensorView,
+    ViewOptions,
     described,
     fetch,
     fetch_rows,
@@ -119,17 +117,12 @@ def fused_biases(source: Source) -> dict[str, dict[str, SourceTensor]]:
     return found
 
 
-def _check_bias(
-    source: Source, bias: SourceTensor, weight: SourceTensor | None, layout: ExpertsLayout
-) -> None:
-    if weight is None:
-        return
-    experts, out, inputs = weight.spec.shape
-    expected = (experts, inputs if layout.transposed else out)
+def check_bias(source: Source, bias: SourceTensor, weight: str, expected: tuple[int, ...]) -> None:
+    """Refuses a fused bias that does not fit its weight."""
     if bias.spec.shape != expected:
         raise FileFormatError(
-            f"{where(source, bias.name)} has shape {list(bias.spec.shape)}, "
-            f"{weight.name!r} needs {list(expected)}"
+            f"{where(source, bias.name)} has shape {list(bias.spec.shape)}, {weight!r} needs "
+            f"{list(expected)}"
         )
 
 
@@ -147,19 +140,12 @@ def _is_experts(prefix: str, weights: dict[str, SourceTensor], source: Source) -
     return last.endswith("experts") and not stacked
 
 
-def find_views(
-    source: Source,
-    config: dict[str, Any],
-    experts_layout: str | None = None,
-    excluded: Excluded = nothing,
-) -> list[TensorView]:
+def find_views(source: Source, options: ViewOptions) -> list[TensorView]:
     """Views of every expert that is fused with others into 3-D float tensors.
 
-    Args:
-        source: the tensors, perhaps already decoded ones.
-        config: content of config.json.
-        experts_layout: `out_in`, `in_out` or `interleaved` to override the model type.
-        excluded: whether a tensor is left alone; experts that are stay fused, unlooked at.
+    Raises:
+        OptionError: if it cannot be told how they are fused; the message names the override.
+        FileFormatError: if a bias does not fit its weight.
     """
     fused: dict[str, dict[str, SourceTensor]] = {}
     for name, tensor in source.tensors.items():
@@ -174,7 +160,7 @@ def find_views(
         and not stay_fused(
             prefix,
             {role: (tensor.name, tensor.spec.shape[0]) for role, tensor in weights.items()},
-            excluded,
+            options.excluded,
         )
     }
     biases = fused_biases(source) if fused else {}
@@ -182,8 +168,8 @@ def find_views(
     for prefix, weights in fused.items():
         shapes = {role: tensor.spec.shape for role, tensor in weights.items()}
         layout = decide(
-            config,
-            experts_layout,
+            options.config,
+            options.experts_layout,
             shapes.get("gate_up_proj"),
             shapes.get("down_proj"),
             prefix in biases,
@@ -193,6 +179,9 @@ def find_views(
         for tensor in weights.values():
             views += split(source, tensor, layout)
         for role, tensor in biases.get(prefix, {}).items():
-            _check_bias(source, tensor, weights.get(role), layout)
+            if role in weights:
+                fused_as = FusedTensor(weights[role].name, weights[role].spec.shape, layout)
+                expected = (fused_as.shape[0], fused_as.outputs)
+                check_bias(source, tensor, fused_as.name, expected)
             views += split(source, tensor, layout)
     return views

@@ -12,7 +12,6 @@ may also be lost. Integers count as weights where ComfyUI's marker says what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from math import prod
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.read.code_names import (
     COMFY_FORMATS,
     ELEMENTS,
@@ -40,7 +38,17 @@ from fp4kit.io.containers import DTYPES
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.stream.chunks import rows_of
 
-from .base import READ_BYTES, Bytes, RowView, TensorView, described, fetch, fetch_scales, where
+from .base import (
+    READ_BYTES,
+    Bytes,
+    RowView,
+    TensorView,
+    ViewOptions,
+    described,
+    fetch,
+    fetch_scales,
+    where,
+)
 
 _SIGNED = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
 TABLES = {dtype: spec.values for dtype, spec in ELEMENTS.items()} | {"I8": _SIGNED}
@@ -231,40 +239,30 @@ def _view(
     return Fp8View(source, weight, scale, grid)
 
 
-def find_views(
-    source: Source,
-    config: dict[str, Any],
-    layers: Mapping[str, str] | None = None,
-    *,
-    excluded: Excluded = nothing,
-    unscaled: bool = False,
-) -> list[TensorView]:
-    """Views of every FP8 weight, from headers and config.json alone.
+def find_views(source: Source, options: ViewOptions) -> list[TensorView]:
+    """Views of every FP8 weight, and of integers whose marker says what they are.
 
-    Args:
-        source: the stored tensors of all shards.
-        config: content of config.json.
-        layers: modules to ComfyUI's formats, where markers or headers say them.
-        excluded: whether a tensor is left alone: one that cannot be decoded stays as it is then.
-        unscaled: an FP8 tensor without a scale is taken as it is.
+    Raises:
+        FileFormatError: if a weight has no scale, one that does not fit, or is not what its marker
+            says.
     """
-    block = configured_block(source, config)
+    block = configured_block(source, options.config)
     views: list[TensorView] = []
     for name, tensor in source.tensors.items():
         dtype = tensor.spec.dtype
         without = not any(scale in source.tensors for scale in scale_names(name))
-        if (dtype in FOREIGN or (without and not unscaled)) and excluded(name):
+        if (dtype in FOREIGN or (without and not options.unscaled_fp8)) and options.excluded(name):
             continue
         if dtype in FOREIGN:
             raise FileFormatError(
                 f"{where(source, name)} is {dtype}, which cannot be decoded; convert it to F8_E4M3 "
                 "or F8_E5M2 first"
             )
-        said = (layers or {}).get(name.removesuffix(WEIGHT)) if name.endswith(WEIGHT) else None
+        said = options.layers.get(name.removesuffix(WEIGHT)) if name.endswith(WEIGHT) else None
         coded = COMFY_FORMATS.get(said or "")
         if coded is not None and dtype not in (coded, *FLOATS):
             raise FileFormatError(f"{where(source, name)} is {dtype}, its marker says {said}")
         is_float8 = dtype in ELEMENTS and not is_block_scale(source, name)
         if (is_float8 and not is_marker(name)) or dtype == coded == "I8":
-            views.append(_view(source, tensor, block, unscaled=unscaled))
+            views.append(_view(source, tensor, block, unscaled=options.unscaled_fp8))
     return views

@@ -13,7 +13,6 @@ holds exactly (or overflows to infinity).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,6 @@ from fp4kit.checkpoint.models.experts import (
     ExpertsLayout,
     FusedTensor,
     fused_weight,
-    nothing,
     stay_fused,
 )
 from fp4kit.checkpoint.read.code_names import scale_names
@@ -41,11 +39,12 @@ from .base import (
     RowView,
     TensorView,
     TransposedMatrices,
+    ViewOptions,
     described,
     fetch_rows,
     where,
 )
-from .experts import fused_biases, split
+from .experts import check_bias, fused_biases, split
 
 CODE_BYTES = MXFP4.block_size // MXFP4.codes_per_byte
 SCALE_DTYPES = ("U8", "F8_E8M0")
@@ -209,23 +208,6 @@ def _packed_views(source: Source, name: str, base: str) -> list[TensorView]:
     return [Mxfp4View(source, (codes, scale), TensorSpec(base, "F32", shape))]
 
 
-def _float_form(
-    name: str, shape: tuple[int, int, int], layout: ExpertsLayout, config: dict[str, Any]
-) -> FusedTensor:
-    """The fused tensor as readers of the model type want it in plain numbers.
-
-    Args:
-        name: its name.
-        shape: [E, out, in], as the blocks lie.
-        layout: how the blocks lie.
-        config: content of config.json.
-    """
-    experts, out, cols = shape
-    if not transposes_floats(config):
-        return FusedTensor(name, shape, layout)
-    return FusedTensor(name, (experts, cols, out), ExpertsLayout(True, layout.interleaved))
-
-
 def _byte_view(source: Source, name: str) -> Mxfp4View | None:
     """DeepSeek-V4: codes [.., O, I/2] under the name of the weight; None if they are no MXFP4."""
     codes = source.tensors[name]
@@ -249,12 +231,7 @@ def byte_views(source: Source) -> list[TensorView]:
 
 
 def _block_views(
-    source: Source,
-    name: str,
-    base: str,
-    config: dict[str, Any],
-    experts_layout: str | None,
-    fused: bool,
+    source: Source, name: str, base: str, options: ViewOptions, separate: bool
 ) -> list[TensorView]:
     """gpt-oss: codes [.., O, I/32, 16], per expert where these are fused."""
     codes = source.tensors[name]
@@ -263,31 +240,29 @@ def _block_views(
     *lead, out, blocks = scale.spec.shape
     cols = blocks * MXFP4.block_size
     found = fused_weight(base)
-    if found is None or len(lead) != 1 or not fused:
+    if found is None or len(lead) != 1 or not separate:
         whole = Mxfp4View(source, (codes, scale), TensorSpec(base, "F32", (*lead, out, cols)))
-        if found is not None and len(lead) == 1 and transposes_floats(config):
+        if found is not None and len(lead) == 1 and transposes_floats(options.config):
             return [Mxfp4TransposedView(whole)]
         return [whole]
     prefix, role = found
     about = where(source, name)
     if role == "gate_up_proj" and out % 2:
         raise FileFormatError(f"{about} has {out} rows an expert, which is no gate and up")
-    layout = ExpertsLayout(False, interleaving(config, experts_layout, about, prefix))
-    shape = (lead[0], out, cols)
-    fused_as = _float_form(base, shape, layout, config)
+    interleaved = interleaving(options.config, options.experts_layout, about, prefix)
+    layout = ExpertsLayout(False, interleaved)
+    blocks_as = fused_as = FusedTensor(base, (lead[0], out, cols), layout)
+    if transposes_floats(options.config):  # as readers of the model type want plain numbers
+        fused_as = FusedTensor(base, (lead[0], cols, out), ExpertsLayout(True, interleaved))
     views: list[TensorView] = []
-    for part in FusedTensor(base, shape, layout).parts():
+    for part in blocks_as.parts():
         spec = TensorSpec(part.name, "F32", (part.rows, cols))
         view = Mxfp4View(source, (codes, scale), spec, part.expert * out + part.start, part.step)
         view.fused = fused_as
         views.append(view)
     bias = fused_biases(source).get(prefix, {}).get(role)
     if bias is not None:
-        if bias.spec.shape != (lead[0], out):
-            raise FileFormatError(
-                f"{where(source, bias.name)} has shape {list(bias.spec.shape)}, {name!r} needs "
-                f"{[lead[0], out]}"
-            )
+        check_bias(source, bias, name, (lead[0], out))
         views += split(source, bias, layout)
     return views
 
@@ -303,40 +278,24 @@ def _whole(source: Source, excluded: Excluded) -> set[str]:
     return {prefix for prefix, names in fused.items() if stay_fused(prefix, names, excluded)}
 
 
-def find_views(
-    source: Source,
-    config: dict[str, Any],
-    experts_layout: str | None = None,
-    *,
-    fused: bool = True,
-    excluded: Excluded = nothing,
-) -> list[TensorView]:
+def find_views(source: Source, options: ViewOptions) -> list[TensorView]:
     """Views of every MXFP4 weight, and of the biases of fused experts, from headers alone.
-
-    Args:
-        source: the stored tensors of all shards.
-        config: content of config.json.
-        experts_layout: `out_in` or `interleaved` to override the model type.
-        fused: separate fused experts; else they are one tensor as transformers keeps it, which
-            for gpt-oss is [E, in, out], and biases stay as they are stored.
-        excluded: whether a tensor is left alone; experts that are stay fused if their order is not
-            known.
 
     Raises:
         FileFormatError: if codes have no scales, or some that do not fit.
         OptionError: if it cannot be told in which order gate and up are fused.
     """
     # Those that are decoded are separated all the same, unless nobody knows how.
-    clear = order_is_clear(config, experts_layout)
-    whole = _whole(source, excluded) if fused and not clear else set()
+    clear = order_is_clear(options.config, options.experts_layout)
+    whole = _whole(source, options.excluded) if options.fused and not clear else set()
     views = byte_views(source)
     for name, tensor in source.tensors.items():
         if tensor.spec.dtype != "U8":
             continue
         base = name.removesuffix("_blocks")
         if base != name:
-            split = fused and base.rpartition(".")[0] not in whole
-            views += _block_views(source, name, base, config, experts_layout, split)
+            separate = options.fused and base.rpartition(".")[0] not in whole
+            views += _block_views(source, name, base, options, separate)
         base = name.removesuffix("_packed")
         scale = source.tensors.get(f"{base}_scale")
         # NVFP4 has the same names, but scales of another type.

@@ -26,7 +26,7 @@ from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
 
-from .base import Overlay, TensorView
+from .base import Overlay, TensorView, ViewOptions
 from .codes import Codes, EntryCodes, Mxfp4Codes
 from .logical import LogicalSource
 from .mxfp4 import Mxfp4View
@@ -83,14 +83,14 @@ def find_others(
 ) -> FoundViews:
     """What is quantized beside the weights of a layout, as views: FP8, MXFP4, marked integers."""
     parts = quantized.parts() if quantized is not None else set()
-    return search(
-        Overlay(checkpoint, [], parts),
+    options = ViewOptions(
         checkpoint.config,
         layers=checkpoint.layer_formats,
         fused=False,
         excluded=excluded,
         unscaled_fp8=unscaled_fp8,
     )
+    return search(Overlay(checkpoint, [], parts), options)
 
 
 def coded_weights(checkpoint: Checkpoint, found: FoundViews) -> list[str]:
@@ -262,13 +262,13 @@ def open_logical(
     """
     _check_method(checkpoint, read_facts(checkpoint))
     _refuse_quantized(checkpoint)
-    found = search(
-        checkpoint,
+    view_options = ViewOptions(
         checkpoint.config,
         options.experts_layout,
         checkpoint.layer_formats,
         excluded=excluded,
         unscaled_fp8=options.unscaled_fp8,
     )
+    found = search(checkpoint, view_options)
     _refuse_unknowns(checkpoint, None, found, excluded)
     return Opened(LogicalSource(checkpoint, found.views, set(found.dropped)), None, found.dropped)

@@ -8,7 +8,6 @@ fused experts are both decoded and separated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,7 +22,7 @@ from fp4kit.io.metadata import METADATA_KEY, entries_by_names
 from fp4kit.io.read.source import Source
 
 from . import experts, fp8, mxfp4
-from .base import Overlay, TensorView, where
+from .base import Overlay, TensorView, ViewOptions, where
 
 #: Last parts of the names of activation scales of an older quantization.
 ACTIVATION_SCALES = (
@@ -82,34 +81,18 @@ def unneeded(source: Source, config: dict[str, Any], views: list[TensorView]) ->
     return dropped
 
 
-def search(
-    source: Source,
-    config: dict[str, Any],
-    experts_layout: str | None = None,
-    layers: Mapping[str, str] | None = None,
-    *,
-    fused: bool = True,
-    excluded: Excluded = nothing,
-    unscaled_fp8: bool = False,
-) -> FoundViews:
-    """Finds every view, from headers and config.json alone.
+def search(source: Source, options: ViewOptions) -> FoundViews:
+    """Finds every view of a checkpoint's stored tensors, from headers and config.json alone.
 
     NVFP4 codes are not decoded here: their layouts are read by `fp4kit dequantize`.
 
-    Args:
-        source: the stored tensors of all shards.
-        config: content of config.json, empty without one.
-        experts_layout: how experts are fused, `out_in`, `in_out` or `interleaved`; None to decide
-            by model type and shapes.
-        layers: modules to ComfyUI's formats, where markers or headers say them.
-        fused: separate fused experts; else weights are only decoded.
-        excluded: whether a tensor is left alone; fused experts that are stay fused.
-        unscaled_fp8: FP8 without a scale was only cast.
+    Raises:
+        FileFormatError: if a part of a quantized tensor is missing or does not fit.
+        OptionError: if it cannot be told how experts are fused.
     """
-    decoded = fp8.find_views(source, config, layers, excluded=excluded, unscaled=unscaled_fp8)
-    decoded += mxfp4.find_views(source, config, experts_layout, fused=fused, excluded=excluded)
+    decoded = fp8.find_views(source, options) + mxfp4.find_views(source, options)
     overlay = Overlay(source, decoded)
-    single = experts.find_views(overlay, config, experts_layout, excluded) if fused else []
+    single = experts.find_views(overlay, options) if options.fused else []
     split = {name for view in single for name in view.consumed}
     for view in single:
         inner = overlay.views.get(view.consumed[0])
@@ -122,7 +105,7 @@ def search(
         names = [view.tensor.name for view in views]
         twice = next(name for name in names if names.count(name) > 1)
         raise FileFormatError(f"{where(source, twice)} is stored in two ways; remove one of them")
-    return FoundViews(views, unneeded(source, config, views))
+    return FoundViews(views, unneeded(source, options.config, views))
 
 
 def decoded_file(
@@ -145,7 +128,8 @@ def decoded_file(
     if METADATA_KEY in source.metadata or entries_by_names(source):
         return source
     layers = layer_formats(layer_records(source, [source.metadata], source.path))
-    views = fp8.find_views(source, {}, layers, excluded=excluded, unscaled=unscaled_fp8)
+    options = ViewOptions(layers=layers, excluded=excluded, unscaled_fp8=unscaled_fp8)
+    views = fp8.find_views(source, options)
     views += mxfp4.byte_views(source)
     result = Overlay(source, views, unneeded(source, {}, views))
     left = {name: tensor for name, tensor in result.tensors.items() if not excluded(name)}
