@@ -69,11 +69,11 @@ def fp4kit_cases(x: np.ndarray) -> dict[str, Case]:
 
 #: Variants of quantize nvfp4, by name.
 VARIANTS: dict[str, dict[str, object]] = {
-    "columns": {"axis": "column"},
-    "rows and columns": {"axis": "both"},
-    "2-D tiles": {"block": "2d"},
-    "per token": {"amax": "per_token"},
-    "rotated columns": {"axis": "column", "hadamard": True},
+    "columns": {"direction": "columnwise"},
+    "rows and columns": {"direction": "both"},
+    "2-D tiles": {"block_shape": "2d"},
+    "per token": {"second_level": "per_token"},
+    "rotated columns": {"direction": "columnwise", "rht": True},
     "stochastic": {"rounding": "stochastic", "seed": 1},
     "four_over_six": {"scale_search": "four_over_six"},
     "sweep": {"scale_search": "sweep"},

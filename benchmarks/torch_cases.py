@@ -80,7 +80,7 @@ def reference_of(
 def all_references(inputs: Inputs) -> Iterator[Reference]:
     """Every reference; the arrays of one may go when the next is asked for."""
     yield reference_of(inputs, "quantize rows", references.quantize_rows, {})
-    columns = {"axis": "column"}
+    columns = {"direction": "columnwise"}
     yield reference_of(inputs, "quantize columns", references.quantize_columns, columns)
     yield reference_of(
         inputs,
@@ -101,7 +101,7 @@ def all_references(inputs: Inputs) -> Iterator[Reference]:
         inputs,
         "quantize rotated columns",
         references.quantize_rotated_columns,
-        {**columns, "hadamard": True},
+        {**columns, "rht": True},
         more=(matrix,),
     )
     rotated = as_torch(fp4kit.hadamard_transform(inputs.x, rounding="bf16"))

@@ -19,6 +19,7 @@ import fp4kit
 from fp4kit import arrays, bench
 from fp4kit.api.backends import get_backend
 from fp4kit.api.buffers import decoding_arrays
+from fp4kit.backend.jobs import Job
 from fp4kit.formats import ALL_FORMATS
 
 DTYPE = "bfloat16"
@@ -104,7 +105,7 @@ class Inputs:
 
 def given_amax(q: Any) -> Any:
     """A measured amax as an argument that gives the same bytes."""
-    if isinstance(q, fp4kit.Directions):
+    if isinstance(q, fp4kit.DirectionPair):
         return tuple(direction.amax.copy() for direction in q)
     return q.amax.copy()
 
@@ -123,13 +124,15 @@ def quantize_case(
 
 def per_token_case(inputs: Inputs, name: str) -> bench.Case:
     """Quantization alone: the public function has no amax to be given, so the backend's method."""
-    q = fp4kit.quantize(inputs.x, amax="per_token", nonfinite="propagate")
+    q = fp4kit.quantize(inputs.x, second_level="per_token", nonfinite="propagate")
     plan, _, packed, block_scale, second, _ = decoding_arrays(q)
-    # Decoding forgets what it does not need.
-    plan = dataclasses.replace(plan, variant=q.variant)
     raw = arrays.ingest(inputs.x)
+    # Decoding forgets what it does not need.
+    job = Job(
+        dataclasses.replace(plan, scheme=q.scheme), raw.data, DTYPE, second, packed, block_scale
+    )
     backend = get_backend(inputs.machine.device)
-    call = partial(backend.quantize, plan, raw.data, DTYPE, second, packed, block_scale)
+    call = partial(backend.quantize, job)
     return bench.Case(name, quantize_bytes(inputs.elements), call)
 
 
@@ -141,10 +144,12 @@ def dequantize_case(inputs: Inputs, name: str, options: Options) -> bench.Case:
     return bench.Case(name, nbytes, partial(fp4kit.dequantize, q, DTYPE, out=out))
 
 
-def rotate_case(inputs: Inputs, name: str, axis: str) -> bench.Case:
+def rotate_case(inputs: Inputs, name: str, direction: str) -> bench.Case:
     """The Hadamard transform alone."""
     out = inputs.machine.xp.empty_like(inputs.x)
-    call = partial(fp4kit.hadamard_transform, inputs.x, axis=axis, rounding="bf16", out=out)
+    call = partial(
+        fp4kit.hadamard_transform, inputs.x, direction=direction, rounding="bf16", out=out
+    )
     return bench.Case(name, 2 * inputs.elements * ITEM, call)
 
 
@@ -226,7 +231,7 @@ def activation_case(
         inputs.elements,
         options.get("format", "nvfp4"),
         reads=1 + derivative + measured,
-        results=2 if options.get("axis") == "both" else 1,
+        results=2 if options.get("direction") == "both" else 1,
         shrinks=shrinks,
     )
     if sums:
@@ -242,43 +247,53 @@ SWIZZLED: Options = {"scale_layout": "swizzled_128x4"}
 QUANTIZATIONS: tuple[tuple[str, Options, int, bool], ...] = (
     ("rows", {}, 1, True),
     ("rows, swizzled", SWIZZLED, 1, False),
-    ("columns", {"axis": "column"}, 1, False),
-    ("columns, swizzled", {"axis": "column", **SWIZZLED}, 1, False),
-    ("columns, stochastic", {"axis": "column", "rounding": "stochastic", "seed": 1}, 1, False),
-    ("both directions", {"axis": "both"}, 2, True),
-    ("both directions, swizzled", {"axis": "both", **SWIZZLED}, 2, True),
-    ("tiles, rows", {"block": "2d"}, 1, False),
-    ("tiles, both directions", {"block": "2d", "axis": "both"}, 2, False),
-    ("tiles, both directions, swizzled", {"block": "2d", "axis": "both", **SWIZZLED}, 2, False),
-    ("row_scaled", {"amax": "row_scaled"}, 1, True),
-    ("rotated columns", {"axis": "column", "hadamard": True}, 1, True),
-    ("rows and rotated columns", {"axis": "both", "hadamard": True}, 2, True),
+    ("columns", {"direction": "columnwise"}, 1, False),
+    ("columns, swizzled", {"direction": "columnwise", **SWIZZLED}, 1, False),
+    (
+        "columns, stochastic",
+        {"direction": "columnwise", "rounding": "stochastic", "seed": 1},
+        1,
+        False,
+    ),
+    ("both directions", {"direction": "both"}, 2, True),
+    ("both directions, swizzled", {"direction": "both", **SWIZZLED}, 2, True),
+    ("tiles, rows", {"block_shape": "2d"}, 1, False),
+    ("tiles, both directions", {"block_shape": "2d", "direction": "both"}, 2, False),
+    (
+        "tiles, both directions, swizzled",
+        {"block_shape": "2d", "direction": "both", **SWIZZLED},
+        2,
+        False,
+    ),
+    ("row_scaled", {"second_level": "row_scaled"}, 1, True),
+    ("rotated columns", {"direction": "columnwise", "rht": True}, 1, True),
+    ("rows and rotated columns", {"direction": "both", "rht": True}, 2, True),
     (
         "rows and rotated columns, swizzled",
-        {"axis": "both", "hadamard": True, **SWIZZLED},
+        {"direction": "both", "rht": True, **SWIZZLED},
         2,
         False,
     ),
     ("stochastic", {"rounding": "stochastic", "seed": 1}, 1, False),
     (
         "rotated columns, stochastic",
-        {"axis": "column", "hadamard": True, "rounding": "stochastic", "seed": 1},
+        {"direction": "columnwise", "rht": True, "rounding": "stochastic", "seed": 1},
         1,
         False,
     ),
     ("four_over_six", {"scale_search": "four_over_six", "e4m3_max": 256}, 1, False),
-    ("four_over_six, tiles", {"scale_search": "four_over_six", "block": "2d"}, 1, False),
+    ("four_over_six, tiles", {"scale_search": "four_over_six", "block_shape": "2d"}, 1, False),
     ("sweep", {"scale_search": "sweep"}, 1, False),
     ("mxfp8 rows", {"format": "mxfp8"}, 1, False),
-    ("mxfp8 columns", {"format": "mxfp8", "axis": "column"}, 1, False),
-    ("mxfp8 both directions", {"format": "mxfp8", "axis": "both"}, 2, False),
+    ("mxfp8 columns", {"format": "mxfp8", "direction": "columnwise"}, 1, False),
+    ("mxfp8 both directions", {"format": "mxfp8", "direction": "both"}, 2, False),
 )
 DEQUANTIZATIONS: tuple[tuple[str, Options], ...] = (
     ("rows", {}),
-    ("columns", {"axis": "column"}),
-    ("columns, swizzled", {"axis": "column", **SWIZZLED}),
+    ("columns", {"direction": "columnwise"}),
+    ("columns, swizzled", {"direction": "columnwise", **SWIZZLED}),
     ("rows, e4m3_max=256", {"scale_search": "four_over_six", "e4m3_max": 256}),
-    ("mxfp8 columns", {"format": "mxfp8", "axis": "column"}),
+    ("mxfp8 columns", {"format": "mxfp8", "direction": "columnwise"}),
 )
 #: Title, function, options, and whether there are column sums.
 ACTIVATIONS: tuple[tuple[str, str | None, Options, bool], ...] = (
@@ -289,11 +304,11 @@ ACTIVATIONS: tuple[tuple[str, str | None, Options, bool], ...] = (
     ("dsilu and sums", "dsilu", {}, True),
     ("sums", None, {}, True),
     ("mxfp8 dsilu and sums", "dsilu", {"format": "mxfp8"}, True),
-    ("silu, columns", "silu", {"axis": "column"}, False),
-    ("swiglu, columns", "swiglu", {"axis": "column"}, False),
-    ("silu, both directions", "silu", {"axis": "both"}, False),
-    ("dsilu, both directions", "dsilu", {"axis": "both"}, False),
-    ("mxfp8 silu, both directions", "silu", {"axis": "both", "format": "mxfp8"}, False),
+    ("silu, columns", "silu", {"direction": "columnwise"}, False),
+    ("swiglu, columns", "swiglu", {"direction": "columnwise"}, False),
+    ("silu, both directions", "silu", {"direction": "both"}, False),
+    ("dsilu, both directions", "dsilu", {"direction": "both"}, False),
+    ("mxfp8 silu, both directions", "silu", {"direction": "both", "format": "mxfp8"}, False),
 )
 
 
@@ -313,14 +328,14 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
     yield named(
         "quantize per_token, amax measured",
         quantize_case,
-        {"amax": "per_token"},
+        {"second_level": "per_token"},
         quantize_bytes(inputs.elements, reads=2),
         measured=True,
     )
     for name, options in DEQUANTIZATIONS:
         yield named(f"dequantize {name}", dequantize_case, options)
-    for axis in ("row", "column"):
-        yield named(f"hadamard_transform {axis}", rotate_case, axis)
+    for direction in ("rowwise", "columnwise"):
+        yield named(f"hadamard_transform {direction}", rotate_case, direction)
     for ordered in (False, True):
         title = f"quantize residual channels{', ordered' if ordered else ''}"
         yield named(title, residual_case, ordered=ordered)
@@ -328,7 +343,7 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
     for name, options in (
         ("rows", {}),
         ("rows, swizzled", SWIZZLED),
-        ("columns", {"axis": "column"}),
+        ("columns", {"direction": "columnwise"}),
     ):
         title = f"quantize {MEMBERS} members, {name}"
         yield named(title, grouped_case, options, measured=False)
@@ -338,7 +353,7 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
     for name, options in (
         ("rows", {}),
         ("rows, swizzled", SWIZZLED),
-        ("columns", {"axis": "column"}),
+        ("columns", {"direction": "columnwise"}),
     ):
         title = f"quantize {MEMBERS} members, {name}, silu"
         options = {**options, "activation": "silu"}

@@ -26,7 +26,7 @@ from fp4kit.formats import (
     SCALE_RULES,
 )
 from fp4kit.io.read.cast import CASTS
-from fp4kit.variant import E4M3_MAXIMA, ERRORS, SCALE_SEARCHES
+from fp4kit.scheme import E4M3_MAXIMA, SCALE_SEARCHES, SEARCH_ERRORS
 
 
 class Decorator(Protocol):
@@ -44,7 +44,7 @@ class Given:
     other: Path = Path()
     target: Path | None = None
     format: Any = "nvfp4"
-    recipe: str = "te"
+    recipe: str | None = "te"
     scale_rule: str | None = None
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
@@ -183,7 +183,7 @@ OPTIONS: dict[str, Decorator] = {
     ),
     "error": click.option(
         "--error",
-        type=click.Choice(ERRORS),
+        type=click.Choice(SEARCH_ERRORS),
         help="What --scale-search makes small; _scaled: before the second-level scale.  "
         "[default: mse]",
     ),

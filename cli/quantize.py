@@ -70,6 +70,8 @@ def command(given: Given) -> None:
     Exits with 1 and writes nothing if no tensor would be quantized.
     """
     _check_format(given)
+    if not ALL_FORMATS[given.format].has_second_level:
+        given.recipe = None
     _check_search(given)
     check_source(given.source)
     whole = given.source.is_dir() or given.layout is not None

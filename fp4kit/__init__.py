@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api.backends import BackendStatus, backend_status
     from .api.grouped import dequantize_grouped, quantize_grouped
-    from .api.grouped_tensor import GroupedDirections, GroupedTensor
+    from .api.grouped_tensor import GroupedPair, GroupedTensor
     from .api.metrics import ErrorStats, error_stats
     from .api.quantize import amax, dequantize, quantize
     from .api.quantize_dequantize import quantize_dequantize
-    from .api.quantize_variants import Directions
     from .api.residual import ResidualTensor, dequantize_residual, quantize_residual
     from .api.rotation import hadamard_transform
     from .api.scale_ops import convert_second_level, swizzle, unswizzle
-    from .api.tensor import QuantizedTensor
+    from .api.tensor import DirectionPair, QuantizedTensor
     from .errors import (
         BackendUnavailableError,
         DtypeError,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from .files.save import save
     from .files.verify import VerifyReport, verify
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
-    from .variant import Variant
+    from .scheme import Scheme
 
 __version__ = "0.1.0"
 
@@ -42,13 +41,13 @@ __all__ = [
     "ALL_RECIPES",
     "BackendStatus",
     "BackendUnavailableError",
-    "Directions",
+    "DirectionPair",
     "DtypeError",
     "ErrorStats",
     "FileFormatError",
     "FormatSpec",
     "Fp4kitError",
-    "GroupedDirections",
+    "GroupedPair",
     "GroupedTensor",
     "KernelCompileError",
     "NonFiniteError",
@@ -56,9 +55,9 @@ __all__ = [
     "QuantizedTensor",
     "Recipe",
     "ResidualTensor",
+    "Scheme",
     "ShapeError",
     "TensorFile",
-    "Variant",
     "VerifyReport",
     "__version__",
     "amax",
@@ -104,7 +103,7 @@ _HOMES = {
         "FormatSpec",
         "Recipe",
     ),
-    "variant": ("Variant",),
+    "scheme": ("Scheme",),
     "api.backends": (
         "BackendStatus",
         "backend_status",
@@ -115,16 +114,12 @@ _HOMES = {
         "quantize",
     ),
     "api.quantize_dequantize": ("quantize_dequantize",),
-    "api.quantize_variants": ("Directions",),
-    "api.tensor": ("QuantizedTensor",),
+    "api.tensor": ("DirectionPair", "QuantizedTensor"),
     "api.grouped": (
         "dequantize_grouped",
         "quantize_grouped",
     ),
-    "api.grouped_tensor": (
-        "GroupedDirections",
-        "GroupedTensor",
-    ),
+    "api.grouped_tensor": ("GroupedPair", "GroupedTensor"),
     "api.residual": (
         "ResidualTensor",
         "dequantize_residual",

@@ -29,6 +29,7 @@ from .arrays.frameworks import Origin
 from .backend.interface import Request
 from .cpu.threads import run as run_threads
 from .formats import ALL_FORMATS
+from .scheme import Scheme, as_scheme
 
 #: Row length of the tensors, if they have enough elements.
 COLUMNS = 8192
@@ -242,12 +243,13 @@ def float_cases(machine: Machine, rows: int, columns: int, dtype: str) -> Iterat
     kinds[1:1] = [("nvfp4", "swizzled_128x4")]
     for name, layout in kinds:
         given = {"amax": known} if ALL_FORMATS[name].has_second_level else {}
-        options: dict[str, Any] = {"scale_layout": layout, "nonfinite": "propagate", **given}
-        q = api.quantize(x, name, **options)
+        scheme = as_scheme(name, {"scale_layout": layout})
+        options: Any = {"nonfinite": "propagate", **given}
+        q = api.quantize(x, scheme, **options)
         moved = x.nbytes + q.packed.nbytes + q.block_scale.nbytes
 
-        def encode(name: str = name, options: Any = options, q: Any = q) -> object:
-            return api.quantize(x, name, out=q, **options)
+        def encode(scheme: Scheme = scheme, options: Any = options, q: Any = q) -> object:
+            return api.quantize(x, scheme, out=q, **options)
 
         def decode(q: Any = q) -> object:
             return api.dequantize(q, dtype, out=back)
@@ -284,11 +286,12 @@ def small_calls(machine: Gpu) -> Iterator[SmallCall]:
     known = api.amax(x)
     for name in ("nvfp4", "mxfp8"):
         given = {"amax": known} if ALL_FORMATS[name].has_second_level else {}
-        options: dict[str, Any] = {"nonfinite": "propagate", **given}
-        q = api.quantize(x, name, **options)
+        options: Any = {"nonfinite": "propagate", **given}
+        scheme = as_scheme(name, {})
+        q = api.quantize(x, scheme, **options)
 
-        def call(name: str = name, options: Any = options, q: Any = q) -> object:
-            return api.quantize(x, name, out=q, **options)
+        def call(scheme: Scheme = scheme, options: Any = options, q: Any = q) -> object:
+            return api.quantize(x, scheme, out=q, **options)
 
         shape = "x".join(map(str, SMALL_SHAPE))
         yield SmallCall(f"quantize {name} {shape}", machine.host_us(call), machine.graph_us(call))
@@ -356,7 +359,7 @@ def open_machine(device: str) -> Machine:
         BackendUnavailableError: if the device cannot be used, with the reason.
     """
     number = "cuda:0" if device == "cuda" else "cpu"
-    select(Request("quantize", number, "bfloat16", "nvfp4", "te"), None)
+    select(Request("quantize", number, "bfloat16", Scheme("nvfp4")), None)
     return Gpu() if device == "cuda" else Cpu()
 
 

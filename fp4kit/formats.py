@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -204,8 +205,9 @@ ALL_FORMATS = {spec.name: spec for spec in (NVFP4, MXFP4, MXFP8, MXFP8_E5M2)}
 SCALE_RULES = ("floor", "ceil", "even", "rceil")
 SCALE_LAYOUTS = ("linear", "swizzled_128x4", "swizzled_8x4")
 NIBBLE_ORDERS = ("low_first", "high_first")
-#: Directions of a second-level scale: amax, decode (amax/2688) or encode (2688/amax).
-SECOND_LEVEL_DIRECTIONS = ("amax", "decode", "encode")
+#: What a second-level scale may be: the amax, amax/2688 or 2688/amax.
+SecondLevelScale = Literal["amax", "decode_scale", "encode_scale"]
+SECOND_LEVEL_SCALES: tuple[str, ...] = get_args(SecondLevelScale)
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -219,7 +221,7 @@ class Recipe:
     Attributes:
         name: public name.
         index: number the kernels know it by.
-        direction: which second-level scale it keeps: `amax`, `decode` (amax/2688) or `encode`
+        keeps: its second-level scale: `amax`, `decode_scale` (amax/2688) or `encode_scale`
             (2688/amax).
         divides: elements are divided by the block's scale instead of multiplied by its inverse.
         keeps_negative_zero: -0.0 becomes code 8 (else code 0).
@@ -231,7 +233,7 @@ class Recipe:
 
     name: str
     index: int
-    direction: str
+    keeps: str
     divides: bool = False
     keeps_negative_zero: bool = True
     decodes_negative_zero: bool = True
@@ -240,20 +242,20 @@ class Recipe:
 
 
 TE = Recipe("te", 0, "amax")
-NVFUSER = Recipe("nvfuser", 1, "encode", optional_second_level=True)
-TORCHAO = Recipe("torchao", 2, "decode", optional_second_level=True)
+NVFUSER = Recipe("nvfuser", 1, "encode_scale", optional_second_level=True)
+TORCHAO = Recipe("torchao", 2, "decode_scale", optional_second_level=True)
 MODELOPT = Recipe(
     "modelopt",
     3,
-    "decode",
+    "decode_scale",
     divides=True,
     keeps_negative_zero=False,
     decodes_negative_zero=False,
 )
 COMPRESSED_TENSORS = Recipe(
-    "compressed-tensors", 4, "encode", divides=True, keeps_negative_zero=False
+    "compressed-tensors", 4, "encode_scale", divides=True, keeps_negative_zero=False
 )
-COMFY = Recipe("comfy", 5, "decode", divides=True, rounds_factor=True)
+COMFY = Recipe("comfy", 5, "decode_scale", divides=True, rounds_factor=True)
 ALL_RECIPES = {
     recipe.name: recipe for recipe in (TE, NVFUSER, TORCHAO, MODELOPT, COMPRESSED_TENSORS, COMFY)
 }

@@ -6,32 +6,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
+from .errors import OptionError, ShapeError
 from .formats import FormatSpec, Recipe
 from .layout import padded_scale_shape
-from .variant import Variant
-
-RawArray = Any
-"""A C-contiguous NumPy or CuPy array; see the module's docstring."""
-
-
-Seed = tuple[int, int]
-"""(key of 64 bits, stream of 32 bits) of the random numbers; see :mod:`fp4kit.reference.philox`."""
-
-NO_SEED: Seed = (0, 0)
+from .scheme import Scheme, check_groups
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call, before any work: what a backend is asked whether it can do."""
+    """A call, before any work: what a backend is asked whether it can do.
+
+    `scheme` is that of one direction, None for operations that have none.
+    """
 
     operation: str
     device: str
     dtype: str
-    format: str | None = None
-    recipe: str | None = None
-    variant: Variant | None = None
+    scheme: Scheme | None = None
 
     @property
     def device_kind(self) -> str:
@@ -41,45 +35,29 @@ class Request:
     def describe(self) -> str:
         """The request in words, for error messages."""
         words = [self.operation, f"{self.dtype} arrays on {self.device}"]
-        if self.format:
-            words.append(f"as {self.format}")
-        if self.recipe:
-            words.append(f"with recipe {self.recipe}")
-        if self.variant is not None:
-            words.append(f"({self.variant.describe()})")
+        if self.scheme is not None:
+            words.append(f"as {self.scheme.describe()}")
         return " ".join(words)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides bytes, except the arrays.
+    """A scheme of one direction and the shape it is applied to: all that decides bytes.
 
     `rows` and `cols` are those of the array, whatever the direction of the blocks; a vector is what
     blocks divide: a row of it, or a column.
 
     Attributes:
-        format: block format.
-        recipe: NVFP4 order of operations, None for MX formats.
-        scale_rule: MX rule, None for NVFP4.
+        scheme: one of :attr:`Scheme.parts`.
         rows: product of the leading dimensions.
         cols: length of the last dimension.
-        scale_layout: order of the block scales.
-        nibble_order: which nibble the even element takes.
-        has_second_level: whether a second-level scale exists (in `recipe.direction`).
         rows_per_scale: vectors that share one second-level value.
-        variant: deviations from plain rowwise quantization, None if there are none.
     """
 
-    format: FormatSpec
-    recipe: Recipe | None
-    scale_rule: str | None
+    scheme: Scheme
     rows: int
     cols: int
-    scale_layout: str = "linear"
-    nibble_order: str = "low_first"
-    has_second_level: bool = True
     rows_per_scale: int = 1
-    variant: Variant | None = None
 
     # Plans are the keys of caches on the path of every call: what is derived is derived once.
 
@@ -88,23 +66,57 @@ class Plan:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+        return hash((self.scheme, self.rows, self.cols, self.rows_per_scale))
 
     def __getstate__(self) -> dict[str, Any]:
         # Hashes of strings differ from process to process.
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @cached_property
+    def format(self) -> FormatSpec:
+        """Facts of the block format."""
+        return self.scheme.spec
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """Facts of the NVFP4 order of operations, None for MX formats."""
+        return self.scheme.recipe_spec
+
+    @cached_property
+    def scale_rule(self) -> str | None:
+        """MX rule, None for NVFP4."""
+        return self.scheme.scale_rule
+
+    @cached_property
+    def scale_layout(self) -> str:
+        """Order of the block scales."""
+        return self.scheme.scale_layout
+
+    @cached_property
+    def nibble_order(self) -> str:
+        """Which nibble the even element takes."""
+        return self.scheme.nibble_order
+
+    @cached_property
+    def has_second_level(self) -> bool:
+        """Whether a second-level scale exists (which one: `recipe.keeps`)."""
+        return self.scheme.second_level != "none"
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """See :attr:`Scheme.is_plain`."""
+        return self.scheme.is_plain
+
+    @cached_property
     def decoding(self) -> Plan:
-        """The plan that decodes what this one quantizes: without a variant if that is plain."""
-        if self.variant is None or not self.variant.decodes_plainly:
-            return self
-        return replace(self, variant=None)
+        """The plan that decodes what this one quantizes."""
+        scheme = self.scheme.decoding
+        return self if scheme is self.scheme else replace(self, scheme=scheme)
 
     @cached_property
     def is_columnwise(self) -> bool:
         """Whether blocks run along the columns of the array."""
-        return self.variant is not None and self.variant.axis == "column"
+        return self.scheme.direction == "columnwise"
 
     @cached_property
     def transposes(self) -> bool:
@@ -114,7 +126,7 @@ class Plan:
     @cached_property
     def has_plain_amax(self) -> bool:
         """Whether the second level comes from the amax of all elements as they are."""
-        return self.scales == 1 and (self.variant is None or self.variant.hadamard is None)
+        return self.scales == 1 and self.scheme.rht is None
 
     @cached_property
     def vectors(self) -> int:
@@ -156,3 +168,48 @@ class Plan:
         if self.is_columnwise and not self.transposes and self.scale_layout == "linear":
             return shape[1], shape[0]
         return shape
+
+
+def plan_of(shape: tuple[int, ...], scheme: Scheme, scales: int = 1, *, pad: bool = False) -> Plan:
+    """The plan of one direction for an array, checked against its shape.
+
+    Args:
+        shape: shape (..., K) of the array.
+        scheme: one of :attr:`Scheme.parts`.
+        scales: number of second-level values.
+        pad: whether vectors are padded to whole blocks.
+
+    Raises:
+        OptionError: for the scales of groups.
+        ShapeError: for shapes that the format cannot take.
+    """
+    spec, columnwise, tiled = scheme.spec, scheme.direction != "rowwise", scheme.block_shape == "2d"
+    if scheme.scale_layout == "grouped_128x4":
+        raise OptionError("scale_layout='grouped_128x4' is for groups; use swizzled_128x4")
+    if not shape:
+        raise ShapeError(f"{spec.name} quantizes the last axis, but the array is 0-dimensional")
+    rows, cols = prod(shape[:-1]), shape[-1]
+    if scheme.rht is not None:
+        check_groups(rows if columnwise else cols, scheme.direction, shape)
+    if cols % spec.block_size and not pad and (tiled or not columnwise):
+        raise ShapeError(
+            f"{spec.name} needs the last axis to be a multiple of {spec.block_size}, got shape "
+            f"{tuple(shape)}; pass pad=True or reshape"
+        )
+    if rows % spec.block_size and not pad and (tiled or columnwise):
+        raise ShapeError(
+            f"{spec.name} in {'2-D tiles' if tiled else 'columns'} needs the number of rows to be "
+            f"a multiple of {spec.block_size}, got {rows} in shape {tuple(shape)}; pass pad=True"
+        )
+    vectors = cols if columnwise else rows
+    if scales == 0 or vectors % scales:
+        raise ShapeError(
+            f"{scales} second-level scales do not divide the {vectors} "
+            f"{'columns' if columnwise else 'rows'} of shape {tuple(shape)}"
+        )
+    if tiled and scales > 1 and (columnwise or rows // scales % spec.block_size):
+        raise ShapeError(
+            f"{scales} second-level scales would cut 2-D tiles of {spec.block_size} rows of shape "
+            f"{tuple(shape)}; pass one scale"
+        )
+    return Plan(scheme, rows, cols, max(vectors // scales, 1))

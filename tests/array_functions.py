@@ -26,7 +26,7 @@ def _with(q, decode, name):
 #: Functions of one array of floats, of SHAPE.
 FLOATS = {
     "quantize": fp4kit.quantize,
-    "quantize both": partial(fp4kit.quantize, axis="both", pad=True),
+    "quantize both": partial(fp4kit.quantize, direction="both", pad=True),
     "quantize mxfp8": partial(fp4kit.quantize, format="mxfp8"),
     "quantize silu": partial(fp4kit.quantize, activation="silu"),
     "quantize_dequantize": fp4kit.quantize_dequantize,

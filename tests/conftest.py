@@ -75,8 +75,8 @@ class BackendUnderTest:
         """The inverse of `put`."""
         if isinstance(value, (fp4kit.QuantizedTensor, fp4kit.ResidualTensor)):
             return self._map_tensor(value, self.get)
-        if isinstance(value, fp4kit.Directions):
-            return fp4kit.Directions(*map(self.get, value))
+        if isinstance(value, fp4kit.DirectionPair):
+            return fp4kit.DirectionPair(*map(self.get, value))
         if not self.on_gpu or type(value).__module__.split(".")[0] != "cupy":
             return value
         import cupy

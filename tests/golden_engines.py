@@ -64,7 +64,7 @@ def check_nvfuser_model(case: Any, backend: Any, check: Any) -> None:
     elif "global_scale" in case:
         q = backend.quantize(x, recipe="nvfuser", encode_scale=case.array("global_scale"))
     else:
-        q = backend.quantize(x, recipe="nvfuser", second_level=False)
+        q = backend.quantize(x, recipe="nvfuser", second_level="none")
     check("qdata", q.packed)
     check("scale", q.block_scale)
 

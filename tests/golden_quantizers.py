@@ -61,9 +61,9 @@ PARTIAL: dict[tuple[str, str, str], str] = {
 
 def check_te_ref_1d(case: Any, backend: Any, check: Any) -> None:
     x = case.input()
-    axis = "both" if "columnwise_data" in case else "row"
-    q = backend.quantize(x, axis=axis)
-    q, columnwise = q if axis == "both" else (q, None)
+    direction = "both" if "columnwise_data" in case else "rowwise"
+    q = backend.quantize(x, direction=direction)
+    q, columnwise = q if direction == "both" else (q, None)
     check("rowwise_data", q.packed)
     check("rowwise_scale", q.block_scale)
     check("amax_rowwise", q.amax)
@@ -83,12 +83,12 @@ def check_te_model_edges(case: Any, backend: Any, check: Any) -> None:
         check("amax", np.concatenate(rows))
         options["amax"] = np.concatenate(rows)
     block = "1d" if case.params["tile"] == [1, 16] else "2d"
-    q = backend.quantize(x, nonfinite="propagate", block=block, **options)
+    q = backend.quantize(x, nonfinite="propagate", block_shape=block, **options)
     check("rowwise_data", q.packed)
     check("rowwise_scale", q.block_scale)
     check("amax", q.amax)
     # The conversion takes the default backend of the arrays' device.
-    encode = fp4kit.convert_second_level(backend.put(q), "encode")
+    encode = fp4kit.convert_second_level(backend.put(q), "encode_scale")
     check("s_enc", backend.get(encode))
 
 
@@ -101,7 +101,8 @@ def check_te_model_dequant(case: Any, backend: Any, check: Any) -> None:
         "nvfp4",
         (packed.shape[0], packed.shape[1] * 2),
         amax=amax,
-        variant=fp4kit.Variant(scale_search="four_over_six", error="mse", e4m3_max=e4m3_max),
+        scale_search="four_over_six",
+        e4m3_max=e4m3_max,
     )
     values = E2M1.values[codes_of(packed)]
     decoded_scale = E4M3.values[scale]
@@ -129,8 +130,8 @@ def check_te_model_mxfp8(case: Any, backend: Any, check: Any) -> None:
     q, columnwise = backend.quantize(
         x,
         format,
-        axis="both",
-        block="2d" if case.params["tile"] == "32x32" else "1d",
+        direction="both",
+        block_shape="2d" if case.params["tile"] == "32x32" else "1d",
         pad=True,
         nonfinite="propagate",
     )
@@ -158,7 +159,7 @@ def check_torchao_nvfp4(case: Any, backend: Any, check: Any) -> None:
     x = case.input()
     options: dict[str, Any] = {"recipe": "torchao"}
     if "per_tensor_scale" not in case:
-        options["second_level"] = False
+        options["second_level"] = "none"
     elif case.params["per_tensor_scale"] == "per expert":
         amaxes = [backend.call(fp4kit.amax, expert) for expert in x]
         options["amax"] = np.concatenate(amaxes)

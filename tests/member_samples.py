@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, product
+from typing import Any
 
 from fp4kit.backend.groups import GroupedPlan
 from fp4kit.backend.interface import Plan
@@ -24,7 +25,7 @@ from fp4kit.cuda.members import (
 from fp4kit.cuda.variants import Directions, can_be_wide
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, MXFP4, MXFP8, NVFP4, FormatSpec, Recipe
 from fp4kit.reference.activations import ACTIVATIONS
-from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant
+from fp4kit.scheme import DIRECTIONS, RHT_ROUNDINGS, as_scheme
 
 #: What kernels take as a table (common/members.cuh).
 KINDS = ("ManyMembers", *(f"FewMembers<{words}>" for words in FEW_WORDS))
@@ -39,14 +40,13 @@ def sample_instances() -> list[Instance]:
     return list(dict.fromkeys([*_quantize_samples(), *_other_samples()]))
 
 
-def _plan(spec: FormatSpec, recipe: Recipe | None, variant: Variant | None = None) -> Plan:
-    rule = spec.default_scale_rule
-    return Plan(spec, recipe, rule, 64, 64, has_second_level=recipe is not None, variant=variant)
+def _plan(spec: FormatSpec, recipe: Recipe | None, **options: Any) -> Plan:
+    named = {} if recipe is None else {"recipe": recipe.name}
+    return Plan(as_scheme(spec.name, {**named, **options}).parts[0], 64, 64)
 
 
 def _group(spec: FormatSpec, recipe: Recipe | None, layout: str, members: int) -> Sides:
-    rule, second = spec.default_scale_rule, recipe is not None
-    plan = Plan(spec, recipe, rule, 64, 64, layout, has_second_level=second, rows_per_scale=64)
+    plan = replace(_plan(spec, recipe, scale_layout=layout), rows_per_scale=64)
     return Sides(GroupedPlan((plan,) * members, tuple(range(0, members * 4096, 4096))), None)
 
 
@@ -70,7 +70,7 @@ def _quantize_samples() -> Iterator[Instance]:
                 flat = quantize_flat_launch(group, dtype, 1, name)
                 assert flat is not None
                 yield flat.instance
-            row, column = (_plan(spec, recipe, Variant(axis=axis)) for axis in AXES)
+            row, column = (_plan(spec, recipe, direction=direction) for direction in DIRECTIONS)
             for directions in (
                 Directions(row, None),
                 Directions(None, column),
@@ -80,27 +80,27 @@ def _quantize_samples() -> Iterator[Instance]:
                 kind = next(kinds)
                 yield quantize_grouped_kernel(directions, dtype, vector, one_level, False, kind)
     for name, kind in zip(ACTIVATIONS, cycle(KINDS), strict=False):
-        row, column = (_plan(NVFP4, te, Variant(axis=axis)) for axis in AXES)
+        row, column = (_plan(NVFP4, te, direction=direction) for direction in DIRECTIONS)
         directions = Directions(row, column)
         yield quantize_grouped_kernel(directions, "bfloat16", True, True, True, kind, name)
     # Tiles that are folded.
-    columns = Variant(axis="column")
+    columns = {"direction": "columnwise"}
     for plan in (
-        _plan(NVFP4, te, columns),
-        _plan(NVFP4, te, replace(columns, rounding="stochastic")),
-        _plan(NVFP4, te, replace(columns, hadamard=1, rht_rounding="bf16")),
-        _plan(MXFP4, None, columns),
+        _plan(NVFP4, te, **columns),
+        _plan(NVFP4, te, rounding="stochastic", **columns),
+        _plan(NVFP4, te, rht=1, rht_rounding="bf16", **columns),
+        _plan(MXFP4, None, **columns),
     ):
         directions = Directions(None, plan)
         yield quantize_grouped_kernel(directions, "bfloat16", True, True, True, next(kinds))
     for options in (
-        {"block": "2d"},
-        {"per_token": True},
+        {"block_shape": "2d"},
+        {"second_level": "per_token"},
         {"rounding": "stochastic"},
-        {"scale_search": "four_over_six", "error": "mse"},
-        {"hadamard": 1, "rht_rounding": "bf16"},
+        {"scale_search": "four_over_six", "search_error": "mse"},
+        {"rht": 1, "rht_rounding": "bf16"},
     ):
-        row, column = (_plan(NVFP4, te, Variant(axis=axis, **options)) for axis in AXES)
+        row, column = (_plan(NVFP4, te, direction=direction, **options) for direction in DIRECTIONS)
         directions = Directions(row, column)
         for wide in {False, can_be_wide(directions, "bfloat16", True)}:
             yield quantize_grouped_kernel(directions, "bfloat16", True, True, wide, next(kinds))
@@ -120,13 +120,12 @@ def _other_samples() -> Iterator[Instance]:
             yield from (column_sums_kernel(None, dtype, vector, kind) for vector in (True, False))
         for name in ACTIVATIONS:
             yield column_sums_kernel(name, dtype, True, next(kinds))
-        for axis in AXES:
+        for direction in DIRECTIONS:
             for vector in (True, False):
-                plain = _plan(NVFP4, te, Variant(axis=axis))
+                plain = _plan(NVFP4, te, direction=direction)
                 yield vector_amax_kernel(plain, dtype, vector, next(kinds))
                 for rounding in RHT_ROUNDINGS:
-                    turned = Variant(axis=axis, hadamard=1, rht_rounding=rounding)
-                    plan = _plan(NVFP4, te, turned)
+                    plan = _plan(NVFP4, te, direction=direction, rht=1, rht_rounding=rounding)
                     yield vector_amax_kernel(plan, dtype, vector, next(kinds))
     for recipe in ALL_RECIPES.values():
         yield dequantize_rows_kernel(_plan(NVFP4, recipe), "bfloat16", "flat", next(kinds))

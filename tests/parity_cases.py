@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     f"nvfp4-{name}": {"format": "nvfp4", "recipe": name} for name in ALL_RECIPES
 }
 OPTIONS |= {
-    f"nvfp4-{name}-one_level": {"format": "nvfp4", "recipe": name, "second_level": False}
+    f"nvfp4-{name}-one_level": {"format": "nvfp4", "recipe": name, "second_level": "none"}
     for name, recipe in ALL_RECIPES.items()
     if recipe.optional_second_level
 }

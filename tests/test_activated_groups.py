@@ -11,10 +11,11 @@ import pytest
 import fp4kit
 from fp4kit.api.backends import get_backend
 from fp4kit.api.grouped_tensor import grouped_plan
+from fp4kit.backend.jobs import Job, Prologue
 from fp4kit.formats import ALL_FORMATS, DTYPES
 from fp4kit.reference import codecs
 from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.variant import Variant
+from fp4kit.scheme import as_scheme
 
 F32 = np.float32
 SEED = (3, 11)
@@ -52,7 +53,8 @@ def activated(name, dtype, x, z, gap):
             end = source + factor * rows * cols
             own = None if z is None else z[source:end].reshape(rows, cols)
             out = np.empty((rows, cols), x.dtype)
-            REFERENCE.activate(name, x[source:end].reshape(rows, -1), dtype, own, out)
+            gate = x[source:end].reshape(rows, -1)
+            REFERENCE.activate(Prologue(name, gate, dtype, own), out)
             y[start : start + rows * cols] = out.reshape(-1)
     return y, starts, sources
 
@@ -64,7 +66,7 @@ def check(
     name,
     dtype,
     format="nvfp4",
-    axes=("row",),
+    axes=("rowwise",),
     gap=0,
     shift=0,
     **options,
@@ -74,14 +76,8 @@ def check(
     x = raw(size, dtype, 1)
     z = raw(size, dtype, 2) if name in DERIVATIVES else None
     y, starts, sources = activated(name, dtype, x, z, gap)
-    options["recipe"] = "te" if format == "nvfp4" else None
-    plans = tuple(
-        grouped_plan(
-            DIMS, starts, False, format=format, pad=True,
-            variant=None if axis == "row" else Variant(axis=axis), **options,
-        )
-        for axis in axes
-    )  # fmt: skip
+    schemes = (as_scheme(format, {**options, "direction": direction}) for direction in axes)
+    plans = tuple(grouped_plan(DIMS, starts, scheme.parts[0], pad=True) for scheme in schemes)
     seconds = tuple(
         np.linspace(2, 9, plan.second_offsets[-1]).astype(F32) if format == "nvfp4" else None
         for plan in plans
@@ -92,24 +88,20 @@ def check(
         for name in ("packed_offsets", "scale_offsets")
     )
     kernels.launched.clear()
-    done = on_host.engine.quantize_grouped_activated(
-        name,
-        plans,
-        sources,
-        on_host.put(x, shift * x.itemsize),
-        dtype,
-        None if z is None else on_host.put(z),
-        tuple(None if second is None else on_host.put(second) for second in seconds),
-        packeds,
-        scales,
-        SEED,
+    other = None if z is None else on_host.put(z)
+    prologue = Prologue(name, on_host.put(x, shift * x.itemsize), dtype, other)
+    jobs = tuple(
+        Job(plan, None, dtype, None if second is None else on_host.put(second), *arrays, SEED)
+        for plan, second, *arrays in zip(plans, seconds, packeds, scales, strict=True)
     )
+    done = on_host.engine.quantize_grouped_activated(prologue, sources, jobs)
     launched = [instance.kernel for instance in kernels.launched]
     assert len(launched) == done
     if not done:
         return None
+    wanted = zip(plans, seconds, wanted_packeds, wanted_scales, strict=True)
     get_backend("cpu").quantize_grouped(
-        plans, y, dtype, seconds, wanted_packeds, wanted_scales, SEED
+        tuple(Job(plan, y, dtype, *rest, SEED) for plan, *rest in wanted)
     )
     for got, want in zip(packeds + scales, wanted_packeds + wanted_scales, strict=True):
         assert_bits(np.asarray(got), want)
@@ -124,7 +116,7 @@ def test_one_kernel(on_host, kernels, tables, assert_bits, name, dtype):
         assert done == "grouped_quantize_rowwise"
 
 
-@pytest.mark.parametrize("axes", [("column",), ("row", "column")])
+@pytest.mark.parametrize("axes", [("columnwise",), ("rowwise", "columnwise")])
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8"])
 @pytest.mark.parametrize("name", ["silu", "swiglu", "dgelu"])
 def test_tiles(on_host, kernels, assert_bits, name, format, axes):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Job, Prologue
 from fp4kit.cuda import ready as cuda_ready
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
-from fp4kit.plan import Plan
+from fp4kit.formats import ALL_RECIPES, DTYPES
 from fp4kit.reference import codecs
 from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.variant import AXES, PLAIN, Variant
+from fp4kit.scheme import DIRECTIONS
+from sample_plans import sample_plan
 
 F32 = np.float32
 SEED = (77, 5)
@@ -40,18 +41,15 @@ def activated(name, x, dtype, z, width):
     if name is None:
         REFERENCE.column_sums(x, dtype, sums)
         return x, sums
-    REFERENCE.activate_with_sums(name, x, dtype, z, out, sums)
+    REFERENCE.activate_with_sums(Prologue(name, x, dtype, z, sums), out)
     return out, sums
 
 
 def make_plan(rows, cols, format="nvfp4", recipe="te", **options):
-    spec = ALL_FORMATS[format]
-    chosen = ALL_RECIPES[recipe] if spec.has_second_level else None
     # One second level for all rows or columns, unless said otherwise.
-    along_columns = options.get("variant", PLAIN).axis == "column"
+    along_columns = options.get("direction") == "columnwise"
     options = {"rows_per_scale": cols if along_columns else rows, **options}
-    options["has_second_level"] = spec.has_second_level
-    return Plan(spec, chosen, spec.default_scale_rule, rows, cols, **options)
+    return sample_plan(rows, cols, format, recipe=recipe, **options)
 
 
 def quantize(on_host, kernels, assert_bits, name, plans, dtype, put=None, sums=False):
@@ -68,18 +66,12 @@ def quantize(on_host, kernels, assert_bits, name, plans, dtype, put=None, sums=F
     scales = tuple(on_host.empty(one.scale_shape, np.uint8) for one in plans)
     got_sums = on_host.empty((plan.cols,), F32) if sums else None
     kernels.launched.clear()
-    done = on_host.engine.quantize_activated(
-        name,
-        plans,
-        put(x),
-        dtype,
-        None if z is None else put(z),
-        tuple(None if second is None else on_host.put(second) for second in seconds),
-        packeds,
-        scales,
-        got_sums,
-        SEED,
+    prologue = Prologue(name, put(x), dtype, None if z is None else put(z), got_sums)
+    jobs = tuple(
+        Job(one, None, dtype, None if second is None else on_host.put(second), *arrays, SEED)
+        for one, second, *arrays in zip(plans, seconds, packeds, scales, strict=True)
     )
+    done = on_host.engine.quantize_activated(prologue, jobs)
     launched = [instance.kernel for instance in kernels.launched]
     if not done:
         assert not launched
@@ -88,7 +80,7 @@ def quantize(on_host, kernels, assert_bits, name, plans, dtype, put=None, sums=F
     y, wanted_sums = activated(name, x, dtype, z, plan.cols)
     for one, second, packed, scale in zip(plans, seconds, packeds, scales, strict=True):
         wanted = np.empty(one.packed_shape, np.uint8), np.empty(one.scale_shape, np.uint8)
-        REFERENCE.quantize(one, y, dtype, second, *wanted, SEED)
+        REFERENCE.quantize(Job(one, y, dtype, second, *wanted, SEED))
         assert_bits(np.asarray(packed), wanted[0], "packed")
         assert_bits(np.asarray(scale), wanted[1], "block_scale")
     if sums:
@@ -149,25 +141,23 @@ def test_sums_that_would_leave_much_idle(on_host, kernels, assert_bits, monkeypa
 def test_tiles_of_both_directions(on_host, kernels, assert_bits, name, dtype):
     """Tiles that end within a matrix; blocks that do, one of them a row's."""
     for rows, cols in ((130, 136), (48, 264)):
-        plans = tuple(make_plan(rows, cols, variant=Variant(axis=axis)) for axis in AXES)
+        plans = tuple(make_plan(rows, cols, direction=direction) for direction in DIRECTIONS)
         done = quantize(on_host, kernels, assert_bits, name, plans, dtype)
         assert done == "quantize_tiles"
 
 
 @pytest.mark.parametrize("options", [
-    {"axis": "column"},
-    {"axis": "column", "rounding": "stochastic"},
-    {"axis": "column", "hadamard": 0x1234, "rht_rounding": "bf16"},
-    {"block": "2d"},
+    {"direction": "columnwise"},
+    {"direction": "columnwise", "rounding": "stochastic"},
+    {"direction": "columnwise", "rht": 0x1234, "rht_rounding": "bf16"},
+    {"block_shape": "2d"},
     {"rounding": "stochastic"},
-    {"axis": "column", "format": "mxfp8"},
-    {"axis": "column", "format": "mxfp4", "scale_layout": "swizzled_128x4"},
+    {"direction": "columnwise", "format": "mxfp8"},
+    {"direction": "columnwise", "format": "mxfp4", "scale_layout": "swizzled_128x4"},
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["silu", "swiglu", "dgelu"])
 def test_tiles_of_variants(on_host, kernels, assert_bits, name, options):
-    own = {key: value for key, value in options.items() if hasattr(Variant(), key)}
-    rest = {key: value for key, value in options.items() if key not in own}
-    plan = make_plan(144, 160, variant=Variant(**own), **rest)
+    plan = make_plan(144, 160, **options)
     done = quantize(on_host, kernels, assert_bits, name, plan, "bfloat16")
     assert done == "quantize_tiles"
 
@@ -182,9 +172,7 @@ def test_rows_that_take_tiles(on_host, kernels, assert_bits, why):
 
 @pytest.mark.parametrize("why", ["misaligned", "wide elements", "sums", "search", "narrow"])
 def test_what_is_not_fused(on_host, kernels, assert_bits, monkeypatch, why):
-    variant = Variant(axis="column")
-    if why == "search":
-        variant = Variant(scale_search="sweep", error="mse")
+    options = {"scale_search": "sweep"} if why == "search" else {"direction": "columnwise"}
     if why == "narrow":
         monkeypatch.setattr(cuda_ready, "has_shared_memory", lambda *_: False)
 
@@ -193,7 +181,7 @@ def test_what_is_not_fused(on_host, kernels, assert_bits, monkeypatch, why):
 
     put = shifted if why == "misaligned" else None
     dtype = "float32" if why == "wide elements" else "bfloat16"
-    plan = make_plan(32, 64, variant=variant)
+    plan = make_plan(32, 64, **options)
     arguments = on_host, kernels, assert_bits, "silu", plan, dtype, put
     assert quantize(*arguments, sums=why == "sums") is None
 
@@ -218,7 +206,9 @@ def test_results_are_measured(on_host, assert_bits, dtype, width, how, holes):
     moved = on_host.put(x)
     out = moved if how == "sums" else on_host.empty(y.shape, y.dtype)
     chosen = None if how == "sums" else name
-    scan = on_host.engine.activate_measured(chosen, moved, dtype, None, out, got_sums, True)
+    scan = on_host.engine.activate_measured(
+        Prologue(chosen, moved, dtype, None, got_sums), out, True
+    )
     assert np.asarray(scan)[0] == wanted.view(np.uint32)[0]
     assert bool(np.asarray(scan)[1]) == (not finite) == holes
     assert_bits(np.asarray(out), y)

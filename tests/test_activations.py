@@ -12,6 +12,7 @@ import pytest
 
 import fp4kit
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Prologue
 from fp4kit.errors import NonFiniteError, OptionError, ShapeError
 from fp4kit.formats import DTYPES
 from fp4kit.reference import activations
@@ -90,7 +91,8 @@ def test_parity_for_any_bits(name, dtype, fast_backend, reference, assert_bits):
         raw = [v.view(np.uint16) if dtype == "bfloat16" else v for v in (x, z)]
         moved = [backend.put(np.ascontiguousarray(v)) for v in raw]
         out = backend.put(np.empty((257, 33 if name == "swiglu" else 66), raw[0].dtype))
-        engine.activate(name, moved[0], dtype, moved[1] if name in DERIVATIVES else None, out)
+        other = moved[1] if name in DERIVATIVES else None
+        engine.activate(Prologue(name, moved[0], dtype, other), out)
         result = backend.get(out)
         results.append(result.view(NUMPY[dtype]) if dtype == "bfloat16" else result)
     assert_bits(*results, name)
@@ -98,17 +100,17 @@ def test_parity_for_any_bits(name, dtype, fast_backend, reference, assert_bits):
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("axis", ["row", "both"])
-def test_quantizes_what_the_activation_gives(name, format, axis, backend, assert_tensors):
+@pytest.mark.parametrize("direction", ["rowwise", "both"])
+def test_quantizes_what_the_activation_gives(name, format, direction, backend, assert_tensors):
     """Rounded to the input type, then amax, then everything."""
     x = normal((64, 128)).astype(ml_dtypes.bfloat16)
     z = normal((64, 128), 1).astype(ml_dtypes.bfloat16)
     options = {"activation_input": z} if name in DERIVATIVES else {}
-    got = backend.quantize(x, format, axis=axis, activation=name, **options)
+    got = backend.quantize(x, format, direction=direction, activation=name, **options)
     other = z.astype(F32) if name in DERIVATIVES else None
     y = activations.activation(name, x.astype(F32), other).astype(ml_dtypes.bfloat16)
-    want = backend.quantize(y, format, axis=axis)
-    for one, two in zip(*(q if axis == "both" else (q,) for q in (got, want)), strict=True):
+    want = backend.quantize(y, format, direction=direction)
+    for one, two in zip(*(q if direction == "both" else (q,) for q in (got, want)), strict=True):
         assert_tensors(one, two)
         assert one.shape[-1] == (64 if name == "swiglu" else 128)
 
@@ -146,7 +148,7 @@ def test_activations_with_sums(name, dtype, shape, fast_backend, reference, asse
             for size, kind in ((shape, raw[0].dtype), (width, F32))
         )
         other = moved[1] if name in DERIVATIVES else None
-        engine.activate_with_sums(name, moved[0], dtype, other, out, sums)
+        engine.activate_with_sums(Prologue(name, moved[0], dtype, other, sums), out)
         results.append((backend.get(out), backend.get(sums).view(np.uint32)))
     assert_bits(results[0][0], results[1][0], "activation")
     assert_bits(results[0][1], results[1][1], "sums")

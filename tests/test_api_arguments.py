@@ -46,14 +46,14 @@ def call(request):
         ({"format": "mxfp8", "recipe": "comfy"}, "'comfy'", "scale_rule: floor"),
         ({"nonfinite": "clip"}, "'clip'", "raise, propagate"),
         ({"backend": "gpu"}, "'gpu'", "cuda, cpu, reference"),
-        ({"second_level": False}, "te", "nvfuser or torchao"),
-        ({"recipe": "comfy", "second_level": False}, "comfy", "nvfuser or torchao"),
+        ({"second_level": "none"}, "te", "nvfuser or torchao"),
+        ({"recipe": "comfy", "second_level": "none"}, "comfy", "nvfuser or torchao"),
         ({"decode_scale": 1.0}, "te", "amax"),
         ({"recipe": "nvfuser", "decode_scale": 1.0}, "decode_scale", "encode_scale"),
         ({"recipe": "torchao", "encode_scale": 1.0}, "encode_scale", "decode_scale"),
         ({"amax": 1.0, "encode_scale": 1.0, "recipe": "nvfuser"}, "amax, encode_scale", "one of"),
         ({"format": "mxfp4", "amax": 1.0}, "mxfp4", "has none"),
-        ({"recipe": "nvfuser", "second_level": False, "amax": 1.0}, "nvfp4", "has none"),
+        ({"recipe": "nvfuser", "second_level": "none", "amax": 1.0}, "nvfp4", "has none"),
     ],
 )
 def test_wrong_options_are_named(options, given, allowed, call):

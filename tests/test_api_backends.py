@@ -61,7 +61,7 @@ def test_unavailable_backend_error_names_the_request():
     with pytest.raises(BackendUnavailableError) as caught:
         fp4kit.quantize(np.ones((1, 16), F32), recipe="comfy", backend="cuda")
     message = str(caught.value)
-    assert "no backend can quantize float32 arrays on cpu as nvfp4 with recipe comfy" in message
+    assert "no backend can quantize float32 arrays on cpu as nvfp4 (recipe='comfy')" in message
     assert "cuda: " in message
 
 

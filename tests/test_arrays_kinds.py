@@ -307,7 +307,7 @@ def test_what_is_no_quantized_tensor_cannot_be_decoded(decode, value):
 
 
 def test_quantized_tensors_of_another_kind_cannot_be_decoded():
-    both = fp4kit.quantize(SAMPLE, axis="both", pad=True)
+    both = fp4kit.quantize(SAMPLE, direction="both", pad=True)
     with pytest.raises(
         OptionError, match="a Directions cannot be decoded here; pass the Quantized"
     ):

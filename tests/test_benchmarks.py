@@ -95,7 +95,7 @@ def test_counted_bytes_are_those_of_the_arrays(cases, inputs):
         case = build()
         assert case.name == name
         result = case.call()
-        parts = result if isinstance(result, fp4kit.Directions) else (result,)
+        parts = result if isinstance(result, fp4kit.DirectionPair) else (result,)
         if isinstance(result, (np.ndarray, type(None))):
             continue
         written[name] = sum(part.packed.nbytes + part.block_scale.nbytes for part in parts)
@@ -120,7 +120,7 @@ def test_amaxes_that_are_given_give_the_measured_bytes(cases, inputs):
 
 
 def test_per_token_alone_gives_its_bytes(cases, inputs):
-    q = fp4kit.quantize(inputs.x, amax="per_token")
+    q = fp4kit.quantize(inputs.x, second_level="per_token")
     case = cases.per_token_case(inputs, "alone")
     packed, block_scale = case.call.args[4:]
     packed[...] = block_scale[...] = 0

@@ -10,35 +10,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp4kit.api.backends import get_backend
-from fp4kit.backend.interface import Plan
+from fp4kit.backend.jobs import Job
 from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
 from fp4kit.checkpoint.views.base import ViewOptions
 from fp4kit.checkpoint.write import lossless
 from fp4kit.errors import FileFormatError
-from fp4kit.formats import ALL_RECIPES, E4M3, MXFP4, NVFP4
+from fp4kit.formats import ALL_RECIPES, E4M3
+from sample_plans import sample_plan
 
 #: Recipes whose second level is one factor; `te` keeps an amax, which is divided by 2688.
-FACTOR_RECIPES = [name for name, recipe in ALL_RECIPES.items() if recipe.direction != "amax"]
+FACTOR_RECIPES = [name for name, recipe in ALL_RECIPES.items() if recipe.keeps != "amax"]
 EVERY_CODE = np.arange(16, dtype=np.uint8) * 17
 
 
 def decode_mxfp4(packed, scale, dtype="float32"):
     rows, cols = len(packed), packed.shape[1] * 2
     out = np.empty((rows, cols), np.float32)
-    plan = Plan(MXFP4, None, "even", rows, cols)
-    get_backend("reference").dequantize(plan, packed, scale, None, out, "float32")
+    plan = sample_plan(rows, cols, "mxfp4")
+    job = Job(plan, None, "float32", None, packed, scale)
+    get_backend("reference").dequantize(job, out, "float32")
     return out
 
 
 def decode_nvfp4(packed, scale, level, recipe, backend="reference"):
     rows, cols = len(packed), packed.shape[1] * 2
     out = np.empty((rows, cols), np.float32)
-    plan = Plan(NVFP4, ALL_RECIPES[recipe], None, rows, cols, rows_per_scale=rows)
+    plan = sample_plan(rows, cols, recipe=recipe, rows_per_scale=rows)
     second = {
-        "decode": level.decode,
-        "encode": level.encode,
-    }[plan.recipe.direction]
-    get_backend(backend).dequantize(plan, packed, scale, np.array([second]), out, "float32")
+        "decode_scale": level.decode,
+        "encode_scale": level.encode,
+    }[plan.recipe.keeps]
+    job = Job(plan, None, "float32", np.array([second]), packed, scale)
+    get_backend(backend).dequantize(job, out, "float32")
     return out
 
 

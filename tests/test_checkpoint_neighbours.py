@@ -169,7 +169,7 @@ def test_markers_that_are_no_json(checkpoints, good, tmp_path, data):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "transform_config"),
+        ({"transform_config": {"config_groups": {"R1": {"type": "rht"}}}}, "transform_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         ({"rotation": True}, "rotation"),
         ({"weights": {"symmetric": False}}, "zero points"),

@@ -114,7 +114,7 @@ def test_row_sizes(name, cols, blocks, packed):
 
 
 def test_recipe_facts():
-    directions = {name: recipe.direction for name, recipe in formats.ALL_RECIPES.items()}
+    directions = {name: recipe.keeps for name, recipe in formats.ALL_RECIPES.items()}
     assert directions == {
         "te": "amax",
         "nvfuser": "encode",

@@ -11,6 +11,7 @@ import pytest
 
 import fp4kit
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Prologue
 from fp4kit.cuda import compile as cuda_module
 from fp4kit.cuda import device as cuda_device
 from fp4kit.cuda import ready as cuda_ready
@@ -46,7 +47,7 @@ def expected(name, dtype, x, z):
     rows, cols = x.shape
     width = cols // 2 if name == "swiglu" else cols
     out, sums = np.empty((rows, width), x.dtype), np.empty(width, np.float32)
-    REFERENCE.activate_with_sums(name, x, dtype, z, out, sums)
+    REFERENCE.activate_with_sums(Prologue(name, x, dtype, z, sums), out)
     return out, sums
 
 
@@ -61,10 +62,10 @@ def check(cupy, name, dtype, x, z=None, shift=0):
     out, sums = expected(name, dtype, x, z)
     moved = place(x), None if z is None else place(z)
     got = place(np.zeros_like(out))
-    CUDA.activate(name, moved[0], dtype, moved[1], got)
+    CUDA.activate(Prologue(name, moved[0], dtype, moved[1]), got)
     assert_bits(got, out)
     got, got_sums = place(np.zeros_like(out)), place(np.zeros_like(sums))
-    CUDA.activate_with_sums(name, moved[0], dtype, moved[1], got, got_sums)
+    CUDA.activate_with_sums(Prologue(name, moved[0], dtype, moved[1], got_sums), got)
     assert_bits(got, out)
     assert_bits(got_sums, sums)
 
@@ -177,12 +178,12 @@ def test_activations_of_large_arrays(cupy):
     for with_sums in (False, True):
         out.fill(0xFFFF)
         if with_sums:
-            CUDA.activate_with_sums("swiglu", x, "bfloat16", None, out, sums)
+            CUDA.activate_with_sums(Prologue("swiglu", x, "bfloat16", None, sums), out)
             # All other rows are +0.0, which leaves nothing but the signs of zeros in doubt.
             values = codecs.to_float32(wanted[0], "bfloat16")
             np.testing.assert_array_equal(sums.get(), values)
         else:
-            CUDA.activate("swiglu", x, "bfloat16", None, out)
+            CUDA.activate(Prologue("swiglu", x, "bfloat16"), out)
         assert_bits(out[-1:], wanted)
         assert not bool(out[:-1].any())
 
@@ -256,7 +257,7 @@ def test_one_pass_where_pieces_allow_it(cupy, monkeypatch):
     monkeypatch.setattr(cuda_ready, "column_sums", record)
     x = cupy.asarray(raw_normal((1111, 56), "bfloat16"))
     out, sums = cupy.empty_like(x), cupy.empty(56, np.float32)
-    CUDA.activate_with_sums("gelu", x, "bfloat16", None, out, sums)
+    CUDA.activate_with_sums(Prologue("gelu", x, "bfloat16", None, sums), out)
     assert launched == [("gelu", "bfloat16", 1111, 56), (None, "float32", 2, 56)]
 
 

@@ -88,9 +88,9 @@ def test_graph_capture_with_amax_as_a_float(cupy):
 @pytest.mark.parametrize(
     "options",
     [
-        {"axis": "column", "hadamard": True, "undo_hadamard": True},
+        {"direction": "columnwise", "rht": True, "undo_rht": True},
         {"scale_search": "four_over_six", "e4m3_max": 256},
-        {"amax": "per_token", "dtype": "bfloat16"},
+        {"second_level": "per_token", "dtype": "bfloat16"},
     ],
 )
 def test_graph_capture_of_fake_quantization(cupy, options):

@@ -12,25 +12,22 @@ import numpy as np
 import pytest
 
 from fp4kit.api.backends import get_backend
-from fp4kit.backend.interface import Plan
+from fp4kit.backend.jobs import Job
 from fp4kit.cuda import launch as cuda_launch
 from fp4kit.cuda import variants as cuda_variants
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, SCALE_LAYOUTS
-from fp4kit.variant import Variant
+from sample_plans import sample_plan
 
 F32 = np.float32
 RAW = {"float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}
 SECONDS = [3.7, 1e-3, 448.0, 0.0, -2.5, np.inf, np.nan, 1e-38, 7e-36, 1e-42, 3e38, -1e-44]
 #: Tiles in part, rows that are whole 16-byte pieces or not, blocks that are whole or not.
+COLUMNS = {"direction": "columnwise"}
 SHAPES = [(130, 72), (64, 128), (33, 67), (1, 5)]
 
 
-def make_plan(format, recipe, shape, variant=None, *, many=False, **options):
-    spec = ALL_FORMATS[format]
-    plan = Plan(
-        spec, ALL_RECIPES[recipe] if recipe else None, spec.default_scale_rule, *shape,
-        has_second_level=options.pop("second", spec.has_second_level), variant=variant, **options,
-    )  # fmt: skip
+def make_plan(format, recipe, shape, *, many=False, **fields):
+    plan = sample_plan(*shape, format, recipe=recipe, **fields)
     return replace(plan, rows_per_scale=1 if many else plan.vectors)
 
 
@@ -55,7 +52,7 @@ def check(host_gpu, kernels, plan, dtype, second=0, offsets=(0, 0)):
     packed, byte, values = inputs(plan, rng, second)
     want = np.empty((plan.rows, plan.cols), RAW[dtype])
     want = want.view(np.dtype(dtype)) if dtype != "bfloat16" else want
-    get_backend("reference").dequantize(plan, packed, byte, values, want, dtype)
+    get_backend("reference").dequantize(Job(plan, None, dtype, values, packed, byte), want, dtype)
     out = host_gpu.empty(want.shape, RAW[dtype], offsets[1])
     vector = cuda_launch.rows_are_vectors(plan.cols, dtype)
     codes = host_gpu.put(packed, offsets[0])
@@ -72,14 +69,13 @@ def check(host_gpu, kernels, plan, dtype, second=0, offsets=(0, 0)):
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("recipe", ALL_RECIPES)
 def test_recipes_in_columns(host_gpu, kernels, recipe, many):
-    column = Variant(axis="column")
     dtype = DTYPES[list(ALL_RECIPES).index(recipe) % 3]
     for second in range(1 if many else len(SECONDS)):
         layout = SCALE_LAYOUTS[second % 3]
-        plan = make_plan("nvfp4", recipe, (70, 68), column, many=many, scale_layout=layout)
+        plan = make_plan("nvfp4", recipe, (70, 68), many=many, scale_layout=layout, **COLUMNS)
         check(host_gpu, kernels, plan, dtype, second)
     for shape in SHAPES:
-        plan = make_plan("nvfp4", recipe, shape, column, many=many, nibble_order="high_first")
+        plan = make_plan("nvfp4", recipe, shape, many=many, nibble_order="high_first", **COLUMNS)
         check(host_gpu, kernels, plan, dtype)
 
 
@@ -89,28 +85,28 @@ def test_formats_in_columns(host_gpu, kernels, format, dtype):
     recipe = "te" if format == "nvfp4" else None
     for layout in SCALE_LAYOUTS:
         for shape in SHAPES:
-            plan = make_plan(format, recipe, shape, Variant(axis="column"), scale_layout=layout)
+            plan = make_plan(format, recipe, shape, scale_layout=layout, **COLUMNS)
             check(host_gpu, kernels, plan, dtype)
     for offsets in ((1, 0), (4, 0), (0, 4)):
-        plan = make_plan(format, recipe, (130, 72), Variant(axis="column"))
+        plan = make_plan(format, recipe, (130, 72), **COLUMNS)
         check(host_gpu, kernels, plan, dtype, offsets=offsets)
 
 
 def test_no_second_level_in_columns(host_gpu, kernels):
     for recipe in ("nvfuser", "torchao"):
-        plan = make_plan("nvfp4", recipe, (33, 66), Variant(axis="column"), second=False)
+        plan = make_plan("nvfp4", recipe, (33, 66), second_level="none", **COLUMNS)
         check(host_gpu, kernels, plan, "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("axis", ["row", "column"])
-def test_another_largest_scale(host_gpu, kernels, axis, dtype):
-    variant = Variant(axis=axis, scale_search="four_over_six", error="mse", e4m3_max=256)
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+def test_another_largest_scale(host_gpu, kernels, direction, dtype):
+    search = {"direction": direction, "scale_search": "four_over_six", "e4m3_max": 256}
     for many in (False, True):
         for second in range(1 if many else len(SECONDS)):
             for shape in ((33, 80), (20, 56), (5, 21))[: 3 if second < 2 else 1]:
                 for layout in SCALE_LAYOUTS[:2]:
-                    plan = make_plan("nvfp4", "te", shape, variant, many=many, scale_layout=layout)
+                    plan = make_plan("nvfp4", "te", shape, many=many, scale_layout=layout, **search)
                     check(host_gpu, kernels, plan, dtype, second)
 
 
@@ -125,8 +121,6 @@ def test_rows(host_gpu, kernels, format):
 
 def test_many_tiles(host_gpu, kernels):
     """Several tiles down and across."""
-    plan = make_plan(
-        "nvfp4", "te", (400, 200), Variant(axis="column"), scale_layout="swizzled_128x4"
-    )
+    plan = make_plan("nvfp4", "te", (400, 200), scale_layout="swizzled_128x4", **COLUMNS)
     assert plan.format is NVFP4
     check(host_gpu, kernels, plan, "bfloat16")

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from fp4kit import layout
-from fp4kit.backend.interface import Plan
 from fp4kit.cuda import launch as cuda_launch
 from fp4kit.cuda.compile import kernel_directory, options
 from fp4kit.formats import (
@@ -27,10 +26,11 @@ from fp4kit.formats import (
     E5M2,
     SCALE_LAYOUTS,
     SCALE_RULES,
-    SECOND_LEVEL_DIRECTIONS,
+    SECOND_LEVEL_SCALES,
 )
 from fp4kit.reference import codecs, scaling
 from fp4kit.reference.backend import ReferenceBackend
+from sample_plans import sample_plan
 
 ELEMENTS = (E2M1, E4M3, E5M2)
 COMPILER = shutil.which("g++")
@@ -177,8 +177,8 @@ def test_second_level(library, recipe):
 
 def test_convert_second_level(library):
     values = edge_scales()
-    for i, source in enumerate(SECOND_LEVEL_DIRECTIONS):
-        for k, target in enumerate(SECOND_LEVEL_DIRECTIONS):
+    for i, source in enumerate(SECOND_LEVEL_SCALES):
+        for k, target in enumerate(SECOND_LEVEL_SCALES):
             got = np.empty(len(values), np.float32)
             library.convert_levels(i, k, size(values), pointer(values), pointer(got))
             with scaling.quiet():
@@ -192,7 +192,7 @@ def test_recipe_facts(library):
             + 2 * recipe.keeps_negative_zero
             + 4 * recipe.decodes_negative_zero
             + 8 * recipe.rounds_factor
-            + 16 * SECOND_LEVEL_DIRECTIONS.index(recipe.direction)
+            + 16 * SECOND_LEVEL_SCALES.index(recipe.keeps)
         )
         assert library.recipe_flags(recipe.index) == wanted, recipe.name
 
@@ -275,16 +275,22 @@ def check_blocks(library, dtype, plan, x, second):
 @pytest.mark.parametrize(("recipe", "has_second"), VARIANTS, ids=lambda v: getattr(v, "name", v))
 def test_nvfp4_blocks(library, dtype, recipe, has_second):
     second = edge_scales()
-    if recipe.direction != "amax":
+    if recipe.keeps != "amax":
         with scaling.quiet():
             second = scaling.second_level_from_amax(second, recipe, dtype)
         second = np.concatenate([second, edge_scales()])
     second = np.tile(second, 4)
     spec = ALL_FORMATS["nvfp4"]
     with np.errstate(all="ignore"):
-        reach = second if recipe.direction == "amax" else np.full_like(second, 6)
+        reach = second if recipe.keeps == "amax" else np.full_like(second, 6)
         x = hard_blocks(dtype, spec.block_size, reach)
-    plan = Plan(spec, recipe, None, len(x), spec.block_size, has_second_level=has_second)
+    plan = sample_plan(
+        len(x),
+        spec.block_size,
+        spec.name,
+        recipe=recipe.name,
+        second_level="tensor" if has_second else "none",
+    )
     check_blocks(library, dtype, plan, x, second if has_second else None)
 
 
@@ -295,7 +301,9 @@ def test_mx_blocks(library, dtype, rule, name):
     spec = ALL_FORMATS[name]
     with np.errstate(all="ignore"):
         x = hard_blocks(dtype, spec.block_size, np.tile(edge_scales(), 2))
-    check_blocks(library, dtype, Plan(spec, None, rule, len(x), spec.block_size), x, None)
+    check_blocks(
+        library, dtype, sample_plan(len(x), spec.block_size, spec.name, scale_rule=rule), x, None
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -313,7 +321,13 @@ def test_any_codes_under_any_scale_byte(library, dtype, name, recipe, has_second
     count = len(second)
     second = np.ascontiguousarray(second.reshape(256, -1).T.ravel())
     byte = (np.arange(count) % 256).astype(np.uint8)
-    plan = Plan(spec, recipe, None, count, spec.block_size, has_second_level=has_second)
+    plan = sample_plan(
+        count,
+        spec.block_size,
+        spec.name,
+        recipe=getattr(recipe, "name", None),
+        second_level="tensor" if has_second else "none",
+    )
     packed = rng.integers(0, 256, plan.packed_shape, dtype=np.uint8)
     if spec.codes_per_byte == 2:
         packed[:, :8] = np.array([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE], np.uint8)

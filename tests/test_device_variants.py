@@ -12,10 +12,10 @@ import pytest
 
 from fp4kit.cuda.compile import kernel_directory, options
 from fp4kit.cuda.launch import seed_arguments
-from fp4kit.formats import E2M1, E4M3, NVFP4
-from fp4kit.plan import Plan
+from fp4kit.formats import E2M1, E4M3
 from fp4kit.reference import codecs, philox, rotation, scale_search, scaling
-from fp4kit.variant import DEFAULT_SIGN_MASK, ERRORS, Variant
+from fp4kit.scheme import DEFAULT_SIGN_MASK, SEARCH_ERRORS, Scheme
+from sample_plans import sample_plan
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to build the headers with")
@@ -43,7 +43,7 @@ def pointer(array):
 
 def seed_words(key, stream):
     """What kernels take of a seed."""
-    plan = Plan(NVFP4, None, None, 16, 16, variant=Variant(rounding="stochastic"))
+    plan = sample_plan(16, 16, rounding="stochastic")
     return np.array(seed_arguments(plan, (key, stream)), np.int64)
 
 
@@ -183,11 +183,11 @@ def test_sixths(library, exponent):
 
 
 @pytest.mark.parametrize("e4m3_max", [448, 256])
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", SEARCH_ERRORS)
 @pytest.mark.parametrize("kind", ["four_over_six", "sweep"])
 def test_search(library, kind, error, e4m3_max):
     values = groups_of_numbers()
-    variant = Variant(scale_search=kind, error=error, e4m3_max=e4m3_max)
+    scheme = Scheme("nvfp4", scale_search=kind, search_error=error, e4m3_max=e4m3_max)
     rng = np.random.default_rng(7)
     with scaling.quiet():
         amax = np.nanmax(np.abs(np.where(np.isnan(values), 0, values)), axis=1)
@@ -195,7 +195,7 @@ def test_search(library, kind, error, e4m3_max):
         second = amax * np.ldexp(np.float32(1), rng.integers(0, 20, GROUPS)).astype(np.float32)
         second = second.astype(np.float32)
         expected = scale_search.search(
-            values[:, None, :], amax[:, None].astype(np.float32), second[:, None], variant
+            values[:, None, :], amax[:, None].astype(np.float32), second[:, None], scheme
         )
     byte = np.empty(GROUPS, np.uint8)
     factor = np.empty(GROUPS, np.float32)
@@ -205,7 +205,7 @@ def test_search(library, kind, error, e4m3_max):
         pointer(values),
         pointer(second),
         ctypes.c_float(6 * e4m3_max),
-        ctypes.c_int(ERRORS.index(error)),
+        ctypes.c_int(SEARCH_ERRORS.index(error)),
         ctypes.c_int(1 if kind == "four_over_six" else 2),
         pointer(byte),
         pointer(factor),

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Job
 from fp4kit.cuda import ready as cuda_ready
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES
-from fp4kit.plan import Plan
 from fp4kit.reference import codecs
-from fp4kit.variant import Variant
+from sample_plans import sample_plan
 
 F32 = np.float32
 SEED = (2**64 - 12345, 2**32 - 7)
-STOCHASTIC = Variant(rounding="stochastic")
 
 
 def values(shape, dtype):
@@ -27,13 +25,9 @@ def values(shape, dtype):
     return codecs.from_float32(x.astype(F32), dtype)
 
 
-def make_plan(rows, cols, format="nvfp4", variant=STOCHASTIC, **options):
-    spec = ALL_FORMATS[format]
-    second = spec.has_second_level
-    recipe = ALL_RECIPES["te"] if second else None
-    rule = spec.default_scale_rule
-    options = {"rows_per_scale": rows, **options}
-    return Plan(spec, recipe, rule, rows, cols, has_second_level=second, variant=variant, **options)
+def make_plan(rows, cols, format="nvfp4", rounding="stochastic", **options):
+    options = {"rows_per_scale": rows, "rounding": rounding, **options}
+    return sample_plan(rows, cols, format, **options)
 
 
 def quantized(engine, put, empty, plan, x, dtype):
@@ -42,7 +36,7 @@ def quantized(engine, put, empty, plan, x, dtype):
         # Far below the amax: elements of the largest scale saturate.
         second = put(np.linspace(20, 30, plan.scales).astype(F32))
     packed, scale = empty(plan.packed_shape, np.uint8), empty(plan.scale_shape, np.uint8)
-    engine.quantize(plan, put(x), dtype, second, packed, scale, SEED)
+    engine.quantize(Job(plan, put(x), dtype, second, packed, scale, SEED))
     return np.asarray(packed), np.asarray(scale)
 
 
@@ -57,9 +51,9 @@ def assert_as_cpu(on_host, plan, dtype, assert_bits, put=None):
 #: The grid is filled and a thread takes several lanes; whole tiles of scales across, and not.
 @pytest.mark.parametrize("cols", [256, 224])
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4", "swizzled_8x4"])
-@pytest.mark.parametrize("variant", [STOCHASTIC, None], ids=["stochastic", "nearest"])
-def test_layouts(on_host, kernels, assert_bits, variant, layout, cols):
-    plan = make_plan(150, cols, variant=variant, scale_layout=layout)
+@pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
+def test_layouts(on_host, kernels, assert_bits, rounding, layout, cols):
+    plan = make_plan(150, cols, rounding=rounding, scale_layout=layout)
     assert_as_cpu(on_host, plan, "bfloat16", assert_bits)
     tiled = layout == "swizzled_128x4" and cols == 256
     (launched,) = kernels.launched
@@ -80,7 +74,7 @@ def test_what_takes_tiles(on_host, kernels, monkeypatch, assert_bits, why):
     options = {
         "ragged": {"cols": 200},
         "second levels": {"rows_per_scale": 8},
-        "rotated": {"variant": Variant(rounding="stochastic", hadamard=1, rht_rounding="none")},
+        "rotated": {"rht": 1, "rht_rounding": "none"},
     }.get(why, {})
     plan = make_plan(16, **{"cols": 64, **options})
 

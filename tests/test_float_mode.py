@@ -99,11 +99,11 @@ def everything(x, backend, options, out_dtype="float32"):
 
 
 VARIANTS = {
-    "columns": {"axis": "column"},
-    "2d": {"block": "2d"},
-    "both": {"axis": "both"},
-    "per token": {"amax": "per_token"},
-    "rotated": {"axis": "column", "hadamard": True},
+    "columns": {"direction": "columnwise"},
+    "2d": {"block_shape": "2d"},
+    "both": {"direction": "both"},
+    "per token": {"second_level": "per_token"},
+    "rotated": {"direction": "columnwise", "rht": True},
     "stochastic": {"rounding": "stochastic", "seed": 1},
     "four_over_six": {"scale_search": "four_over_six"},
     "sweep": {"scale_search": "sweep"},
@@ -147,7 +147,7 @@ def test_variants(mode, backend, name):
 
     def result(chosen):
         q = fp4kit.quantize(x, backend=chosen, **options)
-        halves = list(q) if isinstance(q, fp4kit.Directions) else [q]
+        halves = list(q) if isinstance(q, fp4kit.DirectionPair) else [q]
         return parts([[half, fp4kit.dequantize(half, backend=chosen)] for half in halves])
 
     expected = result("reference")

@@ -54,25 +54,27 @@ def check_directions(check: Any, q: Any, columnwise: Any) -> None:
 def quantize_as_told(case: Any, backend: Any, **options: Any) -> tuple[Any, Any]:
     """(rowwise, columnwise or None) of a case of Transformer Engine's reference."""
     if case.params["columnwise"]:
-        return tuple(backend.quantize(case.input(), axis="both", **options))
+        return tuple(backend.quantize(case.input(), direction="both", **options))
     return backend.quantize(case.input(), **options), None
 
 
 def check_te_ref_2d(case: Any, backend: Any, check: Any) -> None:
-    check_directions(check, *quantize_as_told(case, backend, block="2d"))
+    check_directions(check, *quantize_as_told(case, backend, block_shape="2d"))
 
 
 def check_te_ref_rht(case: Any, backend: Any, check: Any) -> None:
     mask = True if case.params["with_random_sign_mask"] else 0
-    check_directions(check, *quantize_as_told(case, backend, hadamard=mask))
+    check_directions(check, *quantize_as_told(case, backend, rht=mask))
     x = case.input()
     x = x.reshape(-1, x.shape[-1])
-    rotated = backend.call(fp4kit.hadamard_transform, x, mask, axis="column", rounding="bf16")
+    rotated = backend.call(
+        fp4kit.hadamard_transform, x, mask, direction="columnwise", rounding="bf16"
+    )
     check("rht", rotated.T)
 
 
 def check_te_ref_rowscaled(case: Any, backend: Any, check: Any) -> None:
-    check_directions(check, *quantize_as_told(case, backend, amax="row_scaled"))
+    check_directions(check, *quantize_as_told(case, backend, second_level="row_scaled"))
 
 
 def check_te_ref_4over6(case: Any, backend: Any, check: Any) -> None:
@@ -81,11 +83,11 @@ def check_te_ref_4over6(case: Any, backend: Any, check: Any) -> None:
     options = {
         "scale_search": "four_over_six",
         "e4m3_max": params["nvfp4_e4m3_max"],
-        "error": error + ("_scaled" if params["nvfp4_4over6_err_use_fast_math"] else ""),
-        "block": "2d" if params["quant_tile_shape"] == [16, 16] else "1d",
+        "search_error": error + ("_scaled" if params["nvfp4_4over6_err_use_fast_math"] else ""),
+        "block_shape": "2d" if params["quant_tile_shape"] == [16, 16] else "1d",
     }
     if params["row_scaled_nvfp4"]:
-        options["amax"] = "row_scaled"
+        options["second_level"] = "row_scaled"
     check_directions(check, *quantize_as_told(case, backend, **options))
 
 
@@ -97,7 +99,7 @@ def check_te_model_variants(case: Any, backend: Any, check: Any) -> None:
         check("rowwise_scale", q.block_scale)
         check("s_enc", scaling.te_encode_scale(q.amax))
         return
-    q = backend.quantize(x, amax="per_token")
+    q = backend.quantize(x, second_level="per_token")
     check("rowwise_data", q.packed)
     check("rowwise_scale", q.block_scale)
     check("amax", q.amax)
@@ -115,18 +117,19 @@ def check_flashinfer_4over6(case: Any, backend: Any, check: Any) -> None:
         amax=case.array("global_amax"),
         scale_search="four_over_six",
         e4m3_max=params["e4m3_max"],
-        error=params["err_mode"].lower() + ("_scaled" if params["err_use_fast_math"] else ""),
+        search_error=params["err_mode"].lower()
+        + ("_scaled" if params["err_use_fast_math"] else ""),
     )
     x, amax = case.input().astype(F32), q.amax.reshape(-1, 1)
-    variant = q.variant
+    scheme = q.scheme
     values = x.reshape(*q.block_scale.shape, 16)
     own_errors = []
     with np.errstate(all="ignore"):
         block_amax = np.abs(values).max(axis=-1)
-        six, four = scale_search.four_over_six_candidates(block_amax, amax, variant)
+        six, four = scale_search.four_over_six_candidates(block_amax, amax, scheme)
         for byte in (six, four):
-            choice = scale_search.Choice(byte, scale_search.factor_of(byte, amax, variant))
-            own_errors.append(scale_search.total_error(values, choice, amax, variant))
+            choice = scale_search.Choice(byte, scale_search.factor_of(byte, amax, scheme))
+            own_errors.append(scale_search.total_error(values, choice, amax, scheme))
         encode = scaling.te_encode_scale(q.amax, params["e4m3_max"])
     near = np.isclose(*own_errors, rtol=1e-6)
     check("qdata", q.packed, where=np.repeat(~near, 8, axis=-1) if check.partial else None)
@@ -143,28 +146,30 @@ def check_fouroversix(case: Any, backend: Any, check: Any) -> None:
     params = case.params
     # The peer's signs come from sign(x): -0.0 becomes code 0. Adding +0.0 does the same.
     x = case.input() + np.zeros(1, case.input().dtype)
-    axis = "column" if params.get("transpose") else "row"
+    direction = "columnwise" if params.get("transpose") else "rowwise"
     if params["had"] is not None:
         mask = True if params["had"] == "random sign mask" else 0
-        x = backend.call(fp4kit.hadamard_transform, x, mask, axis=axis, rounding="bf16")
+        x = backend.call(fp4kit.hadamard_transform, x, mask, direction=direction, rounding="bf16")
     amax = backend.call(fp4kit.amax, x)
     block = "2d" if params.get("block_scale_2d") else "1d"
     if params["fp4_format"] == "mxfp4":
-        q = backend.quantize(x, "mxfp4", scale_rule="rceil", axis=axis, block=block)
+        q = backend.quantize(x, "mxfp4", scale_rule="rceil", direction=direction, block_shape=block)
         amax = np.ones(1, F32)
     elif params["scale_rule"] == "static_6":
         # The order of operations of recipe nvfuser, with 2688 / amax as its scale.
         encode = scaling.te_encode_scale(amax)
-        q = backend.quantize(x, recipe="nvfuser", encode_scale=encode, axis=axis, block=block)
+        q = backend.quantize(
+            x, recipe="nvfuser", encode_scale=encode, direction=direction, block_shape=block
+        )
     else:
         q = backend.quantize(
             x,
             amax=amax,
-            axis=axis,
-            block=block,
+            direction=direction,
+            block_shape=block,
             scale_search="four_over_six",
             e4m3_max=256,
-            error=params["scale_rule"],
+            search_error=params["scale_rule"],
         )
     check("qdata", q.packed)
     check("scale", q.block_scale)

@@ -26,12 +26,12 @@ OPTIONS = [
     {"format": "mxfp4"},
     {"recipe": "torchao"},
     {"recipe": "compressed-tensors"},
-    {"block": "2d"},
-    {"amax": "row_scaled"},
-    {"amax": "per_token"},
+    {"block_shape": "2d"},
+    {"second_level": "row_scaled"},
+    {"second_level": "per_token"},
     {"scale_search": "four_over_six", "e4m3_max": 256},
     {"scale_search": "sweep"},
-    {"rounding": "stochastic", "seed": 77, "stream": 5},
+    {"rounding": "stochastic", "seed": 77, "subsequence": 5},
 ]
 
 
@@ -40,17 +40,17 @@ def normal(size, seed=0):
 
 
 def both_parts(result):
-    if isinstance(result, fp4kit.GroupedDirections):
+    if isinstance(result, fp4kit.GroupedPair):
         return result.rowwise, result.columnwise
     return (result,)
 
 
-def alone(backend, x, number, axis, options):
+def alone(backend, x, number, direction, options):
     options = dict(options)
-    if "stream" in options:
-        options["stream"] += number
-    result = backend.quantize(x, axis=axis, pad=True, nonfinite="propagate", **options)
-    return tuple(result) if axis == "both" else (result,)
+    if "subsequence" in options:
+        options["subsequence"] += number
+    result = backend.quantize(x, direction=direction, pad=True, nonfinite="propagate", **options)
+    return tuple(result) if direction == "both" else (result,)
 
 
 @settings(max_examples=80, deadline=None)
@@ -82,21 +82,22 @@ def test_members_are_as_if_alone(backend, assert_bits, data):
     buffer[sum(map(prod, dims)) :] = np.nan  # what lies behind must not leak
     buffer = buffer.astype(dtype)
     options = data.draw(st.sampled_from(OPTIONS))
-    axis = data.draw(st.sampled_from(["row", "column", "both"]))
+    direction = data.draw(st.sampled_from(["rowwise", "columnwise", "both"]))
     layout = {"scale_layout": data.draw(st.sampled_from(SCALE_LAYOUTS))}
     group = backend.call(
-        fp4kit.quantize_grouped, buffer.reshape(shape), axis=axis, pad=True, **sizes, **options,
+        fp4kit.quantize_grouped, buffer.reshape(shape), direction=direction, pad=True,
+        **sizes, **options,
         **layout,
     )  # fmt: skip
     places = np.cumsum([0, *map(prod, dims)])
     for number, pair in enumerate(dims):
         x = buffer[places[number] : places[number + 1]].reshape(pair)
         for part, want in zip(
-            both_parts(group), alone(backend, x, number, axis, options | layout), strict=True
+            both_parts(group), alone(backend, x, number, direction, options | layout), strict=True
         ):
             got = backend.get(part.member(number))
             assert got.shape == want.shape == pair
-            assert got.variant == want.variant
+            assert got.scheme.replace(second_level=want.scheme.second_level) == want.scheme
             for name in ("packed", "block_scale", "amax", "decode_scale", "encode_scale"):
                 expected = getattr(want, name)
                 if expected is not None and not (name != "packed" and not prod(pair)):
@@ -104,11 +105,11 @@ def test_members_are_as_if_alone(backend, assert_bits, data):
 
 
 @pytest.mark.parametrize("format", ALL_FORMATS)
-@pytest.mark.parametrize("axis", ["row", "column"])
-def test_dequantize_fills_the_members_and_nothing_else(format, axis, backend, assert_bits):
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+def test_dequantize_fills_the_members_and_nothing_else(format, direction, backend, assert_bits):
     buffer, first = normal(200 * 64).reshape(200, 64), [64, 0, 33, 1, 0]
     group = backend.call(
-        fp4kit.quantize_grouped, buffer, format, first_dims=first, axis=axis, pad=True
+        fp4kit.quantize_grouped, buffer, format, first_dims=first, direction=direction, pad=True
     )
     out = backend.put(np.full((200, 64), 7, F32))
     fp4kit.dequantize_grouped(group, backend=backend.name, out=out)
@@ -195,12 +196,12 @@ def test_nonfinite_members_are_named():
     ({"first_dims": [64, 33]}, ShapeError, "the members end at element"),
     ({"first_dims": [16], "last_dims": [16, 16]}, OptionError, "names 1 members, last_dims 2"),
     ({"last_dims": [16, 8]}, ShapeError, "member 1 of the group: .*multiple of 16"),
-    ({"first_dims": [33, 31], "axis": "column"}, ShapeError, "member 0 of the group"),
+    ({"first_dims": [33, 31], "direction": "columnwise"}, ShapeError, "member 0 of the group"),
     ({"first_dims": [32], "offsets": [0]}, ShapeError, r"n \+ 1"),
     ({"first_dims": [32, 32], "offsets": [0, 100, 4000]}, ShapeError, "offsets leave it"),
     ({"members": 3, "amax": np.ones(2, F32)}, ShapeError, "for 3 members"),
-    ({"members": 3, "amax": "tensor"}, OptionError, "row_scaled, per_token"),
-    ({"members": 3, "format": "mxfp8", "amax": "row_scaled"}, OptionError, "no second-level"),
+    ({"members": 3, "amax": "tensor"}, OptionError, "values of second_level"),
+    ({"members": 3, "format": "mxfp8", "second_level": "row_scaled"}, OptionError, "has none"),
 ])  # fmt: skip
 def test_refusals(arguments, error, message):
     with pytest.raises(error, match=message):

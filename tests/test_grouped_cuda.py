@@ -20,11 +20,11 @@ FIRST = [130, 0, 1, 256, 33, 0]
 OPTIONS = [
     {},
     {"scale_layout": "swizzled_128x4"},
-    {"format": "mxfp8", "axis": "both"},
-    {"axis": "both", "hadamard": True},
-    {"axis": "column", "amax": "per_token"},
-    {"axis": "both", "rounding": "stochastic", "seed": 7},
-    {"axis": "both", "block": "2d"},
+    {"format": "mxfp8", "direction": "both"},
+    {"direction": "both", "rht": True},
+    {"direction": "columnwise", "second_level": "per_token"},
+    {"direction": "both", "rounding": "stochastic", "seed": 7},
+    {"direction": "both", "block_shape": "2d"},
     {"scale_search": "four_over_six"},
     {"recipe": "torchao"},
 ]
@@ -35,7 +35,7 @@ def normal(shape, seed=0):
 
 
 def both_parts(result):
-    if isinstance(result, fp4kit.GroupedDirections):
+    if isinstance(result, fp4kit.GroupedPair):
         return result.rowwise, result.columnwise
     return (result,)
 
@@ -54,7 +54,7 @@ def assert_groups(got, want):
 def test_graph_capture_and_replay(cupy, tables, options):
     """Nothing waits for the device; on replay the graph reads the table that was captured."""
     options = options | {"first_dims": FIRST, "pad": True, "nonfinite": "propagate"}
-    if "hadamard" in options:
+    if "rht" in options:
         options["first_dims"] = [128, 0, 16, 256, 32, 0]
     hosts = [normal((sum(options["first_dims"]) + 7, 64), seed) for seed in (0, 1)]
     for host in hosts:
@@ -95,7 +95,7 @@ def test_stretches_of_rows(cupy, tables, cols, layout):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"scale_layout": "swizzled_128x4"}, {"hadamard": True},
+    {}, {"scale_layout": "swizzled_128x4"}, {"rht": True},
     {"rounding": "stochastic", "seed": 7}, {"format": "mxfp4"}, {"recipe": "torchao"},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("cols", [128, 1000, 4096])
@@ -104,10 +104,10 @@ def test_folded_tiles_of_columns(cupy, tables, cols, options):
     rng = np.random.default_rng(cols)
     heights = [*range(1, 25), *(int(rows) for rows in rng.integers(0, 40, 20))]
     first = [16 * height for height in heights]
-    if "hadamard" not in options:
+    if "rht" not in options:
         first += [1, 0, 33, 127, 129, 250]
     host = normal((sum(first), cols))
-    options = {"first_dims": first, "axis": "column", "pad": True, **options}
+    options = {"first_dims": first, "direction": "columnwise", "pad": True, **options}
     x = cupy.asarray(host).astype(np.float16)
     want = fp4kit.quantize_grouped(x.get(), nonfinite="propagate", **options)
     assert_groups(fp4kit.quantize_grouped(x, nonfinite="propagate", **options), want)
@@ -141,7 +141,7 @@ def test_the_number_of_launches_does_not_depend_on_members(cupy, monkeypatch):
         launches.clear()
         x = cupy.ones((16 * members, 64), F32)
         group = fp4kit.quantize_grouped(
-            x, members=members, axis="both", hadamard=True, nonfinite="propagate"
+            x, members=members, direction="both", rht=True, nonfinite="propagate"
         )
         for part in both_parts(group):
             fp4kit.dequantize_grouped(part)
@@ -170,20 +170,22 @@ def test_tables_outlive_their_calls(cupy, tables):
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4, 8])
-@pytest.mark.parametrize("axis", ["row", "both"])
-def test_members_anywhere_in_the_buffer(cupy, offset, axis):
+@pytest.mark.parametrize("direction", ["rowwise", "both"])
+def test_members_anywhere_in_the_buffer(cupy, offset, direction):
     host = normal(20000)
     sizes = {"first_dims": [20, 0, 130], "last_dims": [64, 64, 64]}
     offsets = [offset, offset + 1280, offset + 1280 + 3, offset + 1280 + 3 + 130 * 64]
-    want = fp4kit.quantize_grouped(host, **sizes, offsets=offsets, axis=axis, pad=True)
-    got = fp4kit.quantize_grouped(cupy.asarray(host), **sizes, offsets=offsets, axis=axis, pad=True)
+    want = fp4kit.quantize_grouped(host, **sizes, offsets=offsets, direction=direction, pad=True)
+    got = fp4kit.quantize_grouped(
+        cupy.asarray(host), **sizes, offsets=offsets, direction=direction, pad=True
+    )
     assert_groups(got, want)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
-@pytest.mark.parametrize("axis", ["row", "both"])
-def test_more_than_two_to_the_31_elements(cupy, axis, layout):
+@pytest.mark.parametrize("direction", ["rowwise", "both"])
+def test_more_than_two_to_the_31_elements(cupy, direction, layout):
     """The last member lies beyond 2^31 elements and has the bytes that it has alone."""
     rows, cols, last = (1 << 20) + 77, 2048, 300
     if cupy.cuda.runtime.memGetInfo()[0] < 24 << 30:
@@ -192,7 +194,12 @@ def test_more_than_two_to_the_31_elements(cupy, axis, layout):
     host = normal((last, cols)).astype(np.float16)
     x[rows:] = cupy.asarray(host)
     x[rows - 1, -1] = 7
-    options = {"axis": axis, "scale_layout": layout, "pad": True, "nonfinite": "propagate"}
+    options = {
+        "direction": direction,
+        "scale_layout": layout,
+        "pad": True,
+        "nonfinite": "propagate",
+    }
     group = fp4kit.quantize_grouped(x, first_dims=[rows, last], **options)
     want = fp4kit.quantize(host, **options)
     for got, one in zip(

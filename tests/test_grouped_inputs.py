@@ -64,7 +64,7 @@ def test_members_are_activated_as_if_alone(backend, assert_bits, kind, format, n
         starts = [1, 195, 262, 5000]
         sizes = {"first_dims": [3, 2, 70], "last_dims": [64, 32, 64], "offsets": starts}
     buffer, other = (normal(prod(shape), seed) for seed in (1, 2))
-    options = {"format": format, "pad": True, "axis": "both", "activation": name}
+    options = {"format": format, "pad": True, "direction": "both", "activation": name}
     given = {"activation_input": other.reshape(shape)} if name in DERIVATIVES else {}
     covered = np.zeros(prod(shape), bool)
     for pair, start in zip(dims, starts, strict=False):
@@ -216,7 +216,7 @@ def test_one_matrix_of_no_members():
     ({"row_offsets": [0, 64, 32]}, ShapeError, "must not fall"),
     ({"row_offsets": []}, ShapeError, r"n \+ 1 rows"),
     ({"row_offsets": [0, 97]}, ShapeError, "the members end at element"),
-    ({"members": 3, "axis": "both", "scale_layout": "grouped_128x4"}, OptionError, "axis='both'"),
+    ({"members": 3, "direction": "both", "scale_layout": "grouped_128x4"}, OptionError, "='both'"),
     ({"last_dims": [16, 8], "scale_layout": "grouped_128x4"}, ShapeError, "members of one K"),
     ({"members": 3, "scale_layout": "128x4"}, OptionError, "swizzled_8x4, grouped_128x4"),
     ({"members": 3, "activation": "tanh"}, OptionError, "gelu, silu"),

@@ -11,12 +11,13 @@ import pytest
 
 from fp4kit.api.backends import get_backend
 from fp4kit.api.grouped_tensor import grouped_plan
+from fp4kit.backend.jobs import Job
 from fp4kit.cuda import device as cuda_device
 from fp4kit.cuda import member_tables as cuda_member_tables
 from fp4kit.cuda import run as cuda_run
 from fp4kit.cuda.member_tables import MEMBER_WORDS, sides_of
 from fp4kit.reference import codecs
-from fp4kit.variant import Variant
+from fp4kit.scheme import as_scheme
 
 F32 = np.float32
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -47,19 +48,13 @@ def layout_of(dims, gap=0, start=0):
     return tuple(starts), end + 40
 
 
-def plans_of(dims, starts, axis, *, per_vector=False, format="nvfp4", recipe="te", **options):
+def plans_of(dims, starts, direction, *, per_vector=False, format="nvfp4", recipe="te", **options):
     if format != "nvfp4":
         recipe = None
-    own = {name: options.pop(name) for name in tuple(options) if hasattr(Variant(), name)}
-    result = []
-    for direction in ("row", "column") if axis == "both" else (axis,):
-        variant = Variant(axis=direction, **own)
-        plan = grouped_plan(
-            tuple(dims), starts, per_vector, format=format, recipe=recipe, pad=True,
-            variant=None if variant.is_plain else variant, **options,
-        )  # fmt: skip
-        result.append(plan)
-    return tuple(result)
+    if per_vector and "second_level" not in options:
+        options["second_level"] = "row_scaled"
+    scheme = as_scheme(format, {"recipe": recipe, "direction": direction, **options})
+    return tuple(grouped_plan(tuple(dims), starts, part, pad=True) for part in scheme.parts)
 
 
 def run(on, plans, x, dtype, seed):
@@ -73,16 +68,20 @@ def run(on, plans, x, dtype, seed):
         if first.has_second_level:
             second = empty(plan.second_offsets[-1], F32)
             engine.grouped_amax(plan, x, dtype, second)
-            if first.variant is not None and first.variant.per_token:
+            if first.scheme.second_level == "per_token":
                 second = put(np.maximum(np.asarray(second), F32(1e-12)))
         seconds.append(second)
         packeds.append(empty(plan.packed_offsets[-1], np.uint8))
         scales.append(empty(plan.scale_offsets[-1], np.uint8))
-    engine.quantize_grouped(plans, x, dtype, tuple(seconds), tuple(packeds), tuple(scales), seed)
+    jobs = tuple(
+        Job(plan, x, dtype, *arrays, seed)
+        for plan, *arrays in zip(plans, seconds, packeds, scales, strict=True)
+    )
+    engine.quantize_grouped(jobs)
     back = []
-    for plan, *arrays in zip(plans, packeds, scales, seconds, strict=True):
+    for job in jobs:
         out = put(np.full(x.size, 7, x.dtype))
-        engine.dequantize_grouped(plan, *arrays, out, dtype)
+        engine.dequantize_grouped(job, out, dtype)
         back.append(out)
     return [*seconds, *packeds, *scales, *back]
 
@@ -99,15 +98,17 @@ def assert_as_cpu(on_host, plans, x, dtype, assert_bits, seed=(0, 0)):
             assert_bits(one, other, f"array {number}")
 
 
-@pytest.mark.parametrize(("format", "axis", "dims"), [
-    ("nvfp4", "row", ODD), ("nvfp4", "column", EVEN), ("nvfp4", "both", ODD),
-    ("nvfp4", "both", EVEN), ("mxfp4", "both", ODD), ("mxfp8", "row", EVEN),
-    ("mxfp8", "column", ODD), ("mxfp8", "both", EVEN), ("mxfp8_e5m2", "both", ODD),
+@pytest.mark.parametrize(("format", "direction", "dims"), [
+    ("nvfp4", "rowwise", ODD), ("nvfp4", "columnwise", EVEN), ("nvfp4", "both", ODD),
+    ("nvfp4", "both", EVEN), ("mxfp4", "both", ODD), ("mxfp8", "rowwise", EVEN),
+    ("mxfp8", "columnwise", ODD), ("mxfp8", "both", EVEN), ("mxfp8_e5m2", "both", ODD),
 ])  # fmt: skip
-def test_formats(on_host, assert_bits, format, axis, dims):
+def test_formats(on_host, assert_bits, format, direction, dims):
     starts, size = layout_of(dims)
-    layout = {"row": "swizzled_128x4", "column": "linear", "both": "swizzled_8x4"}[axis]
-    plans = plans_of(dims, starts, axis, format=format, scale_layout=layout)
+    layout = {"rowwise": "swizzled_128x4", "columnwise": "linear", "both": "swizzled_8x4"}[
+        direction
+    ]
+    plans = plans_of(dims, starts, direction, format=format, scale_layout=layout)
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
 
 
@@ -118,7 +119,7 @@ def test_plain_rows_take_the_flat_loops(on_host, kernels, tables, assert_bits, l
     dims = [(5, 64), (600, 128), (1, 64), (0, 64), (129, 192), (48, 64), (127, 64), (256, 64)]
     starts, size = layout_of(dims)
     for nibble_order in ("low_first", "high_first"):
-        plans = plans_of(dims, starts, "row", scale_layout=layout, nibble_order=nibble_order)
+        plans = plans_of(dims, starts, "rowwise", scale_layout=layout, nibble_order=nibble_order)
         assert_as_cpu(on_host, plans, values(size, dtype), dtype, assert_bits)
     name = "grouped_quantize_rowwise" + ("" if layout == "linear" else "_swizzled")
     launched = {instance.kernel for instance in kernels.launched}
@@ -130,19 +131,19 @@ def test_plain_rows_take_the_flat_loops(on_host, kernels, tables, assert_bits, l
 def test_tiles_without_all_rows(on_host, assert_bits, rows):
     dims = [(rows, 64), (rows, 576)]
     starts, size = layout_of(dims)
-    plans = plans_of(dims, starts, "row", scale_layout="swizzled_128x4")
+    plans = plans_of(dims, starts, "rowwise", scale_layout="swizzled_128x4")
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
 
 
 @pytest.mark.parametrize("options", [
     {"recipe": "modelopt"},
-    {"recipe": "nvfuser", "second_level": False},
-    {"block": "2d", "nibble_order": "high_first"},
-    {"block": "2d", "format": "mxfp8"},
+    {"recipe": "nvfuser", "second_level": "none"},
+    {"block_shape": "2d", "nibble_order": "high_first"},
+    {"block_shape": "2d", "format": "mxfp8"},
     {"rounding": "stochastic"},
-    {"rounding": "stochastic", "block": "2d"},
+    {"rounding": "stochastic", "block_shape": "2d"},
     {"per_vector": True},
-    {"per_vector": True, "per_token": True},
+    {"per_vector": True, "second_level": "per_token"},
 ], ids=str)  # fmt: skip
 def test_options(on_host, width, assert_bits, options):
     starts, size = layout_of(ODD, gap=3)
@@ -153,11 +154,11 @@ def test_options(on_host, width, assert_bits, options):
 
 @pytest.mark.parametrize("per_vector", [False, True])
 @pytest.mark.parametrize("rounding", ["bf16", "none"])
-@pytest.mark.parametrize("axis", ["row", "column"])
-def test_rotation(on_host, assert_bits, axis, rounding, per_vector):
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+def test_rotation(on_host, assert_bits, direction, rounding, per_vector):
     starts, size = layout_of(SIXTEENS)
-    options = {"hadamard": 0xD7E8, "rht_rounding": rounding, "per_vector": per_vector}
-    plans = plans_of(SIXTEENS, starts, axis, **options)
+    options = {"rht": 0xD7E8, "rht_rounding": rounding, "per_vector": per_vector}
+    plans = plans_of(SIXTEENS, starts, direction, **options)
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
 
 
@@ -180,7 +181,7 @@ def test_columns_of_few_rows_are_folded(
     on_host, kernels, tables, width, assert_bits, format, layout, options
 ):
     starts, size = layout_of(FOLDED)
-    plans = plans_of(FOLDED, starts, "column", format=format, scale_layout=layout, **options)
+    plans = plans_of(FOLDED, starts, "columnwise", format=format, scale_layout=layout, **options)
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits, (3, 4))
     (kernel,) = {own for own in kernels.launched if own.kernel == "grouped_quantize_tiles"}
     assert ("Tall" in kernel.expression) == (width == "wide")
@@ -189,18 +190,18 @@ def test_columns_of_few_rows_are_folded(
 def test_rotated_columns_are_folded(on_host, kernels, assert_bits):
     dims = [(rows // 16 * 16, cols) for rows, cols in FOLDED]
     starts, size = layout_of(dims)
-    plans = plans_of(dims, starts, "column", hadamard=0xD7E8, rht_rounding="bf16")
+    plans = plans_of(dims, starts, "columnwise", rht=0xD7E8, rht_rounding="bf16")
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
     assert any("Tall" in own.expression for own in kernels.launched)
 
 
-@pytest.mark.parametrize(("axis", "options"), [
-    ("column", {"per_vector": True}), ("column", {"block": "2d"}),
-    ("column", {"format": "mxfp8"}), ("both", {}),
+@pytest.mark.parametrize(("direction", "options"), [
+    ("columnwise", {"per_vector": True}), ("columnwise", {"block_shape": "2d"}),
+    ("columnwise", {"format": "mxfp8"}), ("both", {}),
 ], ids=str)  # fmt: skip
-def test_what_is_not_folded(on_host, kernels, assert_bits, axis, options):
+def test_what_is_not_folded(on_host, kernels, assert_bits, direction, options):
     starts, size = layout_of(EVEN)
-    plans = plans_of(EVEN, starts, axis, **options)
+    plans = plans_of(EVEN, starts, direction, **options)
     assert_as_cpu(on_host, plans, values(size, "bfloat16"), "bfloat16", assert_bits)
     assert not any("Tall" in own.expression for own in kernels.launched)
 
@@ -235,16 +236,16 @@ def test_many_members(on_host, kernels, assert_bits, members, table):
     rng = np.random.default_rng(3)
     dims = [(int(rows), 16) for rows in rng.integers(0, 3, members)]
     starts, size = layout_of(dims)
-    plans = plans_of(dims, starts, "row", per_vector=True)
+    plans = plans_of(dims, starts, "rowwise", per_vector=True)
     assert_as_cpu(on_host, plans, values(size, "float16"), "float16", assert_bits)
     names = [instance.kernel.removeprefix("grouped_") for instance in kernels.launched]
     assert names == ["row_column_amax", "quantize_tiles", "dequantize_rowwise"]
     assert all(f", fp4kit::{table}" in instance.expression for instance in kernels.launched)
 
 
-@pytest.mark.parametrize("axis", ["row", "column", "both"])
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise", "both"])
 def test_a_table_is_not_given_back_ahead_of_its_launch(
-    on_host, host_gpu, kernels, monkeypatch, axis
+    on_host, host_gpu, kernels, monkeypatch, direction
 ):
     """What is allocated in between could get its memory."""
     launch, launched = cuda_run.launch, []
@@ -262,20 +263,21 @@ def test_a_table_is_not_given_back_ahead_of_its_launch(
     monkeypatch.setattr(cuda_run, "launch", checked)
     dims = [(1 + number % 3, 16) for number in range(1200)]
     starts, size = layout_of(dims)
-    run(on_host, plans_of(dims, starts, axis), values(size, "bfloat16"), "bfloat16", (0, 0))
+    run(on_host, plans_of(dims, starts, direction), values(size, "bfloat16"), "bfloat16", (0, 0))
     assert len(launched) > 2
 
 
 def test_no_elements(on_host, kernels):
     for dims in ([], [(0, 16), (5, 0)]):
-        plans = plans_of(dims, (0,) * len(dims), "row")
+        plans = plans_of(dims, (0,) * len(dims), "rowwise")
         second = on_host.empty(plans[0].second_offsets[-1], F32)
         x = on_host.empty(4, F32)
         on_host.engine.grouped_amax(plans[0], x, "float32", second)
         assert not np.asarray(second).any()
         nothing = on_host.empty(0, np.uint8)
-        on_host.engine.quantize_grouped(plans, x, "float32", (second,), (nothing,), (nothing,))
-        on_host.engine.dequantize_grouped(plans[0], nothing, nothing, second, x, "float32")
+        job = Job(plans[0], x, "float32", second, nothing, nothing)
+        on_host.engine.quantize_grouped((job,))
+        on_host.engine.dequantize_grouped(job, x, "float32")
     assert not kernels.launched
 
 
@@ -309,7 +311,7 @@ def test_a_table_holds_the_members_with_elements():
 @pytest.mark.parametrize(("format", "block"), [("nvfp4", 16), ("mxfp4", 32)])
 def test_folded_tiles_have_rows_for_all_strips(format, block):
     starts, _ = layout_of(FOLDED)
-    sides = sides_of(plans_of(FOLDED, starts, "column", format=format))
+    sides = sides_of(plans_of(FOLDED, starts, "columnwise", format=format))
     table = cuda_member_tables.folded_table(sides)
     want = []
     for rows, cols in FOLDED:
@@ -342,7 +344,7 @@ def test_what_does_not_fit_parameters(monkeypatch, members, first, large, kind):
     monkeypatch.setattr(cuda_device, "has_large_parameters", lambda: large)
     dims = [(1, 16)] * members
     starts = tuple(first + 16 * number for number in range(members))
-    sides = sides_of(plans_of(dims, starts, "row"))
+    sides = sides_of(plans_of(dims, starts, "rowwise"))
     table = cuda_member_tables.lane_table.__wrapped__(sides)
     assert table.kind == kind
     assert (table.few is None) == (kind == "ManyMembers")
@@ -351,7 +353,7 @@ def test_what_does_not_fit_parameters(monkeypatch, members, first, large, kind):
 def test_stretches_hold_all_pieces():
     dims = [(rows, 4096) for rows in (1, 100, 17)]
     starts, _ = layout_of(dims)
-    table = cuda_member_tables.lane_table(sides_of(plans_of(dims, starts, "row")))
+    table = cuda_member_tables.lane_table(sides_of(plans_of(dims, starts, "rowwise")))
     assert table.pieces == 118
     for blocks, want in ((1, (10, 12)), (7, (4, 30)), (50, (3, 40)), (200, (1, 118))):
         stretch, (grid,) = table.stretches(blocks)
@@ -360,7 +362,7 @@ def test_stretches_hold_all_pieces():
 
 def test_grids_have_an_end():
     huge = [(1 << 30, 1 << 21)]
-    (plan,) = plans_of(huge, (0,), "row")
+    (plan,) = plans_of(huge, (0,), "rowwise")
     table = cuda_member_tables.tile_table(sides_of((plan,)))
     with pytest.raises(OverflowError, match="do not fit a CUDA grid"):
         _ = table.grid
@@ -370,5 +372,5 @@ def test_grids_have_an_end():
 
 def test_equal_groups_share_a_plan():
     starts, _ = layout_of(EVEN)
-    assert plans_of(EVEN, starts, "row")[0] is plans_of(EVEN, starts, "row")[0]
-    assert plans_of(EVEN, starts, "row")[0] is not plans_of(EVEN, starts, "column")[0]
+    assert plans_of(EVEN, starts, "rowwise")[0] is plans_of(EVEN, starts, "rowwise")[0]
+    assert plans_of(EVEN, starts, "rowwise")[0] is not plans_of(EVEN, starts, "columnwise")[0]

@@ -11,6 +11,7 @@ import pytest
 
 import fp4kit
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Prologue
 from fp4kit.cuda import grouped as cuda_grouped
 from fp4kit.cuda import member_tables as cuda_member_tables
 from fp4kit.cuda.member_tables import MEMBER_WORDS
@@ -68,9 +69,8 @@ def check(on_host, kernels, assert_bits, name, dtype, dims=EVEN, gap=0, shift=0,
     widths = [cols for _, cols in dims]
     sums = on_host.empty(sum(widths), F32) if with_sums else None
     kernels.launched.clear()
-    scan = on_host.engine.activate_grouped(
-        name, source, group, moved, dtype, None if z is None else on_host.put(z), out, sums, wants
-    )
+    prologue = Prologue(name, moved, dtype, None if z is None else on_host.put(z), sums)
+    scan = on_host.engine.activate_grouped(prologue, source, group, out, wants)
     launched = [instance.kernel for instance in kernels.launched]
     finite, place = True, 0
     for number, shape in enumerate(dims):
@@ -81,7 +81,7 @@ def check(on_host, kernels, assert_bits, name, dtype, dims=EVEN, gap=0, shift=0,
             if name is not None:
                 own = None if z is None else member(source, number, z)
                 y, gate = np.empty(shape, x.dtype), y
-                REFERENCE.activate(name, gate, dtype, own, y)
+                REFERENCE.activate(Prologue(name, gate, dtype, own), y)
             REFERENCE.column_sums(y, dtype, want)
             amax, all_finite = REFERENCE.scan(y, dtype)
             finite = finite and all_finite
@@ -172,9 +172,8 @@ def test_nothing_to_do(on_host, kernels):
         group = GroupShapes(dims, (0,) * len(dims))
         x = on_host.empty(0, F32)
         sums = on_host.empty(sum(cols for _, cols in dims), F32)
-        scan = on_host.engine.activate_grouped(
-            "silu", group, group, x, "float32", None, x, sums, True
-        )
+        prologue = Prologue("silu", x, "float32", None, sums)
+        scan = on_host.engine.activate_grouped(prologue, group, group, x, True)
         assert not np.asarray(sums).any()
         assert np.asarray(scan).tolist() == [0] * (len(dims) + 1)
     assert not kernels.launched
@@ -245,9 +244,9 @@ def test_results_that_overflow_are_named(backend):
 CALLS = [
     {},
     {"nonfinite": "raise"},
-    {"axis": "both"},
-    {"axis": "both", "hadamard": True, "nonfinite": "raise"},
-    {"amax": "row_scaled"},
+    {"direction": "both"},
+    {"direction": "both", "rht": True, "nonfinite": "raise"},
+    {"second_level": "row_scaled"},
     {"amax": F32(5)},
     {"format": "mxfp8"},
     {"recipe": "modelopt"},
@@ -260,7 +259,7 @@ CALLS = [
 @pytest.mark.parametrize("width", [128, 96 + 16])
 def test_public_function(cupy, tables, name, options, width):
     """The bytes of the CPU, sums included."""
-    first = FIRST if "hadamard" not in options else [16 * rows for rows in (0, 3, 1, 70, 5)]
+    first = FIRST if "rht" not in options else [16 * rows for rows in (0, 3, 1, 70, 5)]
     x, z = hosts((sum(FIRST) + 5, width))
     cols = width // 2 if name == "swiglu" else width
     options = {"nonfinite": "propagate", "first_dims": first, "pad": True} | options

@@ -6,7 +6,6 @@ tests/test_measured_kernels.py runs the kernel itself without a GPU.
 """
 
 import itertools
-from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -16,22 +15,17 @@ import fp4kit
 from fp4kit.api.backends import get_backend
 from fp4kit.cuda import measured as cuda_measured
 from fp4kit.cuda.measured import LIGHT_LANES, MOST_LANES, is_measured, team_for
-from fp4kit.formats import ALL_RECIPES, DTYPES, MXFP4, NIBBLE_ORDERS, NVFP4, SCALE_LAYOUTS
-from fp4kit.plan import Plan
+from fp4kit.formats import ALL_RECIPES, DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS
 from fp4kit.reference import codecs
 from fp4kit.reference.scaling import PER_TOKEN_SMALLEST
-from fp4kit.variant import PLAIN
+from sample_plans import sample_plan
 
-TE = ALL_RECIPES["te"]
 PROCESSORS = 132
 
 
-def make_plan(rows=64, cols=2048, recipe=TE, **options):
-    """A plan from fields of its own and of its variant."""
-    fields = {name: options.pop(name) for name in {*options} & {*Plan.__dataclass_fields__}}
-    variant = replace(PLAIN, **options)
-    plan = Plan(NVFP4, recipe, None, rows, cols, **fields)
-    return plan if variant.is_plain else replace(plan, variant=variant)
+def make_plan(rows=64, cols=2048, **options):
+    """A plan from fields of its own and of its scheme."""
+    return sample_plan(rows, cols, **options)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -44,7 +38,7 @@ def asked(monkeypatch):
     """The plans that a backend was asked to measure and quantize at once; it declined."""
     plans = []
     engine = get_backend("cpu")
-    monkeypatch.setattr(engine, "quantize_measured", lambda plan, *rest: plans.append(plan))
+    monkeypatch.setattr(engine, "quantize_measured", lambda job: plans.append(job.plan))
     return plans
 
 
@@ -52,9 +46,9 @@ def asked(monkeypatch):
 @pytest.mark.parametrize("nonfinite", ["raise", "propagate"])
 def test_rows_with_their_own_scales_ask(asked, word, nonfinite):
     x = np.random.default_rng(0).standard_normal((6, 32)).astype(np.float32)
-    q = fp4kit.quantize(x, amax=word, nonfinite=nonfinite, backend="cpu")
+    q = fp4kit.quantize(x, second_level=word, nonfinite=nonfinite, backend="cpu")
     assert [plan.scales for plan in asked] == [6]
-    wanted = fp4kit.quantize(x, amax=word, backend="reference")
+    wanted = fp4kit.quantize(x, second_level=word, backend="reference")
     np.testing.assert_array_equal(q.packed, wanted.packed)
     np.testing.assert_array_equal(q.amax, wanted.amax)
 
@@ -62,13 +56,13 @@ def test_rows_with_their_own_scales_ask(asked, word, nonfinite):
 @pytest.mark.parametrize(
     "options",
     [
-        {"amax": "row_scaled", "axis": "column"},
-        {"amax": "per_token", "axis": "both"},
-        {"amax": "row_scaled", "hadamard": True},
+        {"second_level": "row_scaled", "direction": "columnwise"},
+        {"second_level": "per_token", "direction": "both"},
+        {"second_level": "row_scaled", "rht": True},
         {"amax": np.arange(1, 17, dtype=np.float32), "scale_search": "sweep"},
         {"scale_search": "four_over_six"},
         {"rounding": "stochastic", "seed": 1},
-        {"block": "2d"},
+        {"block_shape": "2d"},
         {"format": "mxfp4", "rounding": "stochastic", "seed": 1},
     ],
     ids=str,
@@ -80,22 +74,24 @@ def test_other_calls_do_not(asked, options):
 
 
 def test_an_empty_array_does_not(asked):
-    assert fp4kit.quantize(np.empty((0, 32), np.float32), amax="row_scaled").packed.shape == (0, 16)
+    assert fp4kit.quantize(
+        np.empty((0, 32), np.float32), second_level="row_scaled"
+    ).packed.shape == (0, 16)
     assert asked == []
 
 
 def test_a_backend_that_can_is_believed(monkeypatch):
     """Its second level is what the result keeps, also in arrays that are passed."""
     x = np.ones((3, 16), np.float32)
-    out = fp4kit.quantize(x, amax="row_scaled", backend="cpu")
+    out = fp4kit.quantize(x, second_level="row_scaled", backend="cpu")
     engine = get_backend("cpu")
 
-    def measured(plan, rows, dtype, packed, block_scale, seed):
-        packed[...], block_scale[...] = 1, 2
-        return np.arange(plan.scales, dtype=np.float32)
+    def measured(job):
+        job.packed[...], job.block_scale[...] = 1, 2
+        return np.arange(job.plan.scales, dtype=np.float32)
 
     monkeypatch.setattr(engine, "quantize_measured", measured)
-    assert fp4kit.quantize(x, amax="row_scaled", backend="cpu", out=out) is out
+    assert fp4kit.quantize(x, second_level="row_scaled", backend="cpu", out=out) is out
     assert (out.packed == 1).all()
     assert (out.block_scale == 2).all()
     np.testing.assert_array_equal(out.amax, [0, 1, 2])
@@ -141,18 +137,18 @@ def test_teams(rows, cols, team):
 
 def test_what_is_measured():
     assert is_measured(make_plan(), "bfloat16")
-    assert is_measured(make_plan(per_token=True, rounding="stochastic"), "float32")
+    assert is_measured(make_plan(second_level="per_token", rounding="stochastic"), "float32")
     assert is_measured(make_plan(cols=8), "float16")
-    search = {"scale_search": "sweep", "error": "mse"}
+    search = {"scale_search": "sweep", "search_error": "mse"}
     for plan in (
         make_plan(**search),
-        make_plan(axis="column"),
-        make_plan(hadamard=1, rht_rounding="bf16"),
+        make_plan(direction="columnwise"),
+        make_plan(rht=1, rht_rounding="bf16"),
         make_plan(rows_per_scale=2),
         make_plan(cols=12),
         make_plan(rows=2**31, cols=16),
-        make_plan(recipe=ALL_RECIPES["torchao"], has_second_level=False),
-        Plan(MXFP4, None, "even", 64, 64, has_second_level=False),
+        make_plan(recipe="torchao", second_level="none"),
+        sample_plan(64, 64, "mxfp4"),
     ):
         assert not is_measured(plan, "bfloat16")
     # Counted with their padding, 4 stored scales a row are too many.
@@ -275,7 +271,7 @@ def test_recipes_and_layouts(cuda, recipe, number):
     turn = number + ALL_RECIPES[recipe].index
     layout, nibbles = SCALE_LAYOUTS[turn % len(SCALE_LAYOUTS)], NIBBLE_ORDERS[turn % 2]
     options = {"recipe": recipe, "scale_layout": layout, "nibble_order": nibbles}
-    options |= {"amax": "row_scaled", "nonfinite": "propagate", "pad": True}
+    options |= {"second_level": "row_scaled", "nonfinite": "propagate", "pad": True}
     for shape in ((133, 1040), (40, 72)):
         x = values(*shape, DTYPES[number], seed=turn)
         check(
@@ -290,7 +286,7 @@ def test_recipes_and_layouts(cuda, recipe, number):
 @pytest.mark.parametrize("layout", SCALE_LAYOUTS)
 def test_layouts_of_short_and_long_rows(cuda, layout, nibbles):
     options = {"scale_layout": layout, "nibble_order": nibbles}
-    options |= {"amax": "per_token", "nonfinite": "propagate", "pad": True}
+    options |= {"second_level": "per_token", "nonfinite": "propagate", "pad": True}
     for shape in ((261, 208), (133, 7200)):
         x = values(*shape, "bfloat16")
         check(
@@ -309,7 +305,7 @@ def test_layouts_of_short_and_long_rows(cuda, layout, nibbles):
 )
 def test_stochastic_rounding(cuda, shape, dtype, word):
     x = values(*shape, dtype)
-    options = {"rounding": "stochastic", "seed": 2**64 - 3, "stream": 2**32 - 1}
+    options = {"rounding": "stochastic", "seed": 2**64 - 3, "subsequence": 2**32 - 1}
     options |= {"amax": word, "nonfinite": "propagate"}
     check(
         fp4kit.quantize(on_device(x), **options),
@@ -330,7 +326,7 @@ def test_what_the_kernel_leaves_to_others(cuda, monkeypatch):
         (cupy.ones((2, 2**16), np.float16), {}),
         (base[:, :4096], {"scale_search": "four_over_six"}),
     ):
-        options = {"amax": "row_scaled", "nonfinite": "propagate", **more}
+        options = {"second_level": "row_scaled", "nonfinite": "propagate", **more}
         host = cupy.asnumpy(cupy.ascontiguousarray(x))
         check(fp4kit.quantize(x, **options), fp4kit.quantize(host, backend="cpu", **options))
     assert cuda.times == 0
@@ -365,10 +361,10 @@ def test_graph_capture(cuda, word):
 @pytest.mark.parametrize(
     "options",
     [
-        {"amax": "row_scaled"},
+        {"second_level": "row_scaled"},
         {},
         {"scale_layout": "swizzled_128x4"},
-        {"axis": "column"},
+        {"direction": "columnwise"},
     ],
     ids=str,
 )

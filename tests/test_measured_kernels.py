@@ -5,19 +5,18 @@
 Not its speed or its hardware conversions, but every index, barrier and rest of a row.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import fp4kit
+from fp4kit.backend.jobs import NO_SEED, Job
 from fp4kit.cuda import measured as cuda_measured
 from fp4kit.cuda.measured import is_measured, measured_kernel, team_for
-from fp4kit.formats import ALL_RECIPES, NVFP4
-from fp4kit.plan import NO_SEED, Plan
 from fp4kit.reference import codecs
-from fp4kit.variant import PLAIN
+from sample_plans import sample_plan
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,14 @@ class Case:
     @property
     def plan(self):
         rounding = "nearest" if self.seed is None else "stochastic"
-        variant = replace(PLAIN, per_token=self.per_token, rounding=rounding)
-        return Plan(
-            NVFP4,
-            ALL_RECIPES[self.recipe],
-            None,
+        return sample_plan(
             self.rows,
             self.cols,
+            recipe=self.recipe,
             scale_layout=self.layout,
             nibble_order=self.nibbles,
-            variant=None if variant.is_plain else variant,
+            second_level="per_token" if self.per_token else "row_scaled",
+            rounding=rounding,
         )
 
     @property
@@ -112,9 +109,9 @@ def run(on_host, monkeypatch, case, x):
     packed, scale = (
         on_host.empty(shape, np.uint8) for shape in (plan.packed_shape, plan.scale_shape)
     )
-    second = on_host.engine.quantize_measured(
-        plan, on_host.put(x), case.dtype, packed, scale, case.seed or NO_SEED
-    )
+    seed = case.seed or NO_SEED
+    job = Job(plan, on_host.put(x), case.dtype, None, packed, scale, seed)
+    second = on_host.engine.quantize_measured(job)
     assert on_host.launched == [case.instance]
     return second, packed, scale
 
@@ -126,13 +123,13 @@ def test_bytes_of_the_reference(on_host, monkeypatch, case):
     second, packed, scale = run(on_host, monkeypatch, case, x)
     more = {}
     if case.seed is not None:
-        more = {"rounding": "stochastic", "seed": case.seed[0], "stream": case.seed[1]}
+        more = {"rounding": "stochastic", "seed": case.seed[0], "subsequence": case.seed[1]}
     wanted = fp4kit.quantize(
         x.view(ml_dtypes.bfloat16) if case.dtype == "bfloat16" else x,
         recipe=case.recipe,
         scale_layout=case.layout,
         nibble_order=case.nibbles,
-        amax="per_token" if case.per_token else "row_scaled",
+        second_level="per_token" if case.per_token else "row_scaled",
         pad=True,
         nonfinite="propagate",
         backend="reference",

@@ -143,15 +143,25 @@ def test_decoded_values_over_codes(member, start, backend, store):
 def test_codes_over_the_input(member, backend, store):
     x = filled(store((4, 64)), SAMPLE)
     for start in (0, 1020):
-        for axis in ("row", "both"):
-            out = fp4kit.quantize(backend.put(SAMPLE), axis=axis, pad=True, backend=backend.name)
-            one = out if axis == "row" else out.columnwise
+        for direction in ("rowwise", "both"):
+            out = fp4kit.quantize(
+                backend.put(SAMPLE), direction=direction, pad=True, backend=backend.name
+            )
+            one = out if direction == "rowwise" else out.columnwise
             values = getattr(one, member)
             mine = store(values.shape, str(values.dtype), start)
             one = dataclasses.replace(one, **{member: mine})
-            target = one if axis == "row" else fp4kit.Directions(out.rowwise, one)
+            target = one if direction == "rowwise" else fp4kit.DirectionPair(out.rowwise, one)
             for source in (x, x[::-1]):
-                refuses(backend, store, fp4kit.quantize, source, axis=axis, pad=True, out=target)
+                refuses(
+                    backend,
+                    store,
+                    fp4kit.quantize,
+                    source,
+                    direction=direction,
+                    pad=True,
+                    out=target,
+                )
 
 
 @pytest.mark.parametrize(
@@ -170,13 +180,13 @@ def test_parts_of_a_result_over_each_other(pair, backend, store):
 
 def test_both_directions_over_each_other(backend, store):
     x = backend.put(gaussian((64, 64)))
-    out = fp4kit.quantize(x, axis="both", backend=backend.name)
+    out = fp4kit.quantize(x, direction="both", backend=backend.name)
     shared = [
         dataclasses.replace(one, packed=store(one.packed.shape, "uint8", 16 * number))
         for number, one in enumerate(out)
     ]
-    target = fp4kit.Directions(*shared)
-    refuses(backend, store, fp4kit.quantize, x, axis="both", out=target)
+    target = fp4kit.DirectionPair(*shared)
+    refuses(backend, store, fp4kit.quantize, x, direction="both", out=target)
 
 
 @pytest.mark.parametrize("options", [{}, {"activation": "dsilu"}])
@@ -228,30 +238,31 @@ def test_neighbours_and_interleaved_views_are_no_overlap(backend, store, assert_
 def test_the_second_level_may_be_the_amax_that_was_passed(backend, assert_bits):
     x = backend.put(SAMPLE)
     amax = backend.put(np.array([4.0], F32))
-    for axis in ("row", "both"):
-        out = fp4kit.quantize(x, axis=axis, pad=True, amax=amax, backend=backend.name)
+    for direction in ("rowwise", "both"):
+        out = fp4kit.quantize(x, direction=direction, pad=True, amax=amax, backend=backend.name)
         again = fp4kit.quantize(
-            backend.put(SAMPLE * F32(0.5)), axis=axis, pad=True, amax=amax, out=out,
+            backend.put(SAMPLE * F32(0.5)), direction=direction, pad=True, amax=amax, out=out,
             backend=backend.name,
         )  # fmt: skip
         assert again is out
-        expected = backend.quantize(SAMPLE * F32(0.5), axis=axis, pad=True, amax=4.0)
+        expected = backend.quantize(SAMPLE * F32(0.5), direction=direction, pad=True, amax=4.0)
         for got, want in zip(
-            (out,) if axis == "row" else out,
-            (expected,) if axis == "row" else expected,
+            (out,) if direction == "rowwise" else out,
+            (expected,) if direction == "rowwise" else expected,
             strict=True,
         ):
             assert_bits(backend.get(got.packed), backend.get(want.packed))
         # Measured into the second level that both directions share.
-        fp4kit.quantize(x, axis=axis, pad=True, out=out, backend=backend.name)
+        fp4kit.quantize(x, direction=direction, pad=True, out=out, backend=backend.name)
         amax = backend.put(np.array([4.0], F32))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"axis": "column"}, {"block": "2d"}, {"format": "mxfp8"}, {"rounding": "stochastic"},
-        {"hadamard": True}, {"scale_search": "sweep"}, {"format": "mxfp4", "pad": True},
+        {}, {"direction": "columnwise"}, {"block_shape": "2d"}, {"format": "mxfp8"},
+        {"rounding": "stochastic"},
+        {"rht": True}, {"scale_search": "sweep"}, {"format": "mxfp4", "pad": True},
         {"recipe": "torchao"},
     ],
     ids=str,

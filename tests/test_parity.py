@@ -77,9 +77,9 @@ def test_the_subset_meets_every_layout_and_order():
 @pytest.mark.parametrize("option", TWO_LEVEL)
 def test_second_level_of_every_form(option, fast_backend, reference, assert_tensors):
     options = OPTIONS[option]
-    direction = ALL_RECIPES[options["recipe"]].direction
+    direction = ALL_RECIPES[options["recipe"]].keeps
     x = values((4, 6, 32), "bfloat16", "forms")
-    name = {"amax": "amax", "decode": "decode_scale", "encode": "encode_scale"}[direction]
+    name = direction
     for given_scale in (
         {"amax": 3.5},
         {"amax": np.array([3.5], F32)},
@@ -110,8 +110,8 @@ def test_quantize_any_bits(option, dtype, fast_backend, reference, assert_tensor
     # One scale per row: the extremes again and again, and any bits between.
     scales = raw_bits((1024, 1), "float32", option).ravel()
     scales[::3] = np.resize(EXTREMES, scales[::3].size)
-    direction = ALL_RECIPES[options["recipe"]].direction
-    for name in {"amax", f"{direction}_scale"} - {"amax_scale"}:
+    direction = ALL_RECIPES[options["recipe"]].keeps
+    for name in {"amax", direction}:
         expected = reference.quantize(x, nonfinite="propagate", **options, **{name: scales})
         got = fast_backend.quantize(x, nonfinite="propagate", **options, **{name: scales})
         assert_tensors(got, expected)
@@ -147,13 +147,13 @@ def any_tensor(option: str, shape: tuple[int, int], scales: int) -> fp4kit.Quant
     scale = rng.integers(0, 256, (rows, spec.num_blocks(cols))).astype(np.uint8)
     second = {}
     if option in TWO_LEVEL:
-        direction = ALL_RECIPES[options["recipe"]].direction
+        direction = ALL_RECIPES[options["recipe"]].keeps
         count = scales or 1
         value = np.exp2(rng.uniform(-12, 12, count)).astype(F32)
         if scales:
             value[::2] = raw_bits((value[::2].size, 1), "float32", option).ravel()
             value[::3] = np.resize(EXTREMES, value[::3].size)
-        second[direction if direction == "amax" else f"{direction}_scale"] = value
+        second[direction] = value
     return fp4kit.QuantizedTensor(
         packed,
         scale,

@@ -57,12 +57,14 @@ def test_error_sums(option, fast_backend, reference):
 
 @pytest.mark.parametrize("options", [
     {"scale_search": "four_over_six", "e4m3_max": 256},
-    {"scale_search": "sweep", "e4m3_max": 256, "axis": "column", "scale_layout": "swizzled_128x4"},
-    {"scale_search": "four_over_six", "e4m3_max": 256, "axis": "column", "block": "2d"},
-    {"scale_search": "four_over_six", "e4m3_max": 256, "amax": "row_scaled"},
-    {"axis": "column", "recipe": "nvfuser", "nibble_order": "high_first"},
-    {"axis": "column", "amax": "per_token"},
-    {"axis": "column", "format": "mxfp8"},
+    {"scale_search": "sweep", "e4m3_max": 256, "direction": "columnwise",
+     "scale_layout": "swizzled_128x4"},
+    {"scale_search": "four_over_six", "e4m3_max": 256, "direction": "columnwise",
+     "block_shape": "2d"},
+    {"scale_search": "four_over_six", "e4m3_max": 256, "second_level": "row_scaled"},
+    {"direction": "columnwise", "recipe": "nvfuser", "nibble_order": "high_first"},
+    {"direction": "columnwise", "second_level": "per_token"},
+    {"direction": "columnwise", "format": "mxfp8"},
 ])  # fmt: skip
 def test_error_sums_of_variants(options, fast_backend, reference):
     for shape, dtype in itertools.product([(129, 80), (5, 3), (2, 24, 60)], DTYPES):

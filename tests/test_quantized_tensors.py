@@ -143,10 +143,7 @@ def test_shapes_and_sizes(q):
     assert (q.packed.dtype, q.block_scale.dtype, q.amax.dtype) == (np.uint8, np.uint8, F32)
     assert q.nbytes == 4 * 32 + 16 + 4
     assert q.bits_per_element == 8 * q.nbytes / 256
-    assert repr(q) == (
-        "QuantizedTensor(nvfp4, shape=(4, 64), recipe='te', scale_layout='linear', "
-        "nibble_order='low_first', 4.62 bits per element)"
-    )
+    assert repr(q) == ("QuantizedTensor(nvfp4 (recipe='te'), shape=(4, 64), 4.62 bits per element)")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +176,7 @@ def test_leading_axes_are_kept(backend):
 def test_a28_a_missing_second_level_is_refused(recipe):
     q = fp4kit.quantize(gaussian((4, 64)), recipe=recipe, backend="reference")
     direction, _ = q.second_level
-    name = direction if direction == "amax" else f"{direction}_scale"
+    name = direction
     if ALL_RECIPES[recipe].optional_second_level:
         one_level = dataclasses.replace(q, **{name: None})
         assert one_level.second_level is None
@@ -191,7 +188,7 @@ def test_a28_a_missing_second_level_is_refused(recipe):
 @pytest.mark.parametrize("recipe", ALL_RECIPES)
 def test_a27_a_second_level_in_another_direction_is_refused(recipe):
     q = fp4kit.quantize(gaussian((4, 64)), recipe=recipe, backend="reference")
-    names = {"amax": "amax", "decode": "decode_scale", "encode": "encode_scale"}
+    names = {name: name for name in ("amax", "decode_scale", "encode_scale")}
     direction, value = q.second_level
     for other, name in names.items():
         if other == direction:
@@ -221,7 +218,7 @@ def test_a27_a_second_level_in_another_direction_is_refused(recipe):
         ({"scale_layout": "blocked"}, OptionError, "choose one of linear"),
         ({"nibble_order": "swapped"}, OptionError, "choose one of low_first"),
         ({"format": "fp4"}, OptionError, "choose one of nvfp4"),
-        ({"format": "mxfp4"}, OptionError, "neither a recipe nor a second-level scale"),
+        ({"format": "mxfp4"}, OptionError, "is for nvfp4; mxfp4 takes scale_rule"),
         ({"recipe": "unknown"}, OptionError, "choose one of te"),
         ({"scale_rule": "even"}, OptionError, "takes a recipe"),
         ({"amax": np.zeros(0, F32)}, ShapeError, "0 second-level scales do not divide 4 rows"),
@@ -243,9 +240,9 @@ def test_b18_swizzled_scales_need_their_recorded_layout(backend, assert_bits):
             dataclasses.replace(q, scale_layout="linear")
 
 
-def test_mx_tensors_take_a_rule_or_none():
+def test_mx_tensors_take_a_rule_or_the_usual_one():
     q = fp4kit.quantize(gaussian((2, 64)), "mxfp4", backend="reference")
-    assert dataclasses.replace(q, scale_rule=None).scale_rule is None
+    assert dataclasses.replace(q, scale_rule=None).scale_rule == "even"
     with pytest.raises(OptionError, match="choose one of floor"):
         dataclasses.replace(q, scale_rule="round")
 
@@ -273,8 +270,8 @@ def test_float8_views_are_read_as_bytes(q, assert_bits):
 def test_a27_conversions_of_amax_6(backend):
     q = backend.put(backend.quantize(np.full((1, 16), 6, F32)))
     assert backend.get(fp4kit.convert_second_level(q, "amax")).tolist() == [6.0]
-    assert backend.get(fp4kit.convert_second_level(q, "encode")).tolist() == [448.0]
-    decode = backend.get(fp4kit.convert_second_level(q, "decode"))
+    assert backend.get(fp4kit.convert_second_level(q, "encode_scale")).tolist() == [448.0]
+    decode = backend.get(fp4kit.convert_second_level(q, "decode_scale"))
     assert decode.tolist() == [float(F32(0.0022321429))]
 
 
@@ -282,8 +279,8 @@ def test_a27_conversions_of_amax_6(backend):
 def test_a27_recipes_keep_their_own_direction(recipe, backend):
     q = backend.quantize(np.full((1, 16), 6, F32), recipe=recipe)
     direction, value = q.second_level
-    assert direction == ALL_RECIPES[recipe].direction
-    wanted = {"amax": 6.0, "decode": 0.0022321429, "encode": 448.0}[direction]
+    assert direction == ALL_RECIPES[recipe].keeps
+    wanted = {"amax": 6.0, "decode_scale": 0.0022321429, "encode_scale": 448.0}[direction]
     assert value.tolist() == [float(F32(wanted))]
     assert (q.amax is None) + (q.decode_scale is None) + (q.encode_scale is None) == 2
 
@@ -292,7 +289,7 @@ def test_a27_a_round_trip_of_conversions_is_exact_for_powers_of_two(backend):
     for exponent in range(-100, 100):
         amax = F32(2688 * 2.0**exponent)
         q = backend.quantize(np.full((1, 16), 1, F32), amax=float(amax))
-        encode = backend.get(fp4kit.convert_second_level(backend.put(q), "encode"))
+        encode = backend.get(fp4kit.convert_second_level(backend.put(q), "encode_scale"))
         other = fp4kit.QuantizedTensor(
             q.packed, q.block_scale, "nvfp4", q.shape, recipe="nvfuser", encode_scale=encode
         )
@@ -305,9 +302,9 @@ def test_a27_a_round_trip_of_conversions_is_exact_for_powers_of_two(backend):
 def test_a2_no_conversion_gives_zero_infinity_or_nan(recipe, value):
     q = fp4kit.quantize(gaussian((2, 32)), recipe=recipe, backend="reference")
     direction, array = q.second_level
-    name = direction if direction == "amax" else f"{direction}_scale"
+    name = direction
     dead = dataclasses.replace(q, **{name: np.full_like(array, value)})
-    for target in ("decode", "encode"):
+    for target in ("decode_scale", "encode_scale"):
         if target == direction:
             continue
         converted = fp4kit.convert_second_level(dead, target)
@@ -317,10 +314,10 @@ def test_a2_no_conversion_gives_zero_infinity_or_nan(recipe, value):
 
 
 def test_converting_what_is_not_there_is_refused(q):
-    with pytest.raises(OptionError, match="choose one of amax, decode, encode"):
+    with pytest.raises(OptionError, match="choose one of amax, decode_scale, encode_scale"):
         fp4kit.convert_second_level(q, "inverse")
     one_level = fp4kit.quantize(
-        gaussian((2, 32)), recipe="nvfuser", second_level=False, backend="reference"
+        gaussian((2, 32)), recipe="nvfuser", second_level="none", backend="reference"
     )
     with pytest.raises(OptionError, match="has no second-level scale to convert"):
         fp4kit.convert_second_level(one_level, "amax")
@@ -343,7 +340,7 @@ def test_amax_in_a_form_that_is_refused(backend):
     for value in ([3.0], True):
         with pytest.raises(DtypeError):
             fp4kit.quantize(x, amax=value, backend=backend.name)
-    with pytest.raises(OptionError, match="choose one of row_scaled, per_token"):
+    with pytest.raises(OptionError, match="values of second_level"):
         fp4kit.quantize(x, amax="3", backend=backend.name)
     with pytest.raises(ShapeError, match="3 second-level scales do not divide the 4 rows"):
         fp4kit.quantize(x, amax=backend.put(np.ones(3, F32)), backend=backend.name)

@@ -14,6 +14,7 @@ import pytest
 import fp4kit
 from fp4kit.api.backends import get_backend
 from fp4kit.api.residual import LAYOUTS, MODES
+from fp4kit.backend.jobs import Job
 from fp4kit.backend.operations import ResidualPlan
 from fp4kit.cuda import residual_launch as launches
 from fp4kit.errors import ShapeError
@@ -56,19 +57,23 @@ def check_plan(cupy, plan, dtype, out_dtype, has_order, seed=0, shift=0):
     order = np.random.default_rng(seed).permutation(plan.cols) if has_order else None
     packed = np.empty(plan.packed_shape, np.uint8)
     byte = np.empty(plan.scale_shape, np.uint8)
-    REFERENCE.quantize_residual(plan, x, dtype, scale, order, packed, byte)
+    REFERENCE.quantize_residual(Job(plan, x, dtype, scale, packed, byte), order)
     expected = np.empty(x.shape, STORED[out_dtype])
-    REFERENCE.dequantize_residual(plan, packed, byte, scale, order, expected, out_dtype)
+    REFERENCE.dequantize_residual(
+        Job(plan, None, out_dtype, scale, packed, byte), order, expected, out_dtype
+    )
 
     device_scale = cupy.asarray(scale)
     device_order = None if order is None else cupy.asarray(order)
     found = [shifted(cupy, np.full(a.shape, 0xA5, np.uint8), shift) for a in (packed, byte)]
     source = shifted(cupy, x, shift)
-    CUDA.quantize_residual(plan, source, dtype, device_scale, device_order, *found)
+    CUDA.quantize_residual(Job(plan, source, dtype, device_scale, *found), device_order)
     np.testing.assert_array_equal(found[0].get(), packed)
     np.testing.assert_array_equal(found[1].get(), byte)
     out = shifted(cupy, np.empty_like(expected), shift)
-    CUDA.dequantize_residual(plan, *found, device_scale, device_order, out, out_dtype)
+    CUDA.dequantize_residual(
+        Job(plan, None, out_dtype, device_scale, *found), device_order, out, out_dtype
+    )
     unsigned = f"u{expected.itemsize}"
     np.testing.assert_array_equal(out.get().view(unsigned), expected.view(unsigned))
 
@@ -133,8 +138,10 @@ def test_every_16_bit_pattern(cupy, dtype, rounds):
     found = cupy.empty(packed.shape, np.uint8), cupy.empty(byte.shape, np.uint8)
     for scale in (1.0, 448.0, 1e-30, 1e30):
         encode = np.array([scale], np.float32)
-        REFERENCE.quantize_residual(plan, x, dtype, encode, None, packed, byte)
-        CUDA.quantize_residual(plan, cupy.asarray(x), dtype, cupy.asarray(encode), None, *found)
+        REFERENCE.quantize_residual(Job(plan, x, dtype, encode, packed, byte), None)
+        CUDA.quantize_residual(
+            Job(plan, cupy.asarray(x), dtype, cupy.asarray(encode), *found), None
+        )
         np.testing.assert_array_equal(found[0].get(), packed)
         np.testing.assert_array_equal(found[1].get(), byte)
 
@@ -154,11 +161,12 @@ def test_any_bytes_decode(cupy, dtype, has_order):
     unsigned = f"u{expected.itemsize}"
     for scale in (448.0, 1e-40, 1e30, np.nan):
         encode = np.array([scale], np.float32)
-        REFERENCE.dequantize_residual(plan, packed, byte, encode, order, expected, dtype)
-        arrays = (cupy.asarray(array) for array in (packed, byte, encode))
-        CUDA.dequantize_residual(
-            plan, *arrays, None if order is None else cupy.asarray(order), out, dtype
+        REFERENCE.dequantize_residual(
+            Job(plan, None, dtype, encode, packed, byte), order, expected, dtype
         )
+        codes, scales, level = (cupy.asarray(array) for array in (packed, byte, encode))
+        job = Job(plan, None, dtype, level, codes, scales)
+        CUDA.dequantize_residual(job, None if order is None else cupy.asarray(order), out, dtype)
         np.testing.assert_array_equal(out.get().view(unsigned), expected.view(unsigned))
 
 
@@ -179,8 +187,10 @@ def test_graph_capture_and_replay(cupy, has_order):
         out = cupy.empty(first.shape, np.float32)
 
         def both():
-            CUDA.quantize_residual(plan, x, "bfloat16", device_scale, device_order, *found)
-            CUDA.dequantize_residual(plan, *found, device_scale, device_order, out, "float32")
+            CUDA.quantize_residual(Job(plan, x, "bfloat16", device_scale, *found), device_order)
+            CUDA.dequantize_residual(
+                Job(plan, None, "float32", device_scale, *found), device_order, out, "float32"
+            )
 
         both()  # whatever this path compiles is compiled before capture
         stream.begin_capture()
@@ -193,8 +203,10 @@ def test_graph_capture_and_replay(cupy, has_order):
     packed = np.empty(plan.packed_shape, np.uint8)
     byte = np.empty(plan.scale_shape, np.uint8)
     expected = np.empty(second.shape, np.float32)
-    REFERENCE.quantize_residual(plan, second, "bfloat16", scale, order, packed, byte)
-    REFERENCE.dequantize_residual(plan, packed, byte, scale, order, expected, "float32")
+    REFERENCE.quantize_residual(Job(plan, second, "bfloat16", scale, packed, byte), order)
+    REFERENCE.dequantize_residual(
+        Job(plan, None, "float32", scale, packed, byte), order, expected, "float32"
+    )
     np.testing.assert_array_equal(found[0].get(), packed)
     np.testing.assert_array_equal(found[1].get(), byte)
     np.testing.assert_array_equal(out.get(), expected)
@@ -239,6 +251,6 @@ def test_orders_on_the_gpu_that_are_no_permutations(cupy):
     plan, scale = q.plan, q.encode_scale.get()
     packed, byte = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
     inside = np.where((order < 0) | (order > 63), 63, order)
-    REFERENCE.quantize_residual(plan, host, "float32", scale, inside, packed, byte)
+    REFERENCE.quantize_residual(Job(plan, host, "float32", scale, packed, byte), inside)
     np.testing.assert_array_equal(q.packed.get(), packed)
     assert fp4kit.dequantize(q).shape == host.shape

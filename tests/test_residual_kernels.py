@@ -10,6 +10,7 @@ import pytest
 
 from fp4kit.api import residual
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Job
 from fp4kit.backend.operations import ResidualPlan
 from fp4kit.cuda import residual_launch as launches
 from fp4kit.formats import DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS
@@ -59,12 +60,12 @@ def check_quantize(on, plan, x, dtype, scale, order, shift=0, given=None):
     `shift` elements past a 16-byte boundary.
     """
     wanted = np.empty(plan.packed_shape, np.uint8), np.empty(plan.scale_shape, np.uint8)
-    REFERENCE.quantize_residual(plan, x, dtype, scale, order, *wanted)
+    REFERENCE.quantize_residual(Job(plan, x, dtype, scale, *wanted), order)
     found = [on.empty(array.shape, np.uint8, shift) for array in wanted]
     passed = order if given is None else given
     passed = None if passed is None else on.put(passed)
     source = on.put(x, shift * x.itemsize)
-    on.engine.quantize_residual(plan, source, dtype, on.put(scale), passed, *found)
+    on.engine.quantize_residual(Job(plan, source, dtype, on.put(scale), *found), passed)
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(got, want)
     return on.launched[-1].expression, *wanted
@@ -73,11 +74,15 @@ def check_quantize(on, plan, x, dtype, scale, order, shift=0, given=None):
 def check_dequantize(on, plan, packed, byte, dtype, scale, order, shift=0):
     """The same of decoding; NaN must be the canonical one. Returns the kernel."""
     expected = np.empty((plan.rows, plan.cols), STORED[dtype])
-    REFERENCE.dequantize_residual(plan, packed, byte, scale, order, expected, dtype)
+    REFERENCE.dequantize_residual(
+        Job(plan, None, dtype, scale, packed, byte), order, expected, dtype
+    )
     inputs = [on.put(array, shift) for array in (packed, byte)]
     passed = None if order is None else on.put(order)
     out = on.empty(expected.shape, expected.dtype, shift * expected.itemsize)
-    on.engine.dequantize_residual(plan, *inputs, on.put(scale), passed, out, dtype)
+    on.engine.dequantize_residual(
+        Job(plan, None, dtype, on.put(scale), *inputs), passed, out, dtype
+    )
     unsigned = f"u{expected.itemsize}"
     np.testing.assert_array_equal(out.view(unsigned), expected.view(unsigned))
     return on.launched[-1].expression
@@ -192,8 +197,9 @@ def test_an_order_that_is_no_permutation_stays_inside(on_host, dtype, shift):
     scale = np.array([448.0], np.float32)
     _, packed, byte = check_quantize(on_host, plan, x, dtype, scale, inside, shift, given)
     out = on_host.empty(x.shape, x.dtype, shift * x.itemsize)
-    arrays = (on_host.put(array) for array in (packed, byte, scale, given))
-    on_host.engine.dequantize_residual(plan, *arrays, out, dtype)
+    codes, scales, level, order = (on_host.put(array) for array in (packed, byte, scale, given))
+    job = Job(plan, None, dtype, level, codes, scales)
+    on_host.engine.dequantize_residual(job, order, out, dtype)
 
 
 @pytest.mark.parametrize(("cols", "dtype", "wanted"), [

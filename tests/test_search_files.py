@@ -77,10 +77,10 @@ def test_files_hold_and_decode_what_memory_does(
         entries = {entry.name: entry for entry in find_quantized(opened)}
         for name, x in original.items():
             q = fp4kit.quantize(
-                x, scale_search=search, error=error, e4m3_max=e4m3_max, scale_layout=layout
+                x, scale_search=search, search_error=error, e4m3_max=e4m3_max, scale_layout=layout
             )
             entry = entries[name]
-            assert entry.plan.variant == q.variant
+            assert entry.plan.scheme == q.scheme
             stored = np.empty(q.packed.nbytes, np.uint8)
             opened.read(entry.names.packed, 0, stored.data)
             assert_bits(stored.reshape(q.packed.shape), q.packed)
@@ -103,7 +103,7 @@ def test_other_readers_decode_by_the_global_scale(search, error, e4m3_max, sourc
     call("dequantize", target, "-o", back, "--device", "cpu")
     with np.load(source) as original, np.load(back) as decoded:
         for name, x in original.items():
-            q = fp4kit.quantize(x, scale_search=search, error=error, e4m3_max=e4m3_max)
+            q = fp4kit.quantize(x, scale_search=search, search_error=error, e4m3_max=e4m3_max)
             np.testing.assert_allclose(decoded[name], fp4kit.dequantize(q), rtol=1e-6)
 
 
@@ -194,5 +194,5 @@ def test_checkpoints_decode_by_their_own_tensors(
             x = codecs.to_float32(raw.view(np.uint16).reshape(spec.shape), "bfloat16")
             errors = [np.sum((decoded[kind][name] - x) ** 2) for kind in ("plain", "searched")]
             assert errors[1] < 0.95 * errors[0], name
-            q = fp4kit.quantize(x, scale_search=search, error=error, e4m3_max=e4m3_max)
+            q = fp4kit.quantize(x, scale_search=search, search_error=error, e4m3_max=e4m3_max)
             np.testing.assert_allclose(decoded["searched"][name], fp4kit.dequantize(q), rtol=1e-6)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Job
 from fp4kit.cuda import search as cuda_search
-from fp4kit.formats import ALL_RECIPES, DTYPES, NVFP4
-from fp4kit.plan import Plan
+from fp4kit.formats import DTYPES
 from fp4kit.reference import codecs
-from fp4kit.variant import ERRORS, Variant
+from fp4kit.scheme import SEARCH_ERRORS
+from sample_plans import sample_plan
 
 F32 = np.float32
 ROWS, COLS = 70, 112
@@ -20,10 +21,9 @@ SEARCHES = ("four_over_six", "sweep")
 
 
 def plan_of(kind, error, layout="linear", nibbles="low_first", **options):
-    return Plan(
-        NVFP4, ALL_RECIPES["te"], NVFP4.default_scale_rule, ROWS, COLS, layout, nibbles,
-        has_second_level=True, rows_per_scale=ROWS,
-        variant=Variant(scale_search=kind, error=error, **options),
+    return sample_plan(
+        ROWS, COLS, rows_per_scale=ROWS, scale_layout=layout, nibble_order=nibbles,
+        scale_search=kind, search_error=error, **options,
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def quantized(engine, plan, x, dtype, second, put=np.asarray, empty=np.empty):
     """(codes, scales) of a backend, from float32 numbers."""
     packed, scale = empty(plan.packed_shape, np.uint8), empty(plan.scale_shape, np.uint8)
     raw = put(codecs.from_float32(x, dtype))
-    engine.quantize(plan, raw, dtype, put(np.array([second], F32)), packed, scale)
+    engine.quantize(Job(plan, raw, dtype, put(np.array([second], F32)), packed, scale))
     return np.asarray(packed), np.asarray(scale)
 
 
@@ -73,7 +73,7 @@ def check(on_host, kernels, plan, dtype, second):
 SECONDS = (6.0, 6.123457, 2.0**90, 2.0**-90, 1e-38, 0.0, -6.0, np.inf, np.nan)
 
 
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", SEARCH_ERRORS)
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_bytes_of_the_reference(on_host, kernels, kind, error):
     for e4m3_max in (448, 256):
@@ -98,16 +98,14 @@ def test_others_go_to_tiles():
     plan = plan_of("sweep", "mse")
     assert cuda_search.searches_flat(plan, True)
     assert not cuda_search.searches_flat(plan, False)
-    column = replace(plan, variant=replace(plan.variant, axis="column"))
     others = [
         replace(plan, cols=COLS + 8),
         replace(plan, rows_per_scale=1),
-        replace(plan, variant=Variant()),
-        replace(plan, variant=None),
-        replace(plan, variant=replace(plan.variant, block="2d")),
-        replace(plan, variant=replace(plan.variant, hadamard=1, rht_rounding="none")),
+        replace(plan, scheme=plan.scheme.decoding),
+        plan_of("sweep", "mse", block_shape="2d"),
+        plan_of("sweep", "mse", rht=1, rht_rounding="none"),
         replace(plan, rows=2**31, rows_per_scale=2**31),
-        column,
+        plan_of("sweep", "mse", direction="columnwise"),
     ]
     for other in others:
         assert not cuda_search.searches_flat(other, True)

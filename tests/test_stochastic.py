@@ -79,9 +79,9 @@ def test_the_mean_is_the_value(value, backend):
 def test_every_code_is_a_fixed_point(backend, assert_bits):
     grid = np.concatenate([GRID, -GRID]).reshape(1, 16)
     x = np.repeat(grid, 64, axis=0) * 2.0 ** np.arange(-32, 32, dtype=F32)[:, None]
-    nearest = backend.quantize(x, amax="row_scaled")
+    nearest = backend.quantize(x, second_level="row_scaled")
     for seed in (0, 1, 2**64 - 1):
-        got = backend.quantize(x, amax="row_scaled", rounding="stochastic", seed=seed)
+        got = backend.quantize(x, second_level="row_scaled", rounding="stochastic", seed=seed)
         assert_bits(got.packed, nearest.packed)
         assert_bits(got.block_scale, nearest.block_scale)
     ones = backend.quantize(np.ones((1, 16), F32), rounding="stochastic", seed=0)
@@ -121,7 +121,7 @@ def test_streams_differ_and_repeat(backend):
             "again": {"seed": 1},
             "other seed": {"seed": 2},
             "high bits": {"seed": 1 + (1 << 32)},
-            "other stream": {"seed": 1, "stream": 1},
+            "other stream": {"seed": 1, "subsequence": 1},
         }.items()
     }
     assert (results["one"] == results["again"]).all()
@@ -130,7 +130,7 @@ def test_streams_differ_and_repeat(backend):
     # Nor do the two directions of a tensor share their bits.
     square = np.full((256, 256), 2.5, F32)
     square[np.arange(256)[:, None] % 16 == np.arange(256) % 16] = 6
-    both = backend.quantize(square, axis="both", amax=6.0, rounding="stochastic", seed=1)
+    both = backend.quantize(square, direction="both", amax=6.0, rounding="stochastic", seed=1)
     row, column = (codecs.unpack_nibbles(q.packed, "low_first") for q in both)
     assert 0.4 < (row == column)[square.T != 6].mean() < 0.6
 
@@ -159,7 +159,7 @@ def test_bytes_do_not_depend_on_threads(monkeypatch, assert_bits):
     results = []
     for threads in ("1", "2", "5"):
         monkeypatch.setenv("FP4KIT_NUM_THREADS", threads)
-        options = {"rounding": "stochastic", "seed": 3, "axis": "both", "hadamard": True}
+        options = {"rounding": "stochastic", "seed": 3, "direction": "both", "rht": True}
         results.append(fp4kit.quantize(x, backend="cpu", **options))
     for other in results[1:]:
         for got, want in zip(other, results[0], strict=True):

@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel of tiles, run on the host in both widths, gives the bytes of the CPU backend."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Job
 from fp4kit.cuda import ready as cuda_ready
 from fp4kit.cuda import variants as cuda_variants
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES
-from fp4kit.plan import Plan
 from fp4kit.reference import codecs
-from fp4kit.variant import Variant
+from sample_plans import sample_plan
 
 F32 = np.float32
 
@@ -30,23 +31,23 @@ CASES = {
     "plain": {},
     "swizzled": {"layout": "swizzled_128x4"},
     "8x4": {"layout": "swizzled_8x4", "nibbles": "high_first"},
-    "tiles": {"block": "2d"},
-    "tiles swizzled": {"block": "2d", "layout": "swizzled_128x4", "nibbles": "high_first"},
+    "tiles": {"block_shape": "2d"},
+    "tiles swizzled": {"block_shape": "2d", "layout": "swizzled_128x4", "nibbles": "high_first"},
     "stochastic": {"rounding": "stochastic"},
-    "stochastic tiles": {"rounding": "stochastic", "block": "2d"},
-    "rotated": {"hadamard": 0xD7E8, "rht_rounding": "bf16"},
-    "per token": {"per_token": True},
+    "stochastic tiles": {"rounding": "stochastic", "block_shape": "2d"},
+    "rotated": {"rht": 0xD7E8, "rht_rounding": "bf16"},
+    "per token": {"second_level": "per_token"},
     "mxfp4": {"format": "mxfp4"},
-    "mxfp4 tiles": {"format": "mxfp4", "block": "2d"},
+    "mxfp4 tiles": {"format": "mxfp4", "block_shape": "2d"},
     "mxfp8": {"format": "mxfp8"},
-    "mxfp8 tiles": {"format": "mxfp8", "block": "2d"},
+    "mxfp8 tiles": {"format": "mxfp8", "block_shape": "2d"},
     "modelopt": {"recipe": "modelopt"},
-    "four_over_six": {"scale_search": "four_over_six", "error": "mse"},
+    "four_over_six": {"scale_search": "four_over_six", "search_error": "mse"},
     "four_over_six scaled": {
-        "scale_search": "four_over_six", "error": "mae_scaled", "e4m3_max": 256,
+        "scale_search": "four_over_six", "search_error": "mae_scaled", "e4m3_max": 256,
     },
-    "sweep": {"scale_search": "sweep", "error": "mae"},
-    "sweep tiles": {"scale_search": "sweep", "error": "mse", "block": "2d"},
+    "sweep": {"scale_search": "sweep", "search_error": "mae"},
+    "sweep tiles": {"scale_search": "sweep", "search_error": "mse", "block_shape": "2d"},
 }  # fmt: skip
 
 
@@ -61,44 +62,36 @@ def assert_as_cpu(on_host, plans, dtype, shift=0):
             second = None
             if plan.recipe is not None:
                 amax = np.linspace(5, 7, plan.scales).astype(F32)
-                second = put(amax if plan.recipe.direction == "amax" else amax / F32(2688))
+                second = put(amax if plan.recipe.keeps == "amax" else amax / F32(2688))
             empty, past = (np.empty, ()) if put is np.asarray else (on_host.empty, (shift,))
             packed = empty(plan.packed_shape, np.uint8)
-            arrays.append((second, packed, empty(plan.scale_shape, np.uint8, *past)))
+            scale = empty(plan.scale_shape, np.uint8, *past)
+            arrays.append(Job(plan, put(x), dtype, second, packed, scale, (7, 3)))
         if len(plans) == 1:
-            engine.quantize(plans[0], put(x), dtype, *arrays[0], (7, 3))
+            engine.quantize(arrays[0])
         else:
-            (first, packed, scale), (second, other_packed, other_scale) = arrays
-            engine.quantize_both(
-                *plans, put(x), dtype, first, second, packed, scale, other_packed, other_scale,
-                (7, 3),
-            )  # fmt: skip
-        results[engine.name] = [np.asarray(part) for group in arrays for part in group[1:]]
+            engine.quantize_both(*arrays)
+        results[engine.name] = [
+            np.asarray(part) for job in arrays for part in (job.packed, job.block_scale)
+        ]
     for got, expected in zip(results["cuda"], results["cpu"], strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("directions", ["row", "column", "both"])
+@pytest.mark.parametrize("directions", ["rowwise", "columnwise", "both"])
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
     options = dict(CASES[name])
-    spec = ALL_FORMATS[options.pop("format", "nvfp4")]
-    recipe = ALL_RECIPES[options.pop("recipe", "te")] if spec.has_second_level else None
-    layout, nibbles = options.pop("layout", "linear"), options.pop("nibbles", "low_first")
-    rows, cols = (144, 208) if "hadamard" in options else (150, 200)
+    options["scale_layout"] = options.pop("layout", "linear")
+    options["nibble_order"] = options.pop("nibbles", "low_first")
+    rows, cols = (144, 208) if "rht" in options else (150, 200)
     dtype = "float16" if name == "mxfp8" else "bfloat16"
     plans = []
-    for axis in ("row", "column"):
-        variant = Variant(axis=axis, **options)
-        vectors = rows if axis == "row" else cols
-        plans.append(
-            Plan(
-                spec, recipe, spec.default_scale_rule, rows, cols, layout, nibbles,
-                has_second_level=recipe is not None,
-                rows_per_scale=1 if variant.per_token else vectors, variant=variant,
-            )
-        )  # fmt: skip
-    wanted = [plan for plan in plans if directions in ("both", plan.variant.axis)]
+    for direction in ("rowwise", "columnwise"):
+        plan = sample_plan(rows, cols, direction=direction, **options)
+        per_token = plan.scheme.second_level == "per_token"
+        plans.append(replace(plan, rows_per_scale=1 if per_token else plan.vectors))
+    wanted = [plan for plan in plans if directions in ("both", plan.scheme.direction)]
     assert_as_cpu(on_host, wanted, dtype)
     searches = "scale_search" in options
     assert ("kWide" in kernels.launched[-1].expression) == (width == "wide" and not searches)
@@ -106,12 +99,11 @@ def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
 
 def whole_plans(block, axes, rows=512, cols=384, layout="linear", **options):
     return [
-        Plan(
-            ALL_FORMATS["nvfp4"], ALL_RECIPES["te"], None, rows, cols, layout,
-            has_second_level=True, rows_per_scale=rows if axis == "row" else cols,
-            variant=Variant(axis=axis, block=block, **options),
+        sample_plan(
+            rows, cols, rows_per_scale=rows if direction == "rowwise" else cols,
+            direction=direction, block_shape=block, scale_layout=layout, **options,
         )
-        for axis in axes
+        for direction in axes
     ]  # fmt: skip
 
 
@@ -126,14 +118,14 @@ def repeated(monkeypatch):
     monkeypatch.setattr(cuda_variants, "REPEATED_ELEMENTS", 1)
 
 
-BOTH = ("row", "column")
+BOTH = ("rowwise", "columnwise")
 DIRECTIONS = pytest.mark.parametrize(
-    "axes", [("row",), ("column",), BOTH], ids=["row", "column", "both"]
+    "axes", [("rowwise",), ("columnwise",), BOTH], ids=["rowwise", "columnwise", "both"]
 )
 
 
 #: Three stacks of four tiles, of which the last one is taken tile by tile.
-@pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
+@pytest.mark.parametrize("axes", [("columnwise",), BOTH], ids=["columnwise", "both"])
 def test_whole_stacks(on_host, kernels, axes):
     assert_as_cpu(on_host, whole_plans("1d", axes), "bfloat16")
     assert launched(kernels, "Full")
@@ -152,7 +144,7 @@ def test_whole_squares(on_host, kernels, axes):
 def test_whole_swizzled_tiles(on_host, kernels, block, axes):
     plans = whole_plans(block, axes, 384, 256, "swizzled_128x4")
     assert_as_cpu(on_host, plans, "float16")
-    assert launched(kernels, "Full") == (block == "2d" or "column" in axes)
+    assert launched(kernels, "Full") == (block == "2d" or "columnwise" in axes)
     assert not launched(kernels, "repeat_scales")
 
 
@@ -163,7 +155,7 @@ def test_small_squares_need_one_launch(on_host, kernels):
 
 
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
-@pytest.mark.parametrize("axes", [("column",), BOTH], ids=["column", "both"])
+@pytest.mark.parametrize("axes", [("columnwise",), BOTH], ids=["columnwise", "both"])
 def test_whole_matrices_rounded_stochastically(on_host, kernels, axes, layout):
     plans = whole_plans("1d", axes, layout=layout, rounding="stochastic")
     assert_as_cpu(on_host, plans, "bfloat16")

@@ -38,10 +38,10 @@ def test_stochastic_rows(dtypes, dtype, format, layout):
         np.testing.assert_array_equal(got.block_scale.get(), want.block_scale)
 
 
-@pytest.mark.parametrize("axis", ["row", "column", "both"])
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise", "both"])
 @pytest.mark.parametrize("block", ["1d", "2d"])
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
-def test_whole_tiles(dtypes, layout, block, axis):
+def test_whole_tiles(dtypes, layout, block, direction):
     """Scales that are stored as words, and those of squares by a kernel of their own if many."""
     cupy = pytest.importorskip("cupy")
     rng = np.random.default_rng(4)
@@ -51,10 +51,10 @@ def test_whole_tiles(dtypes, layout, block, axis):
         x = x.astype(dtypes["bfloat16"])
         device = cupy.asarray(x.view(np.uint8)).view(x.dtype)
         got, want = (
-            fp4kit.quantize(array, axis=axis, block=block, scale_layout=layout)
+            fp4kit.quantize(array, direction=direction, block_shape=block, scale_layout=layout)
             for array in (device, x)
         )
-        pairs = [(got, want)] if axis != "both" else zip(got, want, strict=True)
+        pairs = [(got, want)] if direction != "both" else zip(got, want, strict=True)
         for one, other in pairs:
             np.testing.assert_array_equal(one.packed.get(), other.packed)
             np.testing.assert_array_equal(one.block_scale.get(), other.block_scale)
@@ -63,7 +63,9 @@ def test_whole_tiles(dtypes, layout, block, axis):
 #: 304 rows end within a tile, 512 do not.
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [304, 512])
-@pytest.mark.parametrize("options", [{}, {"block": "2d"}, {"rounding": "stochastic", "seed": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"block_shape": "2d"}, {"rounding": "stochastic", "seed": 3}]
+)
 def test_both_directions_of_more_than_two_to_the_31_elements(options, last):
     """The last rows lie beyond 2^31 elements and have the bytes that they have alone."""
     cupy = pytest.importorskip("cupy")
@@ -74,8 +76,8 @@ def test_both_directions_of_more_than_two_to_the_31_elements(options, last):
     host = np.random.default_rng(1).standard_normal((last, cols)).astype(np.float16)
     x[rows:] = cupy.asarray(host)
     assert x.size > 1 << 31
-    got = fp4kit.quantize(x, axis="both", amax=6.0, nonfinite="propagate", **options)
-    want = fp4kit.quantize(host, axis="both", amax=6.0, nonfinite="propagate", **options)
+    got = fp4kit.quantize(x, direction="both", amax=6.0, nonfinite="propagate", **options)
+    want = fp4kit.quantize(host, direction="both", amax=6.0, nonfinite="propagate", **options)
     assert int(cupy.count_nonzero(got.rowwise.packed[:rows])) == 0
     assert int(cupy.count_nonzero(got.columnwise.packed[:, : rows // 2])) == 0
     row_scale = got.rowwise.block_scale[rows:].get()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 import fp4kit
 from fp4kit.formats import ALL_RECIPES, DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS, SCALE_RULES
-from fp4kit.variant import ERRORS
+from fp4kit.scheme import SEARCH_ERRORS
 
 F32 = np.float32
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -27,8 +27,8 @@ def draw_options(draw: Any) -> dict[str, Any]:
     pick = lambda *choices: draw(st.sampled_from(choices))  # noqa: E731
     options: dict[str, Any] = {
         "format": pick("nvfp4", "nvfp4", "nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"),
-        "axis": pick("row", "column", "both"),
-        "block": pick("1d", "1d", "2d"),
+        "direction": pick("rowwise", "columnwise", "both"),
+        "block_shape": pick("1d", "1d", "2d"),
         "scale_layout": pick(*SCALE_LAYOUTS),
         "nibble_order": pick(*NIBBLE_ORDERS),
     }
@@ -41,23 +41,23 @@ def draw_options(draw: Any) -> dict[str, Any]:
         options["recipe"] = pick(*ALL_RECIPES)
     if kind == "search":
         options["scale_search"] = pick("four_over_six", "sweep")
-        options["error"] = pick(*ERRORS)
+        options["search_error"] = pick(*SEARCH_ERRORS)
         options["e4m3_max"] = pick(448, 256)
     if kind == "stochastic":
         options["rounding"] = "stochastic"
         options["seed"] = draw(st.integers(0, 2**64 - 1))
-        options["stream"] = draw(st.integers(0, 2**32 - 1))
+        options["subsequence"] = draw(st.integers(0, 2**32 - 1))
     te = options["format"] == "nvfp4" and kind != "recipe"
-    if te and options["block"] == "1d" and kind != "search":
-        options["amax"] = pick(None, "row_scaled", "per_token")
-    if te and kind == "search" and options["block"] == "1d":
-        options["amax"] = pick(None, "row_scaled")
+    if te and options["block_shape"] == "1d" and kind != "search":
+        options["second_level"] = pick(None, "row_scaled", "per_token")
+    if te and kind == "search" and options["block_shape"] == "1d":
+        options["second_level"] = pick(None, "row_scaled")
     fp4 = options["format"] in ("nvfp4", "mxfp4") and kind != "recipe"
-    if fp4 and options["block"] == "1d" and draw(st.booleans()):
-        options["hadamard"] = pick(True, 0, 0xFFFF, draw(st.integers(0, 0xFFFF)))
+    if fp4 and options["block_shape"] == "1d" and draw(st.booleans()):
+        options["rht"] = pick(True, 0, 0xFFFF, draw(st.integers(0, 0xFFFF)))
         options["rht_rounding"] = pick("bf16", "none")
-        if options["axis"] == "both":
-            options["hadamard_axis"] = pick("row", "column", "both")
+        if options["direction"] == "both":
+            options["rht_direction"] = pick("rowwise", "columnwise", "both")
     return options
 
 
@@ -65,7 +65,7 @@ def draw_options(draw: Any) -> dict[str, Any]:
 def calls(draw: Any) -> tuple[tuple[int, ...], str, dict[str, Any], int]:
     """(shape, dtype, options, seed of the values)."""
     options = draw_options(draw)
-    rotated = "hadamard" in options
+    rotated = "rht" in options
     rows, cols = (draw(st.integers(1, 40 if draw(st.booleans()) else 300)) for _ in range(2))
     if rotated:
         rows, cols = -(-rows // 16) * 16, -(-cols // 16) * 16
@@ -94,7 +94,7 @@ def values(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
 
 
 def each(result: Any) -> tuple[fp4kit.QuantizedTensor, ...]:
-    return tuple(result) if isinstance(result, fp4kit.Directions) else (result,)
+    return tuple(result) if isinstance(result, fp4kit.DirectionPair) else (result,)
 
 
 @settings(max_examples=200, deadline=None)
@@ -112,8 +112,8 @@ def test_random_combinations(fast_backend, reference, assert_tensors, assert_bit
     for q in expected:
         for undo in (False, True):
             assert_bits(
-                fast_backend.dequantize(q, out, undo_hadamard=undo),
-                reference.dequantize(q, out, undo_hadamard=undo),
+                fast_backend.dequantize(q, out, undo_rht=undo),
+                reference.dequantize(q, out, undo_rht=undo),
                 f"dequantize to {out}",
             )
 
@@ -124,16 +124,16 @@ def test_fake_quantization_is_both_calls(backend, assert_bits, call, undo):
     shape, dtype, options, seed = call
     x, out = values(shape, dtype, seed), DTYPES[seed % 3]
     options = options | {"pad": True, "nonfinite": "propagate"}
-    for name in ("scale_layout", "nibble_order", "hadamard_axis"):
+    for name in ("scale_layout", "nibble_order", "rht_direction"):
         options.pop(name, None)
-    if options["axis"] == "both":
-        options["axis"] = "row" if seed % 2 else "column"
-    expected = backend.dequantize(backend.quantize(x, **options), out, undo_hadamard=undo)
-    got = backend.call(fp4kit.quantize_dequantize, x, dtype=out, undo_hadamard=undo, **options)
+    if options["direction"] == "both":
+        options["direction"] = "rowwise" if seed % 2 else "columnwise"
+    expected = backend.dequantize(backend.quantize(x, **options), out, undo_rht=undo)
+    got = backend.call(fp4kit.quantize_dequantize, x, dtype=out, undo_rht=undo, **options)
     assert_bits(got, expected)
     target = backend.put(np.zeros_like(expected))
     again = fp4kit.quantize_dequantize(
-        backend.put(x), dtype=out, undo_hadamard=undo, out=target, backend=backend.name, **options
+        backend.put(x), dtype=out, undo_rht=undo, out=target, backend=backend.name, **options
     )
     assert again is target
     assert_bits(backend.get(target), expected)
@@ -142,30 +142,30 @@ def test_fake_quantization_is_both_calls(backend, assert_bits, call, undo):
 @settings(max_examples=40, deadline=None)
 @given(calls())
 def test_both_is_each(backend, assert_tensors, call):
-    """axis="both" gives the bytes of two calls."""
+    """direction="both" gives the bytes of two calls."""
     shape, dtype, options, seed = call
     x = values(shape, dtype, seed)
-    rotated = options.get("hadamard_axis", "column") if "hadamard" in options else "none"
+    rotated = options.get("rht_direction", "columnwise") if "rht" in options else "none"
     common = options | {"pad": True, "nonfinite": "propagate"}
-    common.pop("hadamard_axis", None)
-    axis = {} if rotated == "none" else {"hadamard_axis": rotated}
-    both = backend.quantize(x, **(common | axis | {"axis": "both"}))
-    for name, got in zip(("row", "column"), both, strict=True):
-        alone = common | {"axis": name}
+    common.pop("rht_direction", None)
+    direction = {} if rotated == "none" else {"rht_direction": rotated}
+    both = backend.quantize(x, **(common | direction | {"direction": "both"}))
+    for name, got in zip(("rowwise", "columnwise"), both, strict=True):
+        alone = common | {"direction": name}
         if rotated not in (name, "both"):
-            alone = {k: v for k, v in alone.items() if k not in ("hadamard", "rht_rounding")}
+            alone = {k: v for k, v in alone.items() if k not in ("rht", "rht_rounding")}
         assert_tensors(got, backend.quantize(x, **alone))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("axis", ["row", "column"])
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
 @pytest.mark.parametrize("inverse", [False, True])
-def test_hadamard_transform(axis, inverse, dtype, fast_backend, reference, assert_bits):
+def test_hadamard_transform(direction, inverse, dtype, fast_backend, reference, assert_bits):
     for number, shape in enumerate([(16, 16), (32, 304), (144, 16), (2, 8, 272)]):
         x = values(shape, dtype, zlib.crc32(repr((shape, dtype)).encode()) // 5 * 5 + 3)
         for rounding in ("bf16", "none"):
             options = {
-                "axis": axis,
+                "direction": direction,
                 "inverse": inverse,
                 "rounding": rounding,
                 "dtype": DTYPES[number % 3],
@@ -179,10 +179,10 @@ def test_hadamard_transform(axis, inverse, dtype, fast_backend, reference, asser
 @pytest.mark.parametrize(
     "options",
     [
-        {"axis": "column"},
-        {"axis": "both", "block": "2d"},
-        {"format": "mxfp8", "axis": "both"},
-        {"axis": "both", "amax": "per_token"},
+        {"direction": "columnwise"},
+        {"direction": "both", "block_shape": "2d"},
+        {"format": "mxfp8", "direction": "both"},
+        {"direction": "both", "second_level": "per_token"},
         {"rounding": "stochastic", "seed": 5},
         {"scale_search": "sweep"},
     ],
@@ -206,21 +206,30 @@ def test_views_and_out(options, fast_backend, assert_tensors):
 
 
 @pytest.mark.parametrize("rows", [0, 5])
-@pytest.mark.parametrize("axis", ["row", "column"])
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp8"])
-def test_empty(rows, axis, format, backend):
+def test_empty(rows, direction, format, backend):
     shape = (rows, 0) if rows else (0, 64)
-    q = backend.quantize(np.zeros(shape, F32), format, axis=axis, block="2d", pad=True)
+    q = backend.quantize(
+        np.zeros(shape, F32), format, direction=direction, block_shape="2d", pad=True
+    )
     assert backend.dequantize(q).shape == shape
     assert q.packed.size == q.block_scale.size == 0
     fake = backend.call(
-        fp4kit.quantize_dequantize, np.zeros(shape, F32), format, axis=axis, block="2d", pad=True
+        fp4kit.quantize_dequantize,
+        np.zeros(shape, F32),
+        format,
+        direction=direction,
+        block_shape="2d",
+        pad=True,
     )
     assert fake.shape == shape
 
 
 def test_options_of_results_survive_replacement(backend):
-    q = backend.quantize(values((32, 32), "float32", 3), axis="column", scale_search="sweep")
-    assert q.variant == fp4kit.Variant(axis="column", scale_search="sweep", error="mse")
-    assert dataclasses.replace(q).variant == q.variant
-    assert "axis='column'" in repr(q)
+    q = backend.quantize(
+        values((32, 32), "float32", 3), direction="columnwise", scale_search="sweep"
+    )
+    assert (q.scheme.scale_search, q.scheme.search_error) == ("sweep", "mse")
+    assert dataclasses.replace(q).scheme == q.scheme
+    assert "direction='columnwise'" in repr(q)

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from fp4kit.backend.interface import Plan
+from fp4kit.backend.interface import Plan, Rotation
 from fp4kit.cuda import rotations as cuda_rotations
 from fp4kit.cuda import search as cuda_search
 from fp4kit.cuda.compile import Instance
@@ -33,7 +33,9 @@ from fp4kit.formats import (
     Recipe,
 )
 from fp4kit.reference.activations import ACTIVATIONS
-from fp4kit.variant import AXES, BLOCKS, ERRORS, RHT_ROUNDINGS, Variant
+from fp4kit.scheme import DIRECTIONS, RHT_ROUNDINGS, SEARCH_ERRORS, as_scheme
+
+BLOCK_SHAPES = ("1d", "2d")
 
 
 def sample_instances() -> list[Instance]:
@@ -57,23 +59,29 @@ def sample_instances() -> list[Instance]:
 
 def _plan(spec: FormatSpec, recipe: Recipe | None, **options: Any) -> Plan:
     """A plan of 64 x 64 elements: one second level in all, or each vector its own if per token."""
-    variant = Variant(**options)
-    plan = Plan(spec, recipe, spec.default_scale_rule, 64, 64, has_second_level=recipe is not None)
-    return replace(plan, variant=variant, rows_per_scale=1 if variant.per_token else 64)
+    named = {} if recipe is None else {"recipe": recipe.name}
+    scheme = as_scheme(spec.name, {**named, **options}).parts[0]
+    return Plan(scheme, 64, 64, 1 if scheme.second_level == "per_token" else 64)
+
+
+def _laid(plan: Plan, layout: str) -> Plan:
+    return replace(plan, scheme=plan.scheme.replace(scale_layout=layout))
 
 
 def _options_of_te() -> Iterator[dict[str, Any]]:
     """Every option that recipe te has, with blocks and with tiles."""
-    searches = [{"scale_search": name, "error": "mse"} for name in ("four_over_six", "sweep")]
-    for block in BLOCKS:
-        yield {"block": block}
-        yield {"block": block, "rounding": "stochastic"}
+    searches = [
+        {"scale_search": name, "search_error": "mse"} for name in ("four_over_six", "sweep")
+    ]
+    for block in BLOCK_SHAPES:
+        yield {"block_shape": block}
+        yield {"block_shape": block, "rounding": "stochastic"}
         for search in searches:
-            yield {"block": block, **search}
-    yield {"per_token": True}
-    yield {"per_token": True, "rounding": "stochastic"}
+            yield {"block_shape": block, **search}
+    yield {"second_level": "per_token"}
+    yield {"second_level": "per_token", "rounding": "stochastic"}
     for rounding in RHT_ROUNDINGS:
-        yield {"hadamard": 1, "rht_rounding": rounding}
+        yield {"rht": 1, "rht_rounding": rounding}
 
 
 def _flat_samples() -> Iterator[Instance]:
@@ -83,9 +91,8 @@ def _flat_samples() -> Iterator[Instance]:
         for dtype, layout in product(DTYPES, SCALE_LAYOUTS):
             # One with whole tiles of scales across, one without.
             for cols in (128, 96):
-                plan = replace(
-                    _plan(spec, recipe, rounding="stochastic"), cols=cols, scale_layout=layout
-                )
+                plan = _plan(spec, recipe, rounding="stochastic", scale_layout=layout)
+                plan = replace(plan, cols=cols)
                 yield quantize_launch(plan, dtype, 1, True, 1).instance
 
 
@@ -95,7 +102,8 @@ def _activated_samples() -> Iterator[Instance]:
         for spec in (NVFP4, specs[number % len(specs)]):
             recipe = te if spec.has_second_level else None
             row, column = (
-                _plan(spec, recipe, axis=axis, block=BLOCKS[number % 2]) for axis in AXES
+                _plan(spec, recipe, direction=direction, block_shape=BLOCK_SHAPES[number % 2])
+                for direction in DIRECTIONS
             )
             dtype = ("bfloat16", "float16")[number % 2]
             for directions in (Directions(row, column), Directions(None, column)):
@@ -107,9 +115,10 @@ def _whole_samples() -> Iterator[Instance]:
     te, modelopt = ALL_RECIPES["te"], ALL_RECIPES["modelopt"]
     types = ("bfloat16", "float16")
     whole = partial(quantize_tiles_kernel, vector=True, wide=True, whole=True)
-    for block, layout, dtype in product(BLOCKS, ("linear", "swizzled_128x4"), types):
+    for block, layout, dtype in product(BLOCK_SHAPES, ("linear", "swizzled_128x4"), types):
         row, column = (
-            replace(_plan(NVFP4, te, axis=axis, block=block), scale_layout=layout) for axis in AXES
+            _laid(_plan(NVFP4, te, direction=direction, block_shape=block), layout)
+            for direction in DIRECTIONS
         )
         yield whole(Directions(row, column), dtype)
         if block == "2d" and layout != "linear":
@@ -121,15 +130,15 @@ def _whole_samples() -> Iterator[Instance]:
         (te, "linear", "stochastic"),
         (te, "swizzled_128x4", "stochastic"),
     ):
-        column = _plan(NVFP4, recipe, axis="column", rounding=rounding)
-        yield whole(Directions(None, replace(column, scale_layout=layout)), "bfloat16")
+        column = _plan(NVFP4, recipe, direction="columnwise", rounding=rounding)
+        yield whole(Directions(None, _laid(column, layout)), "bfloat16")
     yield repeat_scales_kernel()
 
 
 def _quantize_samples() -> Iterator[Instance]:
     te = ALL_RECIPES["te"]
     for options in _options_of_te():
-        row, column = (_plan(NVFP4, te, axis=axis, **options) for axis in AXES)
+        row, column = (_plan(NVFP4, te, direction=direction, **options) for direction in DIRECTIONS)
         for directions in (
             Directions(row, None),
             Directions(None, column),
@@ -142,36 +151,45 @@ def _quantize_samples() -> Iterator[Instance]:
         for spec in ALL_FORMATS.values():
             recipe = te if spec.has_second_level else None
             row, column = (
-                _plan(spec, recipe, axis=axis, block=BLOCKS[number % 2]) for axis in AXES
+                _plan(spec, recipe, direction=direction, block_shape=BLOCK_SHAPES[number % 2])
+                for direction in DIRECTIONS
             )
             yield quantize_tiles_kernel(Directions(row, column), dtype, number == 1)
     for recipe in ALL_RECIPES.values():
-        column = _plan(NVFP4, recipe, axis="column")
+        column = _plan(NVFP4, recipe, direction="columnwise")
         yield quantize_tiles_kernel(Directions(None, column), "float16", True)
         many = replace(column, rows_per_scale=1)
         for wide in (False, True):
             yield quantize_tiles_kernel(Directions(None, many), "float16", True, wide)
-    for error in ERRORS:
+    for error in SEARCH_ERRORS:
         for search in ("four_over_six", "sweep"):
-            row = _plan(NVFP4, te, scale_search=search, error=error)
+            row = _plan(NVFP4, te, scale_search=search, search_error=error)
             yield quantize_tiles_kernel(Directions(row, None), "bfloat16", True)
             for dtype in DTYPES:
                 yield cuda_search.quantize_searched_kernel(row, dtype)
             for layout in SCALE_LAYOUTS:
-                laid = replace(row, scale_layout=layout)
+                laid = _laid(row, layout)
                 yield cuda_search.quantize_searched_kernel(laid, "bfloat16")
     # What takes most shared memory.
-    for block, search in product(BLOCKS, ("four_over_six", "sweep")):
+    for block, search in product(BLOCK_SHAPES, ("four_over_six", "sweep")):
         row, column = (
-            _plan(NVFP4, te, axis=axis, block=block, scale_search=search, error="mse")
-            for axis in AXES
+            _plan(
+                NVFP4,
+                te,
+                direction=direction,
+                block_shape=block,
+                scale_search=search,
+                search_error="mse",
+            )
+            for direction in DIRECTIONS
         )
         yield quantize_tiles_kernel(Directions(row, column), "float32", True)
         row, column = (replace(plan, rows_per_scale=16) for plan in (row, column))
         yield quantize_tiles_kernel(Directions(row, column), "float32", True)
     for layout in SCALE_LAYOUTS:
         row, column = (
-            replace(_plan(NVFP4, te, axis=axis, block="2d"), scale_layout=layout) for axis in AXES
+            _laid(_plan(NVFP4, te, direction=direction, block_shape="2d"), layout)
+            for direction in DIRECTIONS
         )
         yield quantize_tiles_kernel(Directions(row, column), "bfloat16", True)
 
@@ -181,20 +199,19 @@ def _other_samples() -> Iterator[Instance]:
     for dtype in DTYPES:
         for spec in ALL_FORMATS.values():
             recipe = te if spec.has_second_level else None
-            yield dequantize_launch(_plan(spec, recipe, axis="column"), dtype).instance
-        for axis, aligned in product(AXES, (True, False)):
-            turned = _plan(NVFP4, te, axis=axis, hadamard=1, rht_rounding="bf16")
+            yield dequantize_launch(_plan(spec, recipe, direction="columnwise"), dtype).instance
+        for direction, aligned in product(DIRECTIONS, (True, False)):
+            turned = _plan(NVFP4, te, direction=direction, rht=1, rht_rounding="bf16")
             yield cuda_rotations.amax_launch(turned, dtype, aligned).instance
             for out in DTYPES:
-                yield cuda_rotations.rotate_launch(
-                    64, 64, dtype, axis, 1, "none", False, out, aligned
-                ).instance
+                rotation = Rotation(direction, 1, "none", False)
+                yield cuda_rotations.rotate_launch((64, 64), dtype, rotation, out, aligned).instance
         for aligned in (True, False):
             yield cuda_rotations.amax_launch(
-                _plan(NVFP4, te, axis="column"), dtype, aligned
+                _plan(NVFP4, te, direction="columnwise"), dtype, aligned
             ).instance
     for recipe in ALL_RECIPES.values():
-        column = _plan(NVFP4, recipe, axis="column")
+        column = _plan(NVFP4, recipe, direction="columnwise")
         yield dequantize_launch(column, "bfloat16").instance
         for dtype in ("bfloat16", "float32"):
             yield dequantize_launch(replace(column, rows_per_scale=1), dtype).instance

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from fp4kit.backend.interface import Backend, Request
 from fp4kit.errors import BackendUnavailableError
 from fp4kit.formats import one_of
-from fp4kit.variant import Variant
+from fp4kit.scheme import Scheme
 
 #: In order of preference for a device class; the first that accepts the device's arrays serves.
 BACKEND_NAMES = ("cuda", "cpu", "reference")
@@ -68,16 +68,10 @@ def select(request: Request, backend: str | None) -> Backend:
 
 @lru_cache(maxsize=1024)
 def engine_for(
-    operation: str,
-    device: str,
-    dtype: str,
-    format: str | None,
-    recipe: str | None,
-    backend: str | None,
-    variant: Variant | None = None,
+    operation: str, device: str, dtype: str, scheme: Scheme | None, backend: str | None
 ) -> Backend:
     """:func:`select` by the fields of a request; backends never take an answer back."""
-    return select(Request(operation, device, dtype, format, recipe, variant), backend)
+    return select(Request(operation, device, dtype, scheme), backend)
 
 
 def backend_status() -> list[BackendStatus]:

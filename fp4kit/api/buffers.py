@@ -7,15 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fp4kit import arrays
 from fp4kit.arrays import Raw
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.overlap import Place, is_same, place_of, places, refuse_overlap
 from fp4kit.backend.interface import Plan
 from fp4kit.errors import DtypeError, OptionError, ShapeError
+from fp4kit.formats import SECOND_LEVEL_SCALES
 from fp4kit.reference.scaling import PER_TOKEN_SMALLEST
 
-from .planning import SCALE_ARGUMENTS, Call, Options
+from .calls import Call
 from .tensor import QuantizedTensor
 
 _SECOND_LEVEL = "the second-level scale of out"
@@ -29,13 +32,6 @@ class Target(NamedTuple):
     block_scale: Any
     second: Any
     places: tuple[Place, ...]
-
-
-class Reused(NamedTuple):
-    """A result to overwrite (a tensor, a pair of them, or None), and what the call reads."""
-
-    out: Any
-    read: tuple[Place, ...]
 
 
 class Decoding(NamedTuple):
@@ -62,23 +58,14 @@ def rows_of(raw: Raw, rows: int, cols: int) -> Any:
     return in_rows(arrays.contiguous(raw.data, raw.origin), (rows, cols))
 
 
-def given_second_level(
-    options: Options, amax: Any, decode_scale: Any, encode_scale: Any, origin: Origin
-) -> Any:
-    """The raw float32 array of the one scale the caller passed, or None."""
-    if options.given is None:
-        return None
-    value = amax
-    if options.given != "amax":
-        value = decode_scale if options.given == "decode" else encode_scale
-    return arrays.ingest_scale(value, SCALE_ARGUMENTS[options.given], origin)
-
-
-def given_places(options: Options, given: Any) -> tuple[Place, ...]:
-    """Where the scale lies that the caller passed, if there is one."""
-    if options.given is None or given is None:
-        return ()
-    return (place_of(SCALE_ARGUMENTS[options.given], given),)
+def new_target(call: Call, origin: Origin) -> Target:
+    """Arrays for a new result."""
+    xp = arrays.array_module(origin)
+    packed, block_scale = (
+        xp.empty(call.packed_shape, np.uint8),
+        xp.empty(call.scale_shape, np.uint8),
+    )
+    return Target(call, packed, block_scale, None, ())
 
 
 def per_token_amax(amax: Any, origin: Origin) -> Any:
@@ -135,7 +122,7 @@ def output_buffers(
     refuse_overlap(codes, read)
     # The second level may be the very memory that was passed, where it is copied onto itself, or
     # that of another direction, which has the same one then.
-    sharable = (_SECOND_LEVEL, *SCALE_ARGUMENTS.values())
+    sharable = (_SECOND_LEVEL, *SECOND_LEVEL_SCALES)
     for level in second:
         others = [one for one in read if one.name not in sharable or not is_same(one, level)]
         refuse_overlap(second, others)
@@ -145,30 +132,12 @@ def output_buffers(
 def _open_target(
     out: QuantizedTensor, call: Call, shape: tuple[int, ...], origin: Origin
 ) -> Target:
-    plan = call.plan
-    wanted = (
-        plan.format.name,
-        tuple(shape),
-        plan.recipe and plan.recipe.name,
-        plan.scale_rule,
-        plan.scale_layout,
-        plan.nibble_order,
-        plan.has_second_level,
-        plan.variant,
-    )
-    second = out.second_level
-    got = (
-        out.format,
-        out.shape,
-        out.recipe,
-        out.scale_rule,
-        out.scale_layout,
-        out.nibble_order,
-        second is not None,
-        out.variant,
-    )
-    if wanted != got:
-        raise OptionError(f"out was made for {got}, this call needs {wanted}")
+    plan, second = call.plan, out.second_level
+    if (out.scheme, out.shape) != (plan.scheme, tuple(shape)):
+        raise OptionError(
+            f"out was made for {out.scheme!r} of shape {out.shape}, this call needs "
+            f"{plan.scheme!r} of shape {tuple(shape)}"
+        )
     packed = arrays.ingest_bytes(out.packed, "out.packed")
     check_out(packed, origin, "out.packed")
     block_scale = arrays.ingest_bytes(out.block_scale, "out.block_scale")
@@ -177,7 +146,11 @@ def _open_target(
     if second is not None:
         level = arrays.open_scale(second[1], "out", origin)
         if origin.device_kind == "cpu" and not level.flags.writeable:
-            raise ShapeError(f"out.{SCALE_ARGUMENTS[second[0]]} is read-only; pass a writable one")
+            raise ShapeError(f"out.{second[0]} is read-only; pass a writable one")
+        if level.size != plan.scales:
+            raise ShapeError(
+                f"out.{second[0]} has {level.size} values, this call makes {plan.scales}"
+            )
     members = [
         place_of("out.packed", packed.data),
         place_of("out.block_scale", block_scale.data),
@@ -284,7 +257,7 @@ def decoding_arrays(q: QuantizedTensor) -> Decoding:
         scale = arrays.ingest_scale(second[1], "the second-level scale", origin)
         level = arrays.open_scale(second[1], "the second-level scale", origin)
         views = arrays.is_contiguous(level) and level.dtype.isnative
-        if q.variant is not None and q.variant.per_token:
+        if q.scheme.second_level == "per_token":
             scale, views = per_token_amax(scale, origin), False
     # `reshape` makes new array objects: nobody else can change their shape.
     decoding = Decoding(

@@ -12,15 +12,14 @@ from typing import Any
 from fp4kit import arrays
 from fp4kit.arrays import Raw
 from fp4kit.arrays.overlap import places
-from fp4kit.backend.groups import GroupedPlan
-from fp4kit.backend.interface import Backend, Seed
+from fp4kit.backend.interface import Backend, Job, Prologue
 from fp4kit.errors import NonFiniteError, ShapeError
 from fp4kit.group_shapes import GroupShapes
 
-from .activated import opened_input, refuse_lone_input
 from .backends import engine_for
 from .buffers import result_buffer, rows_of
 from .measure import check_finite
+from .prologue import opened_input, refuse_lone_input
 
 
 def check_members(engine: Backend, group: GroupShapes, flat: Any, dtype: str, what: str) -> None:
@@ -40,13 +39,13 @@ def check_members(engine: Backend, group: GroupShapes, flat: Any, dtype: str, wh
 
 
 @dataclass(frozen=True)
-class GroupAhead:
+class GroupPrologue:
     """An activation, column sums, or both, of a buffer whose members will be quantized.
 
     Attributes:
         raw: the buffer.
         source: its members.
-        name: one of ACTIVATIONS, or None.
+        name: one of `scheme.ACTIVATIONS`, or None.
         other: what the forward pass activated, for derivatives.
         group: the members of the result.
         shape: shape of the result's buffer.
@@ -68,26 +67,15 @@ class GroupAhead:
         x = rows_of(self.raw, 1, size).reshape(-1)
         return x, None if self.other is None else rows_of(self.other, 1, size).reshape(-1)
 
-    def fused(
-        self,
-        engine: Backend,
-        plans: tuple[GroupedPlan, ...],
-        seconds: tuple[Any, ...],
-        packeds: tuple[Any, ...],
-        block_scales: tuple[Any, ...],
-        seed: Seed,
-    ) -> bool:
+    def fused(self, engine: Backend, jobs: tuple[Job, ...]) -> bool:
         """Activates and quantizes at once. False: nothing was done, the backend cannot.
 
         The caller has made sure that there are no sums, no amax is to be measured and NaN is not
         refused.
         """
-        assert self.name is not None
         x, z = self._inputs
-        dtype, starts = self.raw.dtype, self.source.starts
-        return engine.quantize_grouped_activated(
-            self.name, plans, starts, x, dtype, z, seconds, packeds, block_scales, seed
-        )
+        prologue = Prologue(self.name, x, self.raw.dtype, z)
+        return engine.quantize_grouped_activated(prologue, self.source.starts, jobs)
 
     def run(self, refuses_nonfinite: bool, measures: bool, backend: str | None) -> Raw:
         """The buffer to quantize, the sums written.
@@ -103,7 +91,7 @@ class GroupAhead:
         """
         dtype, origin = self.raw.dtype, self.raw.origin
         operation = "column_sums" if self.name is None else "activate"
-        engine = engine_for(operation, origin.device, dtype, None, None, backend)
+        engine = engine_for(operation, origin.device, dtype, None, backend)
         with arrays.device_scope(origin):
             sums = self._sums()
             x, z = self._inputs
@@ -116,9 +104,8 @@ class GroupAhead:
                         check_members(engine, self.source, z, dtype, "activation_input")
                 out = arrays.scratch(prod(self.shape), arrays.RAW_DTYPES[dtype], origin)
             wants = measures or refuses_nonfinite
-            scan = engine.activate_grouped(
-                self.name, self.source, self.group, x, dtype, z, out, sums, wants
-            )
+            prologue = Prologue(self.name, x, dtype, z, sums)
+            scan = engine.activate_grouped(prologue, self.source, self.group, out, wants)
             return Raw(out.reshape(self.shape), dtype, origin, scan)
 
     def _sums(self) -> Any:
@@ -136,9 +123,9 @@ class GroupAhead:
         )
 
 
-def group_ahead(
+def group_prologue(
     raw: Raw, group: GroupShapes, name: str | None, activation_input: Any, dbias: Any
-) -> GroupAhead:
+) -> GroupPrologue:
     """What a call asks for, checked; something is.
 
     Raises:
@@ -148,14 +135,14 @@ def group_ahead(
     shape = tuple(raw.data.shape)
     if name is None:
         refuse_lone_input(activation_input)
-        return GroupAhead(raw, group, None, None, group, shape, dbias)
+        return GroupPrologue(raw, group, None, None, group, shape, dbias)
     other = opened_input(raw, name, activation_input)
     if name != "swiglu":
-        return GroupAhead(raw, group, name, other, group, shape, dbias)
+        return GroupPrologue(raw, group, name, other, group, shape, dbias)
     result = _halved(group)
     whole = shape[-1:] and shape[-1] % 2 == 0
     shape = (*shape[:-1], shape[-1] // 2) if whole else (prod(shape) // 2,)
-    return GroupAhead(raw, group, name, other, result, shape, dbias)
+    return GroupPrologue(raw, group, name, other, result, shape, dbias)
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,64 +15,55 @@ from fp4kit.arrays import Raw
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.overlap import places
 from fp4kit.backend.groups import GroupedPlan
+from fp4kit.backend.interface import Job
 from fp4kit.errors import OptionError, ShapeError
 from fp4kit.formats import DTYPES, one_of
 from fp4kit.group_shapes import GroupShapes, group_shapes
-from fp4kit.variant import AMAX_WORDS
+from fp4kit.scheme import Scheme, as_scheme
 
-from .activated import measures_amax, refuse_lone_input
 from .backends import engine_for
-from .buffers import given_second_level, per_token_amax, result_buffer, rows_of
-from .group_inputs import check_members, group_ahead
+from .buffers import per_token_amax, result_buffer, rows_of
+from .calls import CallData, call_data
+from .group_inputs import check_members, group_prologue
 from .grouped_tensor import (
     GROUPED_LAYOUT,
-    GROUPED_LAYOUTS,
-    GroupedDirections,
+    GroupedPair,
     GroupedTensor,
     check_one_matrix,
     grouped_plan,
-    member_layout,
+    has_level_per_vector,
     one_matrix_shape,
 )
-from .planning import Options, quantize_options
-from .quantize_variants import Choices, PlainChoices, seed_of, variants_of
+from .prologue import refuse_lone_input
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from fp4kit.scheme import Format, SchemeFields
+
+    from .options import Backend, Nonfinite
 
 
 def quantize_grouped(
     x: Any,
-    format: str = "nvfp4",
+    scheme: Scheme | Format = "nvfp4",
     *,
     members: int | None = None,
     first_dims: Sequence[int] | None = None,
     last_dims: Sequence[int] | None = None,
     offsets: Sequence[int] | None = None,
     row_offsets: Sequence[int] | None = None,
-    axis: str = "row",
-    recipe: str = "te",
-    scale_rule: str | None = None,
     amax: Any = None,
     decode_scale: Any = None,
     encode_scale: Any = None,
-    second_level: bool = True,
-    scale_layout: str = "linear",
-    nibble_order: str = "low_first",
-    pad: bool = False,
-    nonfinite: str = "raise",
-    block: str = "1d",
-    scale_search: str | None = None,
-    error: str | None = None,
-    e4m3_max: int = 448,
-    rounding: str = "nearest",
     seed: int | None = None,
-    stream: int = 0,
-    hadamard: bool | int | None = None,
-    hadamard_axis: str | None = None,
-    rht_rounding: str | None = None,
-    activation: str | None = None,
+    subsequence: int = 0,
     activation_input: Any = None,
     dbias: Any = None,
-    backend: str | None = None,
-) -> GroupedTensor | GroupedDirections:
+    nonfinite: Nonfinite = "raise",
+    backend: Backend | None = None,
+    **fields: Unpack[SchemeFields],
+) -> GroupedTensor | GroupedPair:
     """Quantizes matrices that lie behind each other in one buffer.
 
     Each member's bytes are those of quantizing it alone. Members may be empty, in any place, and
@@ -85,46 +76,32 @@ def quantize_grouped(
             - other numbers of rows: (.., K) with `first_dims` or `row_offsets`;
             - other numbers of columns, each member stored contiguously: (M, ..) with `last_dims`;
             - both: any shape with `first_dims` and `last_dims`.
-        format: block format.
+        scheme: as in :func:`fp4kit.quantize`. `scale_layout` is that of each member's scales by
+            themselves; or `grouped_128x4`, rowwise alone and for members of one K:
+            swizzled_128x4 scales in one matrix of M + 127 n rows for a buffer of M, as nvFuser's
+            grouped matrix product takes them (their rows begin at
+            :attr:`GroupedTensor.scale_row_offsets`; those behind are 0).
         members: number of members of equal size.
         first_dims: rows of each member.
         last_dims: columns of each member.
         offsets: n + 1 element offsets where members begin, the last one their end; None if they
             follow each other.
         row_offsets: n + 1 rows where members begin, the last one their end, instead of all that.
-        axis: `row`, `column` or `both`.
-        recipe: see :func:`fp4kit.quantize`, like what follows.
-        scale_rule: see above.
-        amax: one for all, or float32 (n,); None measures one per member; `row_scaled` or
-            `per_token` one per row.
-        decode_scale: see above; one for all, or float32 (n,).
-        encode_scale: see above; one for all, or float32 (n,).
-        second_level: see above.
-        scale_layout: layout of each member's scales by themselves; or `grouped_128x4`, rowwise
-            alone and for members of one K: swizzled_128x4 scales in one matrix of M + 127 n rows
-            for a buffer of M, as nvFuser's grouped matrix product takes them (their rows begin at
-            :attr:`GroupedTensor.scale_row_offsets`; those behind are 0).
-        nibble_order: see above.
-        pad: see above; pads each member.
-        nonfinite: see above; errors name the member.
-        block: see above.
-        scale_search: see above.
-        error: see above.
-        e4m3_max: see above.
-        rounding: see above.
-        seed: see above.
-        stream: of the first member; each has the next one.
-        hadamard: see above.
-        hadamard_axis: see above.
-        rht_rounding: see above.
-        activation: see above; halves the columns of each member if it is swiglu.
-        activation_input: see above; a buffer like x.
+        amax: one for all, or float32 (n,); None measures one per member.
+        decode_scale: instead of amax, as in :func:`fp4kit.quantize`; one for all, or float32 (n,).
+        encode_scale: instead of amax, as in :func:`fp4kit.quantize`; one for all, or float32 (n,).
+        seed: for stochastic rounding.
+        subsequence: of the first member; each has the next one.
+        activation_input: see :func:`fp4kit.quantize`; a buffer like x. An activation is that of
+            each member, and halves its columns if it is swiglu.
         dbias: float32 array to write the column sums of what is quantized into: (n, K) for members
             of one K, or (sum of all K,).
+        nonfinite: see :func:`fp4kit.quantize`; errors name the member.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
+        **fields: fields of a :class:`fp4kit.Scheme`.
 
     Returns:
-        A :class:`GroupedTensor`, for axis="both" :class:`GroupedDirections`.
+        A :class:`GroupedTensor`, for direction="both" a :class:`GroupedPair`.
 
     Raises:
         OptionError: for unknown or contradictory options, or sizes that are no numbers.
@@ -139,195 +116,157 @@ def quantize_grouped(
         >>> [g.member(i).shape for i in range(len(g))]
         [(16, 32), (0, 32), (32, 32)]
     """
+    wanted = as_scheme(scheme, fields)
     raw = arrays.ingest(x)
     group = group_shapes(
         tuple(raw.data.shape), members, first_dims, last_dims, offsets, row_offsets
     )
-    choices = Choices(
-        axis, block, scale_search, error, e4m3_max, rounding, seed, stream, hadamard,
-        hadamard_axis, rht_rounding,
-    )  # fmt: skip
-    ahead = None
-    if activation is None and dbias is None:
+    data = call_data(
+        wanted, (amax, decode_scale, encode_scale), seed, subsequence, nonfinite, backend
+    )
+    prologue = None
+    if wanted.activation is None and dbias is None:
         refuse_lone_input(activation_input)
     else:
-        ahead = group_ahead(raw, group, activation, activation_input, dbias)
-        group, refuses = ahead.group, nonfinite != "propagate"
-        measures = second_level and measures_amax(format, amax, decode_scale, encode_scale)
-        if refuses or measures or isinstance(amax, str) or dbias is not None:
+        prologue = group_prologue(raw, group, wanted.activation, activation_input, dbias)
+        group = prologue.group
+        levels = wanted.parts[0].second_level != "none" and data.given.name is None
+        if data.refuses or levels or dbias is not None:
             # The result is looked at before it is quantized.
-            raw, ahead = ahead.run(refuses, measures, backend), None
-    origin, dtype = raw.origin, raw.dtype
-    buffer_shape = tuple(raw.data.shape) if ahead is None else ahead.shape
-    one_of("scale_layout", scale_layout, GROUPED_LAYOUTS)
-    if scale_layout == GROUPED_LAYOUT:
-        check_one_matrix(group.dims, axis)
-    word = one_of("amax", amax, AMAX_WORDS) if isinstance(amax, str) else None
-    plain = PlainChoices(
-        format, recipe, scale_rule, second_level, scale_layout, nibble_order, pad, nonfinite
+            raw = prologue.run(data.refuses, data.measures(wanted), backend)
+            prologue = None
+    buffer_shape = tuple(raw.data.shape) if prologue is None else prologue.shape
+    if wanted.scale_layout == GROUPED_LAYOUT:
+        check_one_matrix(group.dims, wanted.direction)
+    plans = tuple(
+        grouped_plan(group.dims, group.starts, part, pad=wanted.pad) for part in wanted.parts
     )
-    given_amax = None if word is not None else amax
-    options = [
-        quantize_options(
-            "quantize",
-            *plain,
-            given_amax is not None,
-            decode_scale is not None,
-            encode_scale is not None,
-            None if variant.is_plain else variant,
-        )
-        for variant in variants_of(choices, word == "per_token")
-    ]
-    plans = tuple(_plan(group, own, word is not None) for own in options)
-    own_seed = seed_of(choices)
-    name = options[0].recipe.name if options[0].recipe is not None else None
     # Both directions are served by one backend, or refused.
+    origin, dtype = raw.origin, raw.dtype
     engine, *_ = [
-        engine_for("quantize", origin.device, dtype, own.format.name, name, backend, own.variant)
-        for own in options
+        engine_for("quantize", origin.device, dtype, part, backend) for part in wanted.parts
     ]
     with arrays.device_scope(origin):
-        xp = arrays.array_module(origin)
-        flat = None if ahead is not None else _flat(raw)
-        if options[0].refuses_nonfinite and (raw.scan is None or int(raw.scan[-1])):
+        flat = None if prologue is not None else _flat(raw)
+        if data.refuses and (raw.scan is None or int(raw.scan[-1])):
             check_members(engine, group, flat, dtype, "the group")
-        seconds: list[Any] = []
-        used = []
-        for plan, own in zip(plans, options, strict=True):
-            given = given_second_level(own, given_amax, decode_scale, encode_scale, origin)
-            if seconds and given is None and word is None and not _any_rotated(options):
-                second = seconds[0]  # the amaxes of whole members have no direction
-            else:
-                if given is None:
-                    given = _measured(plan, raw)
-                second = _second_levels(engine, plan, own, flat, dtype, given, origin)
-            seconds.append(second)
-            floor = second is not None and own.variant is not None and own.variant.per_token
-            used.append(per_token_amax(second, origin) if floor else second)
-        packed = tuple(xp.empty(plan.packed_offsets[-1], np.uint8) for plan in plans)
-        scales, filled = zip(
-            *(
-                _scale_buffer(plan, own, buffer_shape, xp)
-                for plan, own in zip(plans, options, strict=True)
-            ),
-            strict=True,
-        )
-        parts = tuple(used), packed, filled, own_seed
-        if ahead is not None and not ahead.fused(engine, plans, *parts):
-            flat = _flat(ahead.run(False, False, backend))
-        if flat is not None:
-            engine.quantize_grouped(plans, flat, dtype, *parts)
-        results = [
-            _tensor(own, group, buffer_shape, raw, *each, per_vector=word is not None)
-            for own, each in zip(options, zip(packed, scales, seconds, strict=True), strict=True)
+        seconds = _second_levels(engine, wanted, plans, data, raw, flat)
+        buffers = [
+            _buffers(plan, part, buffer_shape, origin)
+            for plan, part in zip(plans, wanted.parts, strict=True)
         ]
-    return results[0] if len(results) == 1 else GroupedDirections(*results)
+        jobs = tuple(
+            Job(plan, flat, dtype, _used(part, second, origin), *own[:2], data.seed)
+            for part, plan, second, own in zip(wanted.parts, plans, seconds, buffers, strict=True)
+        )
+        if prologue is not None and not prologue.fused(engine, jobs):
+            flat = _flat(prologue.run(False, False, backend))
+            jobs = tuple(job._replace(x=flat) for job in jobs)
+        if flat is not None:
+            engine.quantize_grouped(jobs)
+        results = [
+            _wrap(part, group, buffer_shape, raw, (packed, whole, second))
+            for part, (packed, _, whole), second in zip(wanted.parts, buffers, seconds, strict=True)
+        ]
+    return results[0] if len(results) == 1 else GroupedPair(*results)
 
 
 def _flat(raw: Raw) -> Any:
     return rows_of(raw, 1, prod(raw.data.shape)).reshape(-1)
 
 
-def _plan(group: GroupShapes, options: Options, per_vector: bool) -> GroupedPlan:
-    if per_vector and (options.recipe is None or not options.second_level):
-        raise OptionError(f"{options.format.name} has no second-level scale here, let alone many")
-    return grouped_plan(
-        group.dims,
-        group.starts,
-        per_vector,
-        format=options.format.name,
-        recipe=options.recipe.name if options.recipe is not None else None,
-        scale_rule=options.scale_rule,
-        second_level=options.second_level,
-        scale_layout=member_layout(options.scale_layout),
-        nibble_order=options.nibble_order,
-        pad=options.pad,
-        variant=options.variant,
-    )
-
-
-def _any_rotated(options: Sequence[Options]) -> bool:
-    return any(own.variant is not None and own.variant.hadamard is not None for own in options)
-
-
-def _scale_buffer(
-    plan: GroupedPlan, options: Options, shape: tuple[int, ...], xp: Any
-) -> tuple[Any, Any]:
-    """The scales as the caller gets them, and the flat part of them that members fill."""
-    size = plan.scale_offsets[-1]
-    if options.scale_layout != GROUPED_LAYOUT:
+def _buffers(
+    plan: GroupedPlan, scheme: Scheme, shape: tuple[int, ...], origin: Origin
+) -> tuple[Any, Any, Any]:
+    """Codes, the flat scales that members fill, and the scales as the caller gets them."""
+    xp, size = arrays.array_module(origin), plan.scale_offsets[-1]
+    packed = xp.empty(plan.packed_offsets[-1], np.uint8)
+    if scheme.scale_layout != GROUPED_LAYOUT:
         whole = xp.empty(size, np.uint8)
-        return whole, whole
+        return packed, whole, whole
     whole = xp.empty(one_matrix_shape(plan, shape), np.uint8)
     flat = whole.reshape(-1)
     flat[size:] = 0
-    return whole, flat[:size]
+    return packed, flat[:size], whole
 
 
-def _measured(plan: GroupedPlan, raw: Raw) -> Any:
+def _used(scheme: Scheme, second: Any, origin: Origin) -> Any:
+    """The second levels as the backend counts with them."""
+    per_token = second is not None and scheme.second_level == "per_token"
+    return per_token_amax(second, origin) if per_token else second
+
+
+def _second_levels(
+    engine: Any,
+    scheme: Scheme,
+    plans: tuple[GroupedPlan, ...],
+    data: CallData,
+    raw: Raw,
+    flat: Any,
+) -> list[Any]:
+    """What the recipe keeps as second levels of all members, for each direction, or None."""
+    seconds: list[Any] = []
+    rotated = any(part.rht is not None for part in scheme.parts)
+    for part, plan, value in zip(scheme.parts, plans, data.given.values, strict=False):
+        recipe, count = part.recipe_spec, plan.second_offsets[-1]
+        shared = value is None and not rotated and not has_level_per_vector(part)
+        if recipe is None or part.second_level == "none":
+            seconds.append(None)
+            continue
+        if seconds and shared:
+            seconds.append(seconds[0])  # the amaxes of whole members have no direction
+            continue
+        if value is None:
+            amax = _scanned(plan, raw)
+            if amax is None:
+                amax = arrays.scratch(count, np.float32, raw.origin)
+                engine.grouped_amax(plan, flat, raw.dtype, amax)
+        else:
+            amax = _given(value, data.given.name or "amax", count, raw.origin)
+        kept = data.given.name == recipe.keeps or (value is None and recipe.keeps == "amax")
+        done = kept or not count
+        seconds.append(amax if done else engine.second_level(amax, plan.members[0], raw.dtype))
+    return seconds
+
+
+def _scanned(plan: GroupedPlan, raw: Raw) -> Any:
     """The amaxes of all members if something before gave them and they are what counts, or None."""
     if raw.scan is None or not all(member.has_plain_amax for member in plan.members):
         return None
     return raw.scan[:-1].view(np.float32)
 
 
-def _second_levels(
-    engine: Any,
-    plan: GroupedPlan,
-    options: Options,
-    flat: Any,
-    dtype: str,
-    given: Any,
-    origin: Origin,
-) -> Any:
-    """The second-level values of all members in the recipe's direction, or None."""
-    recipe, count = options.recipe, plan.second_offsets[-1]
-    if recipe is None or not options.second_level:
-        return None
-    if given is None:
-        given = arrays.scratch(count, np.float32, origin)
-        engine.grouped_amax(plan, flat, dtype, given)
-    elif given.size == 1:
+def _given(value: Any, name: str, count: int, origin: Origin) -> Any:
+    """The scale that was passed for each member."""
+    given = arrays.ingest_scale(value, name, origin)
+    if given.size == 1:
         one, given = given, arrays.scratch(count, np.float32, origin)
         given[...] = one
     elif given.size != count:
         raise ShapeError(f"{given.size} second-level scales were passed for {count} members")
-    if options.given == recipe.direction or not count:
-        return given
-    return engine.second_level(given, plan.members[0], dtype)
+    return given
 
 
-def _tensor(
-    options: Options,
+def _wrap(
+    scheme: Scheme,
     group: GroupShapes,
     shape: tuple[int, ...],
     raw: Raw,
-    packed: Any,
-    block_scale: Any,
-    second: Any,
-    *,
-    per_vector: bool,
+    result: tuple[Any, Any, Any],
 ) -> GroupedTensor:
-    recipe, origin = options.recipe, raw.origin
+    """The result, (codes, scales, second levels), in the caller's framework."""
+    packed, block_scale, second = result
+    recipe, origin = scheme.recipe_spec, raw.origin
     scale = None if second is None else arrays.emit(second, "float32", origin)
-    direction = recipe.direction if recipe is not None else None
     return GroupedTensor(
         packed=arrays.emit(packed, "uint8", origin),
         block_scale=arrays.emit(block_scale, "uint8", origin),
-        format=options.format.name,
+        scheme=scheme,
         dims=group.dims,
         starts=group.starts,
         shape=shape,
-        recipe=recipe.name if recipe is not None else None,
-        scale_rule=options.scale_rule,
-        amax=scale if direction == "amax" else None,
-        decode_scale=scale if direction == "decode" else None,
-        encode_scale=scale if direction == "encode" else None,
-        scale_layout=options.scale_layout,
-        nibble_order=options.nibble_order,
         source_dtype=raw.dtype,
-        per_vector=per_vector,
-        variant=options.variant,
+        **({} if scale is None or recipe is None else {recipe.keeps: scale}),
     )
 
 
@@ -376,17 +315,14 @@ def dequantize_grouped(
             raise ShapeError(
                 f"{what} has shape {tuple(array.data.shape)}, the group needs {wanted}"
             )
-    engine = engine_for(
-        "dequantize", origin.device, dtype, group.format, group.recipe, backend, group.variant
-    )
+    engine = engine_for("dequantize", origin.device, dtype, group.scheme, backend)
     with arrays.device_scope(origin):
         second = group.second_level
         scale = level = None
         if second is not None:
             level = arrays.open_scale(second[1], "the second-level scale", origin)
             scale = arrays.ingest_scale(second[1], "the second-level scale", origin)
-            if group.variant is not None and group.variant.per_token:
-                scale = per_token_amax(scale, origin)
+            scale = _used(group.scheme, scale, origin)
         read = places(packed=packed.data, block_scale=block_scale.data, second_level=level)
         result = result_buffer(out, group.shape, dtype, origin, read)
         if out is None:
@@ -394,5 +330,6 @@ def dequantize_grouped(
         flat = [
             arrays.contiguous(array.data, origin).reshape(-1) for array in (packed, block_scale)
         ]
-        engine.dequantize_grouped(plan, flat[0], flat[1], scale, result.reshape(-1), dtype)
+        job = Job(plan, None, dtype, scale, flat[0], flat[1])
+        engine.dequantize_grouped(job, result.reshape(-1), dtype)
         return out if out is not None else arrays.emit(result, dtype, origin)

@@ -12,16 +12,15 @@ from typing import Any
 
 from fp4kit.backend.groups import GroupedPlan
 from fp4kit.errors import OptionError, ShapeError
-from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_DIRECTIONS
+from fp4kit.formats import SECOND_LEVEL_SCALES
 from fp4kit.layout import TILE
-from fp4kit.variant import Variant
+from fp4kit.plan import plan_of
+from fp4kit.scheme import Scheme
 
-from .planning import plan_quantize
 from .tensor import QuantizedTensor
 
 #: swizzled_128x4 scales of all members in one matrix that is as large for any division of its rows.
 GROUPED_LAYOUT = "grouped_128x4"
-GROUPED_LAYOUTS = (*SCALE_LAYOUTS, GROUPED_LAYOUT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,55 +31,47 @@ class GroupedTensor:
         packed: uint8, the codes of all members, one after the other.
         block_scale: uint8, their block scales; each member's in the layout it would have alone. One
             matrix for scale_layout `grouped_128x4`.
-        format: as in :class:`fp4kit.QuantizedTensor`.
+        scheme: how they were quantized: one direction, with every default filled in.
         dims: rows and columns of each member.
         starts: element of the buffer where each member begins.
         shape: shape of the buffer that was quantized, with whatever lies behind the members.
-        recipe: NVFP4 recipe, None for MX formats.
-        scale_rule: MX scale rule, None for nvfp4.
-        amax: second-level values of all members, float32, if the recipe keeps amaxes.
+        amax: second-level values of all members, float32, if the recipe keeps amaxes; one for each
+            member, or for each row (column) of it, as the scheme says.
         decode_scale: the same as amax/2688.
         encode_scale: the same as 2688/amax.
-        scale_layout: `linear`, `swizzled_128x4`, `swizzled_8x4` or `grouped_128x4`.
-        nibble_order: `low_first` or `high_first`.
         source_dtype: element type that was quantized.
-        per_vector: whether each row (column) of a member has its own second-level value.
-        variant: how the quantization differs from the plain rowwise one.
     """
 
     packed: Any
     block_scale: Any
-    format: str
+    scheme: Scheme
     dims: tuple[tuple[int, int], ...]
     starts: tuple[int, ...]
     shape: tuple[int, ...]
-    recipe: str | None = None
-    scale_rule: str | None = None
     amax: Any = None
     decode_scale: Any = None
     encode_scale: Any = None
-    scale_layout: str = "linear"
-    nibble_order: str = "low_first"
     source_dtype: str = "float32"
-    per_vector: bool = False
-    variant: Variant | None = None
+
+    @property
+    def format(self) -> str:
+        """Name of the format."""
+        return self.scheme.format
+
+    @property
+    def recipe(self) -> str | None:
+        """NVFP4 recipe, None for MX formats."""
+        return self.scheme.recipe
+
+    @property
+    def scale_layout(self) -> str:
+        """Order of the block scales."""
+        return self.scheme.scale_layout
 
     @cached_property
     def plan(self) -> GroupedPlan:
         """Where each member's codes, block scales and second-level values lie."""
-        return grouped_plan(
-            self.dims,
-            self.starts,
-            self.per_vector,
-            format=self.format,
-            recipe=self.recipe,
-            scale_rule=self.scale_rule,
-            second_level=self.second_level is not None,
-            scale_layout=member_layout(self.scale_layout),
-            nibble_order=self.nibble_order,
-            pad=True,
-            variant=self.variant,
-        )
+        return grouped_plan(self.dims, self.starts, self.scheme, pad=True)
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -103,11 +94,11 @@ class GroupedTensor:
 
     @property
     def second_level(self) -> tuple[str, Any] | None:
-        """(direction, float32 array of all members), or None."""
-        values = (self.amax, self.decode_scale, self.encode_scale)
-        for direction, value in zip(SECOND_LEVEL_DIRECTIONS, values, strict=True):
+        """(name, float32 array of all members), or None."""
+        for name in SECOND_LEVEL_SCALES:
+            value = getattr(self, name)
             if value is not None:
-                return direction, value
+                return name, value
         return None
 
     def __len__(self) -> int:
@@ -126,25 +117,19 @@ class GroupedTensor:
         codes = slice(*self.plan.packed_offsets[place])
         scales = slice(*self.plan.scale_offsets[place])
         second = slice(*self.plan.second_offsets[place])
-        names = ("amax", "decode_scale", "encode_scale")
-        values = {name: getattr(self, name) for name in names}
-        return QuantizedTensor(
-            packed=self.packed[codes].reshape(plan.packed_shape),
-            block_scale=self.block_scale.reshape(-1)[scales].reshape(plan.scale_shape),
-            format=self.format,
-            shape=self.dims[number],
-            recipe=self.recipe,
-            scale_rule=self.scale_rule,
-            scale_layout=plan.scale_layout,
-            nibble_order=self.nibble_order,
-            source_dtype=self.source_dtype,
-            variant=self.variant,
-            **{name: None if value is None else value[second] for name, value in values.items()},
+        level = self.second_level
+        return QuantizedTensor.made(
+            plan,
+            self.packed[codes].reshape(plan.packed_shape),
+            self.block_scale.reshape(-1)[scales].reshape(plan.scale_shape),
+            self.dims[number],
+            {} if level is None else {level[0]: level[1][second]},
+            self.source_dtype,
         )
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedDirections:
+class GroupedPair:
     """One group quantized in both directions: `rowwise` and `columnwise`."""
 
     rowwise: GroupedTensor
@@ -156,17 +141,17 @@ def member_layout(layout: str) -> str:
     return "swizzled_128x4" if layout == GROUPED_LAYOUT else layout
 
 
-def check_one_matrix(dims: Sequence[tuple[int, int]], axis: str) -> None:
+def check_one_matrix(dims: Sequence[tuple[int, int]], direction: str) -> None:
     """Refuses groups whose scales are not rows of one matrix.
 
     Raises:
         OptionError: for columnwise scales.
         ShapeError: for members of different K.
     """
-    if axis != "row":
+    if direction != "rowwise":
         raise OptionError(
-            f"scale_layout={GROUPED_LAYOUT!r} puts rows of scales below one another, axis={axis!r} "
-            "has columns; use swizzled_128x4"
+            f"scale_layout={GROUPED_LAYOUT!r} puts rows of scales below one another, direction="
+            f"{direction!r} has columns; use swizzled_128x4"
         )
     widths = {cols for _, cols in dims}
     if len(widths) > 1:
@@ -185,23 +170,33 @@ def one_matrix_shape(plan: GroupedPlan, shape: tuple[int, ...]) -> tuple[int, in
 
 @lru_cache(maxsize=64)
 def grouped_plan(
-    dims: tuple[tuple[int, int], ...], starts: tuple[int, ...], per_vector: bool, **options: Any
+    dims: tuple[tuple[int, int], ...], starts: tuple[int, ...], scheme: Scheme, *, pad: bool
 ) -> GroupedPlan:
     """The plan of a group, one object for equal ones; errors name the member.
 
+    Args:
+        dims: rows and columns of each member.
+        starts: element where each begins.
+        scheme: of one direction.
+        pad: whether vectors are padded to whole blocks.
+
     Raises:
-        OptionError: for unknown or contradictory options.
         ShapeError: for a member that the format cannot take.
     """
     known: dict[tuple[int, int], Any] = {}
-    variant = options.get("variant")
-    columnwise = variant is not None and variant.axis == "column"
+    columnwise, each = scheme.direction == "columnwise", has_level_per_vector(scheme)
+    own = scheme.replace(scale_layout=member_layout(scheme.scale_layout))
     for number, shape in enumerate(dims):
         if shape in known:
             continue
-        scales = max(shape[1 if columnwise else 0], 1) if per_vector else 1
+        scales = max(shape[1 if columnwise else 0], 1) if each else 1
         try:
-            known[shape] = plan_quantize(shape, scales=scales, **options)
+            known[shape] = plan_of(shape, own, scales, pad=pad)
         except ShapeError as error:
             raise ShapeError(f"member {number} of the group: {error}") from None
     return GroupedPlan(tuple(known[shape] for shape in dims), starts)
+
+
+def has_level_per_vector(scheme: Scheme) -> bool:
+    """Whether each row (column) of a member has its own second-level value."""
+    return scheme.second_level in ("row_scaled", "per_token")

@@ -12,8 +12,6 @@ from fp4kit.arrays import Raw
 from fp4kit.backend.interface import Backend
 from fp4kit.errors import NonFiniteError
 
-from .planning import Call
-
 
 def check_finite(engine: Backend, x: Any, dtype: str, shape: tuple[int, ...], what: str) -> Any:
     """The amax of `x` (float32 (1,)) if all of it is finite.
@@ -41,31 +39,21 @@ def _nonfinite(
     )
 
 
-def scanned_amax(call: Call, x: Any, raw: Raw) -> Any:
-    """The amax of `raw`, as rows `x`, if the check for NaN or something before gave it; or None.
+def checked(engine: Backend, x: Any, raw: Raw) -> Raw:
+    """`raw` with its amax known, after all of it was found to be finite.
+
+    Args:
+        engine: backend.
+        x: the rows of `raw`.
+        raw: an array that is not empty.
 
     Raises:
-        NonFiniteError: if the call refuses NaN and infinity and there are some.
+        NonFiniteError: if it holds NaN or infinity.
     """
-    refuses = call.options.refuses_nonfinite and not call.is_empty
     shape = tuple(raw.data.shape)
     if raw.scan is None:
-        return check_finite(call.engine, x, raw.dtype, shape, "x") if refuses else None
-    if refuses and int(raw.scan[1]):
-        raise _nonfinite(call.engine, x, raw.dtype, shape, "x")
-    return raw.scan[:1].view(np.float32)
-
-
-def second_level_for(call: Call, x: Any, raw: Raw, given: Any) -> Any:
-    """The second level in the recipe's direction (or None), after the non-finite check."""
-    measured = scanned_amax(call, x, raw)
-    recipe = call.plan.recipe
-    if recipe is None or not call.plan.has_second_level:
-        return None
-    if given is not None:
-        if call.options.given == recipe.direction:
-            return given
-        measured = given
-    elif measured is None:
-        measured = call.engine.amax(x, raw.dtype, 1)
-    return call.engine.second_level(measured, call.plan, raw.dtype)
+        amax = check_finite(engine, x, raw.dtype, shape, "x")
+        return raw._replace(scan=amax.view(np.uint32))
+    if int(raw.scan[1]):
+        raise _nonfinite(engine, x, raw.dtype, shape, "x")
+    return raw

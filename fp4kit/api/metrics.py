@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from fp4kit import arrays
-from fp4kit.backend.interface import ErrorSums, Request
+from fp4kit.backend.interface import ErrorSums, Job, Request
 from fp4kit.errors import DtypeError, ShapeError
 
 from .backends import select
@@ -112,28 +112,20 @@ def error_sums(x: Any, q_or_y: Any, *, backend: str | None = None) -> ErrorSums:
     if isinstance(q_or_y, QuantizedTensor):
         if q_or_y.shape != shape:
             raise ShapeError(f"x has shape {shape}, the quantized tensor {q_or_y.shape}")
-        if q_or_y.variant is not None and q_or_y.variant.hadamard is not None:
+        if q_or_y.scheme.rht is not None:
             # Codes of rotated values say nothing about x: compare what they decode to.
-            back = dequantize(q_or_y, undo_hadamard=True, backend=backend)
+            back = dequantize(q_or_y, undo_rht=True, backend=backend)
             return error_sums(x, back, backend=backend)
         plan, origin, packed, block_scale, second, _ = decoding_arrays(q_or_y)
         _same_device(raw.origin.device, origin.device)
-        engine = select(
-            Request(
-                "error_stats",
-                raw.origin.device,
-                raw.dtype,
-                q_or_y.format,
-                q_or_y.recipe,
-                plan.variant,
-            ),
-            backend,
-        )
+        request = Request("error_stats", raw.origin.device, raw.dtype, plan.scheme)
+        engine = select(request, backend)
         if not plan.rows or not plan.cols:
             return ErrorSums()
         with arrays.device_scope(raw.origin):
             rows = rows_of(raw, plan.rows, plan.cols)
-            return engine.quantized_error_sums(plan, rows, raw.dtype, packed, block_scale, second)
+            job = Job(plan, rows, raw.dtype, second, packed, block_scale)
+            return engine.quantized_error_sums(job)
     other = arrays.ingest(q_or_y, "y")
     if tuple(other.data.shape) != shape:
         raise ShapeError(f"x has shape {shape}, y {tuple(other.data.shape)}")

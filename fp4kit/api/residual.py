@@ -15,16 +15,20 @@ from fp4kit import arrays
 from fp4kit.arrays import Raw
 from fp4kit.arrays.index_arrays import host_integers, ingest_integers
 from fp4kit.arrays.overlap import places
+from fp4kit.backend.interface import Job
 from fp4kit.backend.operations import ResidualPlan
 from fp4kit.errors import DtypeError, OptionError, ShapeError
 from fp4kit.formats import DTYPES, NIBBLE_ORDERS, NVFP4, SCALE_LAYOUTS, one_of
+from fp4kit.scheme import Scheme
 
 from .backends import engine_for
 from .buffers import in_rows, result_buffer, rows_of
+from .calls import NONFINITE_POLICIES
 from .measure import check_finite
-from .planning import NONFINITE_POLICIES
 from .tensor import QuantizedTensor
 
+#: What residuals are quantized by.
+NVFUSER = Scheme("nvfp4", recipe="nvfuser").parts[0]
 MODES = ("activation", "weight")
 LAYOUTS = ("interleaved", "appended")
 
@@ -227,7 +231,7 @@ def quantize_residual(
     chosen = intermediate or ("float32" if reorder is None else "bfloat16")
     rounds = one_of("intermediate", chosen, ("float32", "bfloat16")) == "bfloat16"
     plan = residual_plan(shape, residual_channels, mode, layout, scale_layout, nibble_order, rounds)
-    engine = engine_for("quantize_residual", origin.device, dtype, "nvfp4", None, backend)
+    engine = engine_for("quantize_residual", origin.device, dtype, NVFUSER, backend)
     lead = shape[:-1]
     with arrays.device_scope(origin):
         xp = arrays.array_module(origin)
@@ -245,17 +249,15 @@ def quantize_residual(
                 measured = arrays.ingest_scale(amax, "amax", origin)
             elif measured is None:
                 measured = engine.amax(rows, dtype, 1)
-            scale = engine.convert_second_level(measured, "amax", "encode")
+            scale = engine.convert_second_level(measured, "amax", "encode_scale")
         if scale.size != 1:
             raise ShapeError(f"residuals take one second-level scale, got {scale.size}")
         linear = scale_layout == "linear"
         packed = xp.empty((*lead, plan.packed_shape[1]), np.uint8)
         block_scale = xp.empty((*lead, plan.blocks) if linear else plan.scale_shape, np.uint8)
         if plan.rows and plan.cols:
-            engine.quantize_residual(
-                plan, rows, dtype, scale, order,
-                in_rows(packed, plan.packed_shape), in_rows(block_scale, plan.scale_shape),
-            )  # fmt: skip
+            targets = in_rows(packed, plan.packed_shape), in_rows(block_scale, plan.scale_shape)
+            engine.quantize_residual(Job(plan, rows, dtype, scale, *targets), order)
         return ResidualTensor(
             packed=arrays.emit(packed, "uint8", origin),
             block_scale=arrays.emit(block_scale, "uint8", origin),
@@ -321,7 +323,7 @@ def dequantize_residual(
             raise ShapeError(f"{what} has shape {tuple(array.data.shape)}, not that of {shape}")
         if array.origin.device != origin.device:
             raise DtypeError(f"{what} lies on {array.origin.device}, packed on {origin.device}")
-    engine = engine_for("dequantize_residual", origin.device, dtype, "nvfp4", None, backend)
+    engine = engine_for("dequantize_residual", origin.device, dtype, NVFUSER, backend)
     with arrays.device_scope(origin):
         order = None
         if q.order is not None:
@@ -335,13 +337,14 @@ def dequantize_residual(
         )
         result = result_buffer(out, tuple(q.shape), dtype, origin, read)
         if plan.rows and plan.cols:
-            engine.dequantize_residual(
+            job = Job(
                 plan,
+                None,
+                dtype,
+                scale,
                 arrays.contiguous(packed.data, origin).reshape(plan.packed_shape),
                 arrays.contiguous(block_scale.data, origin).reshape(plan.scale_shape),
-                scale,
-                order,
-                in_rows(result, (plan.rows, plan.cols)),
-                dtype,
             )
+            target = in_rows(result, (plan.rows, plan.cols))
+            engine.dequantize_residual(job, order, target, dtype)
         return out if out is not None else arrays.emit(result, dtype, origin)

@@ -12,31 +12,40 @@ import numpy as np
 
 from fp4kit import arrays
 from fp4kit.arrays.overlap import places
-from fp4kit.backend.interface import Backend
+from fp4kit.backend.interface import Backend, Rotation
 from fp4kit.errors import ShapeError
 from fp4kit.formats import DTYPES, one_of
-from fp4kit.variant import AXES, RHT_ROUNDINGS, Variant, check_groups, sign_mask
+from fp4kit.scheme import (
+    DIRECTIONS,
+    RHT_ROUNDINGS,
+    Direction,
+    RhtRounding,
+    Scheme,
+    check_groups,
+    sign_mask,
+)
 
 from .backends import engine_for
 from .buffers import in_rows, result_buffer, rows_of
 
 
 def undo_rotation(
-    engine: Backend, variant: Variant, decode: Callable[[Any, str], None], out: Any, dtype: str
+    engine: Backend, scheme: Scheme, decode: Callable[[Any, str], None], out: Any, dtype: str
 ) -> None:
     """Fills `out` with values rotated back from the float32 ones that `decode` writes."""
-    assert variant.hadamard is not None
+    assert scheme.rht is not None
     rotated = engine.scratch(out.shape, np.float32)
     decode(rotated, "float32")
-    engine.rotate(rotated, "float32", variant.axis, variant.hadamard, "none", True, out, dtype)
+    rotation = Rotation(scheme.direction, scheme.rht, "none", True)
+    engine.rotate(rotated, "float32", rotation, out, dtype)
 
 
 def hadamard_transform(
     x: Any,
     mask: bool | int = True,
     *,
-    axis: str = "row",
-    rounding: str = "none",
+    direction: Direction = "rowwise",
+    rounding: RhtRounding = "none",
     inverse: bool = False,
     dtype: str | None = None,
     backend: str | None = None,
@@ -45,14 +54,14 @@ def hadamard_transform(
     """Rotates groups of 16 elements by a Hadamard matrix with random signs.
 
     Every group keeps its Euclidean length, and an outlier is spread over its group. This is the
-    rotation that `quantize(..., hadamard=)` applies (NVIDIA Transformer Engine, NVFP4 recipe).
+    rotation that `quantize(..., rht=)` applies (NVIDIA Transformer Engine, NVFP4 recipe).
 
     Args:
         x: float32, float16 or bfloat16 array (..., K).
         mask: 16 sign bits, bit i = 1 negating element i; True is Transformer Engine's 0xD7E8,
             0 (or False) the plain Hadamard matrix.
-        axis: `row` rotates along the last axis, `column` along the rows (all leading dimensions
-            flattened).
+        direction: `rowwise` rotates along the last axis, `columnwise` along the rows (all leading
+            dimensions flattened).
         rounding: `bf16` rounds the float32 sums to bfloat16, `none` only to `dtype`.
         inverse: apply the inverse rotation.
         dtype: element type of the result; None is that of `x`.
@@ -75,7 +84,7 @@ def hadamard_transform(
         True
     """
     raw = arrays.ingest(x)
-    one_of("axis", axis, AXES)
+    one_of("direction", direction, DIRECTIONS)
     one_of("rounding", rounding, RHT_ROUNDINGS)
     bits = sign_mask(mask)
     out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
@@ -83,13 +92,12 @@ def hadamard_transform(
     if not shape:
         raise ShapeError("a rotation needs an array of at least one dimension, got shape ()")
     rows, cols = prod(shape[:-1]), shape[-1]
-    check_groups(cols if axis == "row" else rows, axis, shape)
-    engine = engine_for("hadamard_transform", raw.origin.device, raw.dtype, None, None, backend)
+    check_groups(cols if direction == "rowwise" else rows, direction, shape)
+    engine = engine_for("hadamard_transform", raw.origin.device, raw.dtype, None, backend)
     with arrays.device_scope(raw.origin):
         result = result_buffer(out, shape, out_dtype, raw.origin, places(x=raw.data))
         if rows and cols:
-            engine.rotate(
-                rows_of(raw, rows, cols), raw.dtype, axis, bits, rounding, inverse,
-                in_rows(result, (rows, cols)), out_dtype,
-            )  # fmt: skip
+            rotation = Rotation(direction, bits, rounding, inverse)
+            source, target = rows_of(raw, rows, cols), in_rows(result, (rows, cols))
+            engine.rotate(source, raw.dtype, rotation, target, out_dtype)
         return out if out is not None else arrays.emit(result, out_dtype, raw.origin)

@@ -11,7 +11,7 @@ from fp4kit import arrays
 from fp4kit.arrays.overlap import places
 from fp4kit.backend.interface import Request
 from fp4kit.errors import OptionError, ShapeError
-from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_DIRECTIONS, one_of
+from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, SecondLevelScale, one_of
 from fp4kit.layout import padded_scale_shape
 
 from .backends import select
@@ -110,37 +110,37 @@ def unswizzle(
         return out if out is not None else arrays.emit(result, "uint8", raw.origin)
 
 
-def convert_second_level(q: QuantizedTensor, direction: str) -> Any:
-    """The second-level scale of `q` in another direction.
+def convert_second_level(q: QuantizedTensor, target: SecondLevelScale) -> Any:
+    """The second-level scale of `q` as another one.
 
-    amax, decode (amax/2688) and encode (2688/amax) scales are not exact inverses of each other in
-    binary32; a tensor keeps the one it was made with, and this is the only place that converts.
+    amax, decode_scale (amax/2688) and encode_scale (2688/amax) are not exact inverses of each other
+    in binary32; a tensor keeps the one it was made with, and this is the only place that converts.
 
     Args:
         q: an nvfp4 tensor with a second level.
-        direction: `amax`, `decode` or `encode`.
+        target: `amax`, `decode_scale` or `encode_scale`.
 
     Returns:
         float32 array in the framework and on the device of `q`. A scale that cannot be inverted
         (0, infinity, NaN) gives 1.
 
     Raises:
-        OptionError: for an unknown direction, or if `q` has no second level.
+        OptionError: for an unknown target, or if `q` has no second level.
 
     Example:
         >>> import numpy as np
         >>> from fp4kit import quantize
         >>> q = quantize(np.full((1, 16), 6, np.float32))
-        >>> float(convert_second_level(q, "encode")[0])
+        >>> float(convert_second_level(q, "encode_scale")[0])
         448.0
     """
-    one_of("direction", direction, SECOND_LEVEL_DIRECTIONS)
+    one_of("target", target, SECOND_LEVEL_SCALES)
     check_is_quantized(q)
     second = q.second_level
     if second is None:
         raise OptionError(f"{q!r} has no second-level scale to convert")
     _, origin, _, _, scale, _ = decoding_arrays(q)
-    engine = select(Request("dequantize", origin.device, "float32", q.format, q.recipe), None)
+    engine = select(Request("dequantize", origin.device, "float32", q.scheme), None)
     with arrays.device_scope(origin):
-        value = engine.convert_second_level(scale, second[0], direction)
+        value = engine.convert_second_level(scale, second[0], target)
         return arrays.emit(value, "float32", origin)

@@ -4,107 +4,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from fp4kit.arrays.frameworks import shape_of
-from fp4kit.backend.interface import Plan
 from fp4kit.errors import OptionError, ShapeError
-from fp4kit.formats import (
-    NIBBLE_ORDERS,
-    SCALE_LAYOUTS,
-    SCALE_RULES,
-    SECOND_LEVEL_DIRECTIONS,
-    Recipe,
-    get_format,
-    get_recipe,
-    one_of,
-)
-from fp4kit.variant import Variant
+from fp4kit.formats import SECOND_LEVEL_SCALES
+from fp4kit.plan import Plan
+from fp4kit.scheme import Scheme, as_scheme
 
 
 @lru_cache(maxsize=1024)
-def _check_fields(
-    format: str,
-    shape: tuple[int, ...],
-    recipe: str | None,
-    scale_rule: str | None,
-    given: tuple[str, ...],
-    scale_layout: str,
-    nibble_order: str,
-    variant: Variant | None,
-) -> str | None:
-    """Checks the fields of a tensor that are no arrays and returns its recipe's name.
+def _stored_scheme(scheme: Scheme, given: tuple[str, ...]) -> Scheme:
+    """The scheme of a tensor from what its maker said and the second-level scales it has.
 
     Raises:
-        OptionError: for unknown or contradictory fields.
-        ShapeError: for an empty shape.
+        OptionError: for fields or scales that contradict each other.
     """
-    spec = get_format(format)
-    one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
-    one_of("nibble_order", nibble_order, NIBBLE_ORDERS)
-    if not shape:
-        raise ShapeError("a quantized tensor has at least one dimension, got shape ()")
-    chosen = get_recipe(recipe or "te") if spec.has_second_level else None
-    if variant is not None:
-        variant.check(spec, chosen, bool(given))
-    if chosen is not None:
-        _check_second_level(format, chosen, scale_rule, given)
-        return recipe or "te"
-    if recipe is not None or given:
-        raise OptionError(f"{format} has neither a recipe nor a second-level scale")
-    if scale_rule is not None:
-        one_of("scale_rule", scale_rule, SCALE_RULES)
-    return None
-
-
-def _check_second_level(
-    format: str, recipe: Recipe, scale_rule: str | None, given: tuple[str, ...]
-) -> None:
-    if scale_rule is not None:
-        raise OptionError(f"{format} takes a recipe, not scale_rule={scale_rule!r}")
+    if len(scheme.parts) > 1:
+        raise OptionError("a tensor has one direction; direction='both' gives a pair of tensors")
+    (part,), recipe = scheme.parts, scheme.recipe_spec
+    if recipe is None:
+        if given:
+            raise OptionError(f"{scheme.format} has no second-level scale, got {given[0]}")
+        return part
     if len(given) > 1:
         raise OptionError(f"more than one second-level scale given: {', '.join(given)}")
-    if given and given[0] != recipe.direction:
+    if given and given[0] != recipe.keeps:
         raise OptionError(
-            f"recipe {recipe.name} keeps its second level as {recipe.direction}, got "
-            f"{given[0]}; use fp4kit.convert_second_level"
+            f"recipe {recipe.name} keeps {recipe.keeps} as its second level, got {given[0]}; use "
+            "fp4kit.convert_second_level"
         )
-    if not given and not recipe.optional_second_level:
+    if given and part.second_level == "none":
+        return scheme.replace(second_level="tensor").parts[0]  # the arrays tell
+    if given or part.second_level == "none":
+        return part
+    if not recipe.optional_second_level:
         raise OptionError(
-            f"recipe {recipe.name} needs its second-level scale ({recipe.direction}); without "
-            "it every value would be off by a constant factor"
+            f"recipe {recipe.name} needs its second-level scale ({recipe.keeps}); without it every "
+            "value would be off by a constant factor"
         )
+    return scheme.replace(second_level="none").parts[0]
 
 
 @lru_cache(maxsize=1024)
-def _decoding_plan(
-    format: str,
-    recipe: str | None,
-    scale_rule: str | None,
-    rows: int,
-    cols: int,
-    scale_layout: str,
-    nibble_order: str,
-    has_second_level: bool,
-    rows_per_scale: int,
-    variant: Variant | None,
-) -> Plan:
-    spec = get_format(format)
-    return Plan(
-        format=spec,
-        recipe=get_recipe(recipe or "te") if spec.has_second_level else None,
-        scale_rule=scale_rule,
-        rows=rows,
-        cols=cols,
-        scale_layout=scale_layout,
-        nibble_order=nibble_order,
-        has_second_level=has_second_level,
-        rows_per_scale=rows_per_scale,
-        variant=variant,
-    ).decoding
+def _decoding_plan(scheme: Scheme, rows: int, cols: int, rows_per_scale: int) -> Plan:
+    return Plan(scheme.decoding, rows, cols, rows_per_scale)
 
 
 @lru_cache(maxsize=1024)
@@ -124,13 +71,13 @@ class _Kept:
     __slots__ = ("_decoding", "_target")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class QuantizedTensor(_Kept):
     """A block-quantized tensor of logical shape (..., K).
 
     The arrays live in the framework and on the device of the array that was quantized. At most
-    one of the three second-level scales is set: the one in the direction the recipe keeps; they
-    are not exact inverses of each other in binary32, so converting is left to
+    one of the three second-level scales is set: the one that the recipe keeps; they are not exact
+    inverses of each other in binary32, so converting is left to
     :func:`fp4kit.convert_second_level`.
 
     Attributes:
@@ -141,83 +88,151 @@ class QuantizedTensor(_Kept):
             (pad(rows), pad4(blocks)) in swizzled byte order, rows being the leading dimensions
             multiplied. Columnwise: (K, blocks), and (blocks, K) for linear mxfp8, whose swizzled
             scales are those of the transpose.
-        format: `nvfp4`, `mxfp4`, `mxfp8` or `mxfp8_e5m2`.
+        scheme: how it was quantized: one direction, with every default filled in.
         shape: logical shape (..., K).
-        recipe: NVFP4 recipe, None for MX formats.
-        scale_rule: MX scale rule, None for nvfp4.
         amax: second level as float32 amax (recipe te), (1,), one per leading index, or one per
             column of a columnwise tensor.
         decode_scale: second level as amax/2688 (torchao, modelopt, comfy).
         encode_scale: second level as 2688/amax (nvfuser, compressed-tensors).
-        scale_layout: `linear`, `swizzled_128x4` or `swizzled_8x4`.
-        nibble_order: `low_first` or `high_first`.
         source_dtype: element type that was quantized.
-        variant: how the quantization differs from the plain rowwise one, None if it does not.
     """
 
     packed: Any
     block_scale: Any
-    format: str
+    scheme: Scheme
     shape: tuple[int, ...]
-    recipe: str | None = None
-    scale_rule: str | None = None
-    amax: Any = None
-    decode_scale: Any = None
-    encode_scale: Any = None
-    scale_layout: str = "linear"
-    nibble_order: str = "low_first"
-    source_dtype: str = field(default="float32")
-    variant: Variant | None = None
+    amax: Any
+    decode_scale: Any
+    encode_scale: Any
+    source_dtype: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
-        if self.variant is not None and self.variant.is_plain:
-            object.__setattr__(self, "variant", None)
-        given = tuple(name for name in SECOND_LEVEL_DIRECTIONS if self._second(name) is not None)
-        fields = (
-            self.format,
-            self.shape,
-            self.recipe,
-            self.scale_rule,
-            given,
-            self.scale_layout,
-            self.nibble_order,
-            self.variant,
-        )
-        try:
-            recipe = _check_fields(*fields)
-        except TypeError:  # a field that cannot be hashed gets the message of its own check
-            recipe = _check_fields.__wrapped__(*fields)
-        object.__setattr__(self, "recipe", recipe)
-        packed, scales = (shape_of(getattr(self, name), name) for name in ("packed", "block_scale"))
+    def __init__(
+        self,
+        packed: Any,
+        block_scale: Any,
+        scheme: Scheme | str = "nvfp4",
+        shape: tuple[int, ...] = (),
+        *,
+        source_dtype: str = "float32",
+        **options: Any,
+    ) -> None:
+        """A tensor from its arrays, which are checked against scheme and shape.
+
+        Args:
+            packed: codes.
+            block_scale: scale bytes.
+            scheme: a :class:`fp4kit.Scheme` of one direction, or the name of a format; options
+                change fields of it.
+            shape: logical shape (..., K).
+            source_dtype: element type that was quantized.
+            **options: one of `amax`, `decode_scale`, `encode_scale`; fields of a Scheme.
+
+        Raises:
+            OptionError: for unknown or contradictory fields.
+            ShapeError: for an empty shape, or arrays that do not fit it.
+        """
+        values = {name: options.pop(name, None) for name in SECOND_LEVEL_SCALES}
+        given = tuple(name for name, value in values.items() if value is not None)
+        if isinstance(scheme, Scheme):
+            stored = scheme.replace(**options) if options else scheme
+        else:
+            stored = as_scheme(scheme, options)
+        own = _stored_scheme(stored, given)
+        whole = tuple(map(int, shape))
+        if not whole:
+            raise ShapeError("a quantized tensor has at least one dimension, got shape ()")
+        self._set(packed, block_scale, own, whole, values, source_dtype)
+        packed_is, scales_are = shape_of(packed, "packed"), shape_of(block_scale, "block_scale")
         for name in given:
-            shape_of(self._second(name), "the second-level scale")
-        packed_shape, scale_shape = _stored_shapes(self.plan(), self.shape)
-        if packed != packed_shape:
+            shape_of(values[name], "the second-level scale")
+        packed_shape, scale_shape = _stored_shapes(self.plan(), whole)
+        if packed_is != packed_shape:
             raise ShapeError(
-                f"packed has shape {packed}, but {self.format} codes of shape "
-                f"{self.shape} take {packed_shape}"
+                f"packed has shape {packed_is}, but {self.format} codes of shape {whole} take "
+                f"{packed_shape}"
             )
-        if scales != scale_shape:
+        if scales_are != scale_shape:
             raise ShapeError(
-                f"block_scale has shape {scales}, but the {self.scale_layout} scales of shape "
-                f"{self.shape} take {scale_shape}"
+                f"block_scale has shape {scales_are}, but the {self.scale_layout} scales of shape "
+                f"{whole} take {scale_shape}"
             )
+
+    def _set(
+        self,
+        packed: Any,
+        block_scale: Any,
+        scheme: Scheme,
+        shape: tuple[int, ...],
+        second: dict[str, Any],
+        source_dtype: str,
+    ) -> None:
+        vars(self).update(
+            packed=packed,
+            block_scale=block_scale,
+            scheme=scheme,
+            shape=shape,
+            amax=second.get("amax"),
+            decode_scale=second.get("decode_scale"),
+            encode_scale=second.get("encode_scale"),
+            source_dtype=source_dtype,
+        )
+
+    @classmethod
+    def made(
+        cls,
+        plan: Plan,
+        packed: Any,
+        block_scale: Any,
+        shape: tuple[int, ...],
+        second: dict[str, Any],
+        source_dtype: str,
+    ) -> QuantizedTensor:
+        """A tensor of arrays that a plan made: nothing is checked."""
+        tensor = cls.__new__(cls)
+        tensor._set(packed, block_scale, plan.scheme, tuple(shape), second, source_dtype)
+        return tensor
+
+    @property
+    def format(self) -> str:
+        """Name of the format."""
+        return self.scheme.format
+
+    @property
+    def recipe(self) -> str | None:
+        """NVFP4 recipe, None for MX formats."""
+        return self.scheme.recipe
+
+    @property
+    def scale_rule(self) -> str | None:
+        """MX scale rule, None for nvfp4."""
+        return self.scheme.scale_rule
+
+    @property
+    def direction(self) -> str:
+        """`rowwise` or `columnwise`."""
+        return self.scheme.direction
+
+    @property
+    def scale_layout(self) -> str:
+        """Order of the block scales."""
+        return self.scheme.scale_layout
+
+    @property
+    def nibble_order(self) -> str:
+        """Which nibble the even element takes."""
+        return self.scheme.nibble_order
 
     def __getstate__(self) -> dict[str, Any]:
         # The fields: what is kept beside them is not for copies.
         return dict(vars(self))
 
-    def _second(self, direction: str) -> Any:
-        return self.amax if direction == "amax" else getattr(self, f"{direction}_scale")
-
     @property
     def second_level(self) -> tuple[str, Any] | None:
-        """(direction, float32 array) of the second-level scale, or None."""
-        for direction in SECOND_LEVEL_DIRECTIONS:
-            value = self._second(direction)
+        """(name, float32 array) of the second-level scale, or None."""
+        for name in SECOND_LEVEL_SCALES:
+            value = getattr(self, name)
             if value is not None:
-                return direction, value
+                return name, value
         return None
 
     def plan(self) -> Plan:
@@ -225,23 +240,12 @@ class QuantizedTensor(_Kept):
         rows = prod(self.shape[:-1])
         second = self.second_level
         count = prod(second[1].shape) if second is not None else 1
-        columnwise = self.variant is not None and self.variant.axis == "column"
+        columnwise = self.scheme.direction == "columnwise"
         vectors = self.shape[-1] if columnwise else rows
         if count == 0 or vectors % count:
             what = "columns" if columnwise else "rows"
             raise ShapeError(f"{count} second-level scales do not divide {vectors} {what}")
-        return _decoding_plan(
-            self.format,
-            self.recipe,
-            self.scale_rule,
-            rows,
-            self.shape[-1],
-            self.scale_layout,
-            self.nibble_order,
-            second is not None,
-            max(vectors // count, 1),
-            self.variant,
-        )
+        return _decoding_plan(self.scheme, rows, self.shape[-1], max(vectors // count, 1))
 
     @property
     def nbytes(self) -> int:
@@ -257,10 +261,19 @@ class QuantizedTensor(_Kept):
         return 8 * self.nbytes / elements if elements else 0.0
 
     def __repr__(self) -> str:
-        rule = f"recipe={self.recipe!r}" if self.recipe else f"scale_rule={self.scale_rule!r}"
-        variant = f"{self.variant.describe()}, " if self.variant is not None else ""
         return (
-            f"QuantizedTensor({self.format}, shape={self.shape}, {rule}, {variant}"
-            f"scale_layout={self.scale_layout!r}, nibble_order={self.nibble_order!r}, "
+            f"QuantizedTensor({self.scheme.describe()}, shape={self.shape}, "
             f"{self.bits_per_element:.3g} bits per element)"
         )
+
+
+class DirectionPair(NamedTuple):
+    """One array quantized in both directions.
+
+    Attributes:
+        rowwise: blocks along the last axis.
+        columnwise: blocks along the rows.
+    """
+
+    rowwise: QuantizedTensor
+    columnwise: QuantizedTensor

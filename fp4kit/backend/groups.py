@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fp4kit.group_shapes import GroupShapes
-from fp4kit.plan import NO_SEED, Plan, RawArray, Seed
+from fp4kit.plan import Plan
+
+from .jobs import NO_SEED, Job, Prologue, RawArray, Seed
 
 if TYPE_CHECKING:
     from .interface import Backend
@@ -83,9 +85,9 @@ def filled(plan: GroupedPlan) -> list[int]:
 
 
 def member_seed(seed: Seed, number: int) -> Seed:
-    """The seed of a member: each has its own stream, the group's first one being the first's."""
-    key, stream = seed
-    return key, (stream + number) % (1 << 32)
+    """The seed of a member: each has its own subsequence, the first that of the group."""
+    key, subsequence = seed
+    return key, (subsequence + number) % (1 << 32)
 
 
 def group_amax(engine: Backend, plan: GroupedPlan, x: RawArray, dtype: str, out: RawArray) -> None:
@@ -99,97 +101,59 @@ def group_amax(engine: Backend, plan: GroupedPlan, x: RawArray, dtype: str, out:
             target[...] = 0
 
 
-def quantize_group(
-    engine: Backend,
-    plans: tuple[GroupedPlan, ...],
-    x: RawArray,
-    dtype: str,
-    seconds: tuple[RawArray | None, ...],
-    packeds: tuple[RawArray, ...],
-    block_scales: tuple[RawArray, ...],
-    seed: Seed = NO_SEED,
-) -> None:
+def _member(job: Job, number: int, seed: Seed) -> Job:
+    """The job of a member by itself."""
+    plan: GroupedPlan = job.plan
+    return Job(
+        plan.members[number],
+        None if job.x is None else _array(plan, number, job.x),
+        job.dtype,
+        _second(plan, number, job.second),
+        _codes(plan, number, job.packed),
+        _scales(plan, number, job.block_scale),
+        seed,
+    )
+
+
+def quantize_group(engine: Backend, jobs: tuple[Job, ...]) -> None:
     """Quantizes every member of a flat buffer in one or two directions (rows, then columns).
 
     Args:
         engine: backend.
-        plans: one for each direction.
-        x: flat elements.
-        dtype: element type of `x`.
-        seconds: float32 (plan.second_offsets[-1],) each, or None.
-        packeds: uint8 (plan.packed_offsets[-1],) each.
-        block_scales: uint8 (plan.scale_offsets[-1],) each.
-        seed: of the first member; see :func:`member_seed`.
+        jobs: one for each direction; their seed is of the first member, see :func:`member_seed`.
     """
-    for number in filled(plans[0]):
-        array = _array(plans[0], number, x)
-        own = member_seed(seed, number)
-        parts: list[Any] = [
-            (
-                plan.members[number],
-                _second(plan, number, second),
-                _codes(plan, number, packed),
-                _scales(plan, number, block_scale),
-            )
-            for plan, second, packed, block_scale in zip(
-                plans, seconds, packeds, block_scales, strict=True
-            )
-        ]
-        if len(parts) == 1:
-            ((member, second, packed, block_scale),) = parts
-            engine.quantize(member, array, dtype, second, packed, block_scale, own)
-            continue
-        (row_plan, row_second, row_packed, row_scale), (plan, second, packed, block_scale) = parts
-        engine.quantize_both(
-            row_plan, plan, array, dtype, row_second, second, row_packed, row_scale, packed,
-            block_scale, own,
-        )  # fmt: skip
+    for number in filled(jobs[0].plan):
+        own = [_member(job, number, member_seed(job.seed, number)) for job in jobs]
+        if len(own) == 1:
+            engine.quantize(own[0])
+        else:
+            engine.quantize_both(own[0], own[1])
 
 
-def dequantize_group(
-    engine: Backend,
-    plan: GroupedPlan,
-    packed: RawArray,
-    block_scale: RawArray,
-    second: RawArray | None,
-    out: RawArray,
-    dtype: str,
-) -> None:
+def dequantize_group(engine: Backend, job: Job, out: RawArray, dtype: str) -> None:
     """Decodes every member into its place in flat `out`; the rest of it is left alone."""
-    for number in filled(plan):
-        engine.dequantize(
-            plan.members[number].decoding,
-            _codes(plan, number, packed),
-            _scales(plan, number, block_scale),
-            _second(plan, number, second),
-            _array(plan, number, out),
-            dtype,
-        )
+    for number in filled(job.plan):
+        own = _member(job, number, NO_SEED)
+        target = _array(job.plan, number, out)
+        engine.dequantize(own._replace(plan=own.plan.decoding), target, dtype)
 
 
-def activate_group(
-    engine: Backend,
-    name: str,
-    source: GroupShapes,
-    x: RawArray,
-    dtype: str,
-    other: RawArray | None,
-    out: RawArray,
-) -> None:
+def activate_group(engine: Backend, prologue: Prologue, source: GroupShapes, out: RawArray) -> None:
     """Fills flat `out` with `Operations.activate` of all members; see `Backend.activate_grouped`.
 
     Results begin where members of x do, or at half of these elements if they are halved.
     """
-    halves = name == "swiglu"
+    halves = prologue.activation == "swiglu"
+    x, other = prologue.x, prologue.other
     for begin, end, cols in _blocks(source, halves):
         target = out[begin // 2 : begin // 2 + (end - begin) // 2] if halves else out[begin:end]
-        engine.activate(
-            name,
+        own = Prologue(
+            prologue.activation,
             x[begin:end].reshape(-1, cols),
-            dtype,
+            prologue.dtype,
             None if other is None else other[begin:end].reshape(-1, cols),
-            target.reshape(-1, cols // 2 if halves else cols),
         )
+        engine.activate(own, target.reshape(-1, cols // 2 if halves else cols))
 
 
 def _blocks(group: GroupShapes, by_rows: bool) -> list[tuple[int, int, int]]:

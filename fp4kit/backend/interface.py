@@ -14,16 +14,19 @@ from typing import Any
 import numpy as np
 
 from fp4kit.group_shapes import GroupShapes
-from fp4kit.plan import NO_SEED as NO_SEED
 from fp4kit.plan import Plan as Plan
-from fp4kit.plan import RawArray as RawArray
 from fp4kit.plan import Request as Request
-from fp4kit.plan import Seed as Seed
 
-from . import groups as grouped
+from . import groups
 from .error_sums import ErrorSums as ErrorSums
 from .error_sums import PendingSums as PendingSums
 from .groups import GroupedPlan
+from .jobs import NO_SEED as NO_SEED
+from .jobs import Job as Job
+from .jobs import Prologue as Prologue
+from .jobs import RawArray as RawArray
+from .jobs import Rotation as Rotation
+from .jobs import Seed as Seed
 from .operations import Operations
 
 
@@ -74,35 +77,15 @@ class Backend(Operations, ABC):
 
     @abstractmethod
     def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
-        """float32 (n,) second-level scale in the recipe's direction from float32 (n,) amax."""
+        """float32 (n,) second-level scale that the recipe keeps, from float32 (n,) amax."""
 
     @abstractmethod
     def convert_second_level(self, value: RawArray, source: str, target: str) -> RawArray:
         """`scaling.convert_second_level` on the device of `value`, float32 (n,)."""
 
     @abstractmethod
-    def quantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        """Fills `packed` (plan.packed_shape) and `block_scale` (plan.scale_shape), uint8 both.
-
-        Args:
-            plan: what to do; neither `plan.rows` nor `plan.cols` is 0.
-            x: (rows, cols).
-            dtype: element type of `x`.
-            second: float32 (plan.scales,) in the recipe's direction; for per-token plans already
-                raised to the smallest amax they count with.
-            packed: output codes, whole blocks; codes past the end of a vector are those of +0.0.
-            block_scale: output scales, layout padding written as 0.
-            seed: for stochastic rounding.
-        """
+    def quantize(self, job: Job) -> None:
+        """Fills `packed` and `block_scale` of a job."""
 
     @abstractmethod
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
@@ -113,25 +96,8 @@ class Backend(Operations, ABC):
             rounding if the plan has one; 0 for an empty array.
         """
 
-    def quantize_measured(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> RawArray | None:
-        """:meth:`quantize` of rows that make their own second level, if one read can do it.
-
-        Args:
-            plan: what to do, with a second level for each row; neither `plan.rows` nor
-                `plan.cols` is 0.
-            x: (rows, cols).
-            dtype: element type of `x`.
-            packed: output codes, as for :meth:`quantize`.
-            block_scale: output scales, likewise.
-            seed: for stochastic rounding.
+    def quantize_measured(self, job: Job) -> RawArray | None:
+        """:meth:`quantize` of vectors that make their own second level, if one read can do it.
 
         Returns:
             float32 (plan.scales,), what `second_level` makes of `plan_amax`; or None, and nothing
@@ -148,69 +114,34 @@ class Backend(Operations, ABC):
             return row, row
         return row, self.plan_amax(column_plan, x, dtype)
 
-    def quantize_both(
-        self,
-        row_plan: Plan,
-        column_plan: Plan,
-        x: RawArray,
-        dtype: str,
-        row_second: RawArray | None,
-        column_second: RawArray | None,
-        row_packed: RawArray,
-        row_scale: RawArray,
-        column_packed: RawArray,
-        column_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        """:meth:`quantize` under both plans of one array, with the same bytes."""
-        self.quantize(row_plan, x, dtype, row_second, row_packed, row_scale, seed)
-        self.quantize(column_plan, x, dtype, column_second, column_packed, column_scale, seed)
+    def quantize_both(self, rowwise: Job, columnwise: Job) -> None:
+        """:meth:`quantize` of both jobs of one array, with the same bytes."""
+        self.quantize(rowwise)
+        self.quantize(columnwise)
 
     @abstractmethod
     def rotate(
-        self,
-        x: RawArray,
-        dtype: str,
-        axis: str,
-        mask: int,
-        rounding: str,
-        inverse: bool,
-        out: RawArray,
-        out_dtype: str,
+        self, x: RawArray, dtype: str, rotation: Rotation, out: RawArray, out_dtype: str
     ) -> None:
-        """Fills `out` (rows, cols) with `rotation.rotate` of `x` along an axis."""
+        """Fills `out` (rows, cols) with `rotation.rotate` of `x` along a direction."""
 
     @abstractmethod
-    def dequantize(
-        self,
-        plan: Plan,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-        out: RawArray,
-        dtype: str,
-    ) -> None:
+    def dequantize(self, job: Job, out: RawArray, dtype: str) -> None:
         """Fills `out` (rows, cols) of element type `dtype`; the inverse of :meth:`quantize`."""
 
     def scratch(self, shape: tuple[int, ...], dtype: Any) -> RawArray:
         """An array without values on the current device, for what lies between two steps."""
         return np.empty(shape, dtype)
 
-    def quantize_dequantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        out: RawArray,
-        out_dtype: str,
-        seed: Seed = NO_SEED,
-    ) -> None:
+    def quantize_dequantize(self, job: Job, out: RawArray, out_dtype: str) -> None:
         """Fills `out` (rows, cols) with what dequantize(quantize(x)) gives."""
-        packed = self.scratch(plan.packed_shape, np.uint8)
-        block_scale = self.scratch(plan.scale_shape, np.uint8)
-        self.quantize(plan, x, dtype, second, packed, block_scale, seed)
-        self.dequantize(plan.decoding, packed, block_scale, second, out, out_dtype)
+        plan = job.plan
+        whole = job._replace(
+            packed=self.scratch(plan.packed_shape, np.uint8),
+            block_scale=self.scratch(plan.scale_shape, np.uint8),
+        )
+        self.quantize(whole)
+        self.dequantize(whole._replace(plan=plan.decoding), out, out_dtype)
 
     @abstractmethod
     def swizzle(self, scales: RawArray, layout: str, out: RawArray) -> None:
@@ -231,15 +162,7 @@ class Backend(Operations, ABC):
         """Sums over two (rows, cols) arrays, on the host."""
 
     @abstractmethod
-    def quantized_error_sums(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-    ) -> ErrorSums:
+    def quantized_error_sums(self, job: Job) -> ErrorSums:
         """Sums over x and the float32 dequantized codes, with code and scale counts.
 
         `saturated` counts codes of the largest finite magnitude, `zero_codes` codes of magnitude
@@ -248,108 +171,58 @@ class Backend(Operations, ABC):
         non-zero subnormal (E4M3) or 2^-127 under a non-zero block (E8M0).
         """
 
-    def quantize_and_measure(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-    ) -> ErrorSums:
+    def quantize_and_measure(self, job: Job) -> ErrorSums:
         """:meth:`quantize`, then :meth:`quantized_error_sums` of its result."""
-        self.quantize(plan, x, dtype, second, packed, block_scale)
-        return self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)
+        self.quantize(job)
+        return self.quantized_error_sums(job)
 
-    def quantized_error_sums_async(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-    ) -> PendingSums:
+    def quantized_error_sums_async(self, job: Job) -> PendingSums:
         """:meth:`quantized_error_sums` without waiting; the arrays may be overwritten in order."""
-        sums = self.quantized_error_sums(plan, x, dtype, packed, block_scale, second)
+        sums = self.quantized_error_sums(job)
         return PendingSums(lambda: sums)
 
     # Groups: member by member unless a backend overrides these with one launch for all.
 
     def grouped_amax(self, plan: GroupedPlan, x: RawArray, dtype: str, out: RawArray) -> None:
         """Fills float32 (plan.second_offsets[-1],) with the amaxes of all members of flat `x`."""
-        grouped.group_amax(self, plan, x, dtype, out)
+        groups.group_amax(self, plan, x, dtype, out)
+
+    def quantize_grouped(self, jobs: tuple[Job, ...]) -> None:
+        """Quantizes all members in one or two directions; see :func:`groups.quantize_group`."""
+        groups.quantize_group(self, jobs)
+
+    def dequantize_grouped(self, job: Job, out: RawArray, dtype: str) -> None:
+        """Decodes all members into flat `out`; the rest of it is left alone."""
+        groups.dequantize_group(self, job, out, dtype)
 
     def quantize_grouped_activated(
-        self,
-        name: str,
-        plans: tuple[GroupedPlan, ...],
-        starts: tuple[int, ...],
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
-        seconds: tuple[RawArray | None, ...],
-        packeds: tuple[RawArray, ...],
-        block_scales: tuple[RawArray, ...],
-        seed: Seed,
+        self, prologue: Prologue, starts: tuple[int, ...], jobs: tuple[Job, ...]
     ) -> bool:
-        """:meth:`activate` of flat `x` and :meth:`quantize_grouped` of its result in one pass.
+        """:meth:`activate_grouped` and :meth:`quantize_grouped` of its result in one pass.
 
-        Members begin at `starts` in x, and in `other`.
+        Members begin at `starts` in the arrays of the prologue.
 
         Returns:
             False if the backend has no such pass for the plans: then nothing was done.
         """
         return False
 
-    def quantize_grouped(
-        self,
-        plans: tuple[GroupedPlan, ...],
-        x: RawArray,
-        dtype: str,
-        seconds: tuple[RawArray | None, ...],
-        packeds: tuple[RawArray, ...],
-        block_scales: tuple[RawArray, ...],
-        seed: Seed = NO_SEED,
-    ) -> None:
-        """Quantizes all members; see :func:`grouped.quantize_group`."""
-        grouped.quantize_group(self, plans, x, dtype, seconds, packeds, block_scales, seed)
-
-    def dequantize_grouped(
-        self,
-        plan: GroupedPlan,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-        out: RawArray,
-        dtype: str,
-    ) -> None:
-        """Decodes all members into flat `out`; the rest of it is left alone."""
-        grouped.dequantize_group(self, plan, packed, block_scale, second, out, dtype)
-
     def activate_grouped(
         self,
-        name: str | None,
+        prologue: Prologue,
         source: GroupShapes,
         group: GroupShapes,
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
         out: RawArray,
-        sums: RawArray | None,
         wants: bool,
     ) -> RawArray | None:
         """:meth:`activate_measured` of all members of a flat buffer.
 
         Args:
-            name: one of `activations.ACTIVATIONS`, or None: then `out` is x.
-            source: members of `x` and `other`.
+            prologue: without an activation `out` is its x; its sums are of all members, one
+                behind the other.
+            source: members of the prologue's arrays.
             group: members of `out`; what lies between them may be written too.
-            x: flat elements, as all arrays here.
-            dtype: element type.
-            other: as for :meth:`activate`.
             out: results.
-            sums: float32 (sum of the columns of all members,), or None.
             wants: as for :meth:`activate_measured`.
 
         Returns:
@@ -357,8 +230,8 @@ class Backend(Operations, ABC):
             whether some of any is NaN or infinite. None unless the backend measures that in the
             same pass and the caller `wants` it.
         """
-        if name is not None:
-            grouped.activate_group(self, name, source, x, dtype, other, out)
-        if sums is not None:
-            grouped.group_column_sums(self, group, out, dtype, sums)
+        if prologue.activation is not None:
+            groups.activate_group(self, prologue, source, out)
+        if prologue.sums is not None:
+            groups.group_column_sums(self, group, out, prologue.dtype, prologue.sums)
         return None

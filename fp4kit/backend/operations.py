@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from fp4kit.formats import NVFP4
 from fp4kit.layout import padded_scale_shape
-from fp4kit.plan import Plan, Seed
 
-RawArray = Any
-"""As in :mod:`fp4kit.backend.interface`."""
+from .jobs import Job, Prologue, RawArray
 
 
 @dataclass(frozen=True)
@@ -93,127 +90,59 @@ class Operations:
             return None
         return f"has no {operation}; use a host array, or backend='reference' with one"
 
-    def activate(
-        self, name: str, x: RawArray, dtype: str, other: RawArray | None, out: RawArray
-    ) -> None:
-        """Fills `out` (rows, n) with an activation, computed in float32, rounded to `dtype`.
-
-        Args:
-            name: one of `activations.ACTIVATIONS`.
-            x: (rows, n), or (rows, 2 n) for swiglu; the incoming gradient for derivatives.
-            dtype: element type of all arrays.
-            other: (rows, n) input of the forward activation for derivatives, else None.
-            out: output.
-        """
+    def activate(self, prologue: Prologue, out: RawArray) -> None:
+        """Fills `out` (rows, n) with an activation, computed in float32, rounded to its dtype."""
         raise NotImplementedError(self.lacks("activate"))
 
     def column_sums(self, x: RawArray, dtype: str, out: RawArray) -> None:
         """Fills float32 (cols,) with `activations.column_sums` of x (rows, cols); NaN canonical."""
         raise NotImplementedError(self.lacks("column_sums"))
 
-    def activate_with_sums(
-        self,
-        name: str,
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
-        out: RawArray,
-        sums: RawArray,
-    ) -> None:
+    def activate_with_sums(self, prologue: Prologue, out: RawArray) -> None:
         """:meth:`activate`, and :meth:`column_sums` of its result; neither array is empty."""
-        self.activate(name, x, dtype, other, out)
-        self.column_sums(out, dtype, sums)
+        self.activate(prologue, out)
+        self.column_sums(out, prologue.dtype, prologue.sums)
 
-    def activate_measured(
-        self,
-        name: str | None,
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
-        out: RawArray,
-        sums: RawArray | None,
-        wants: bool,
-    ) -> RawArray | None:
-        """:meth:`activate` (without a name `out` is x) and, if there are `sums`, column sums of it.
+    def activate_measured(self, prologue: Prologue, out: RawArray, wants: bool) -> RawArray | None:
+        """:meth:`activate` and column sums, whichever are asked for; without either `out` is x.
 
         Returns:
             uint32 (2,): the amax of the result (NaN ignored) as float32 bits, and whether some of
             it is NaN or infinite. None unless the backend measures that in the same pass and the
             caller `wants` it.
         """
-        if name is None:
-            assert sums is not None
-            self.column_sums(x, dtype, sums)
-        elif sums is None:
-            self.activate(name, x, dtype, other, out)
+        if prologue.activation is None:
+            assert prologue.sums is not None
+            self.column_sums(prologue.x, prologue.dtype, prologue.sums)
+        elif prologue.sums is None:
+            self.activate(prologue, out)
         else:
-            self.activate_with_sums(name, x, dtype, other, out, sums)
+            self.activate_with_sums(prologue, out)
         return None
 
-    def quantize_activated(
-        self,
-        name: str | None,
-        plans: tuple[Plan, ...],
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
-        seconds: tuple[RawArray | None, ...],
-        packeds: tuple[RawArray, ...],
-        block_scales: tuple[RawArray, ...],
-        sums: RawArray | None,
-        seed: Seed,
-    ) -> bool:
+    def quantize_activated(self, prologue: Prologue, jobs: tuple[Job, ...]) -> bool:
         """Quantizes what :meth:`activate_measured` would give, in one pass; nothing is empty.
 
         Args:
-            name: one of `activations.ACTIVATIONS`, or None.
-            plans: of one direction, or of the rows and the columns.
-            x: as for :meth:`activate`.
-            dtype: element type.
-            other: as for :meth:`activate`.
-            seconds: of each direction, or None.
-            packeds: outputs of each direction.
-            block_scales: outputs of each direction.
-            sums: as for :meth:`activate_measured`.
-            seed: key and stream.
+            prologue: what comes first.
+            jobs: of one direction, or of the rows and the columns, without x.
 
         Returns:
             False if the backend has no such pass for the plans: then nothing was done.
         """
         return False
 
-    def quantize_residual(
-        self,
-        plan: ResidualPlan,
-        x: RawArray,
-        dtype: str,
-        scale: RawArray,
-        order: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-    ) -> None:
-        """Fills codes and scales, residual blocks included; see :mod:`fp4kit.residual`.
+    def quantize_residual(self, job: Job, order: RawArray | None) -> None:
+        """Fills codes and scales, residual blocks included; see :mod:`fp4kit.api.residual`.
 
         Args:
-            plan: what to do; `rows` and `cols` are not 0.
-            x: (rows, cols).
-            dtype: element type of `x`.
-            scale: float32 (1,) encode scale.
+            job: its plan is a :class:`ResidualPlan`, its second level float32 (1,) encode scale.
             order: int64 (cols,): channel j of the result is channel order[j] of `x`; or None.
-            packed: uint8 plan.packed_shape.
-            block_scale: uint8 plan.scale_shape.
         """
         raise NotImplementedError(self.lacks("quantize_residual"))
 
     def dequantize_residual(
-        self,
-        plan: ResidualPlan,
-        packed: RawArray,
-        block_scale: RawArray,
-        scale: RawArray,
-        order: RawArray | None,
-        out: RawArray,
-        dtype: str,
+        self, job: Job, order: RawArray | None, out: RawArray, dtype: str
     ) -> None:
         """Fills `out` (rows, cols): main blocks plus, in activation mode, residual blocks."""
         raise NotImplementedError(self.lacks("dequantize_residual"))

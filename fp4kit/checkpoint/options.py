@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fp4kit.errors import OptionError
+from fp4kit.scheme import Scheme, as_scheme
 
 #: Shards of this size suit the hub and every engine.
 DEFAULT_SHARD_SIZE = "5GB"
@@ -45,7 +46,7 @@ class CheckpointOptions(CommonOptions):
     Attributes:
         format: `nvfp4` or `mxfp4`.
         layout: `compressed-tensors`, `modelopt` or `comfy`.
-        recipe: NVFP4 recipe.
+        recipe: NVFP4 recipe, None for te.
         scale_rule: MX scale rule, None for the format's default.
         scale_search: `four_over_six` or `sweep`, None for the recipe's own scales.
         error: what a search compares, None for the mean squared error.
@@ -63,7 +64,7 @@ class CheckpointOptions(CommonOptions):
 
     format: str = "nvfp4"
     layout: str = "compressed-tensors"
-    recipe: str = "te"
+    recipe: str | None = None
     scale_rule: str | None = None
     scale_search: str | None = None
     error: str | None = None
@@ -76,6 +77,22 @@ class CheckpointOptions(CommonOptions):
     unscaled_fp8: bool = False
     cast: str | None = None
     allow_nothing: bool = True
+
+    @property
+    def scheme(self) -> Scheme:
+        """What is wanted of each tensor.
+
+        Raises:
+            OptionError: for unknown or contradictory fields.
+        """
+        fields = {
+            "recipe": self.recipe,
+            "scale_rule": self.scale_rule,
+            "scale_search": self.scale_search,
+            "search_error": self.error,
+            "e4m3_max": self.e4m3_max,
+        }
+        return as_scheme(self.format, fields)
 
     @property
     def files(self) -> tuple[Path, ...]:

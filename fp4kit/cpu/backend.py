@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.backend.interface import NO_SEED, ErrorSums, Plan, RawArray, Request, Seed
+from fp4kit.backend.interface import ErrorSums, Job, Plan, RawArray, Request
 from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
 from fp4kit.reference import codecs, scaling
@@ -140,7 +140,7 @@ class CpuBackend(CpuOperations):
     # -- quantize and dequantize ------------------------------------------------------------------
 
     @staticmethod
-    def _second(plan: Plan, second: np.ndarray | None) -> np.ndarray:
+    def _second(second: np.ndarray | None) -> np.ndarray:
         given = np.empty(0, np.float32) if second is None else np.ascontiguousarray(second)
         return read_only(given)
 
@@ -150,17 +150,12 @@ class CpuBackend(CpuOperations):
         return plan.format.element.values
 
     def _quantizer(
-        self,
-        plan: Plan,
-        words: np.ndarray,
-        dtype: str,
-        second: np.ndarray | None,
-        codes: np.ndarray,
-        byte: np.ndarray,
+        self, job: Job, words: np.ndarray, codes: np.ndarray, byte: np.ndarray
     ) -> Callable[[int, int], None]:
         """A function that quantizes a range of blocks into code words and linear scale bytes."""
-        kinds, scale = kernels()[1], self._second(plan, second)
-        how = kinds.encoding(plan, dtype)
+        plan = job.plan
+        kinds, scale = kernels()[1], self._second(job.second)
+        how = kinds.encoding(plan, job.dtype)
         kernel = kinds.quantizer(how.scales, how.encode)
         return lambda begin, end: kernel(
             words, begin, end, plan.format.block_size // 2, how.rules, scale,
@@ -168,55 +163,38 @@ class CpuBackend(CpuOperations):
             *kinds.scratch(),
         )  # fmt: skip
 
-    def quantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        if plan.variant is not None:
-            outputs = [(packed, block_scale)]
-            cpu_variants.quantize(self, [plan], x, dtype, [second], outputs, seed)
+    def quantize(self, job: Job) -> None:
+        plan = job.plan
+        if not plan.is_plain:
+            cpu_variants.quantize(self, [job])
             return
         block = plan.format.block_size
-        words = read_only(words_of(padded_rows(x, plan.blocks * block), dtype))
-        byte = self._linear_buffer(plan, block_scale)
-        codes = code_words(packed, plan)
-        work = self._quantizer(plan, words, dtype, second, codes, byte.reshape(-1))
+        words = read_only(words_of(padded_rows(job.x, plan.blocks * block), job.dtype))
+        byte = self._linear_buffer(plan, job.block_scale)
+        work = self._quantizer(job, words, code_words(job.packed, plan), byte.reshape(-1))
         run(work, plan.rows * plan.blocks, block)
-        if byte is not block_scale:
-            self.swizzle(byte, plan.scale_layout, block_scale)
+        if byte is not job.block_scale:
+            self.swizzle(byte, plan.scale_layout, job.block_scale)
 
-    def quantize_and_measure(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-    ) -> ErrorSums:
+    def quantize_and_measure(self, job: Job) -> ErrorSums:
+        plan = job.plan
         block = plan.format.block_size
-        if plan.variant is not None or plan.blocks * block != plan.cols:
-            return super().quantize_and_measure(plan, x, dtype, second, packed, block_scale)
+        if not plan.is_plain or plan.blocks * block != plan.cols:
+            return super().quantize_and_measure(job)
         # Chunk by chunk, so that the elements are measured while they are still in the cache.
-        words, codes = read_only(words_of(x, dtype)), code_words(packed, plan)
-        byte = self._linear_buffer(plan, block_scale)
-        quantize = self._quantizer(plan, words, dtype, second, codes, byte.reshape(-1))
-        scale = self._second(plan, second)
-        measure = cpu_stats.measurer(plan, words, packed, byte.reshape(-1), scale)
+        words, codes = read_only(words_of(job.x, job.dtype)), code_words(job.packed, plan)
+        byte = self._linear_buffer(plan, job.block_scale)
+        quantize = self._quantizer(job, words, codes, byte.reshape(-1))
+        scale = self._second(job.second)
+        measure = cpu_stats.measurer(plan, words, job.packed, byte.reshape(-1), scale)
 
         def work(begin: int, end: int) -> cpu_stats.Part:
             quantize(begin, end)
             return measure(begin, end)
 
         parts = run(work, plan.rows * plan.blocks, block, sums=True)
-        if byte is not block_scale:
-            self.swizzle(byte, plan.scale_layout, block_scale)
+        if byte is not job.block_scale:
+            self.swizzle(byte, plan.scale_layout, job.block_scale)
         return cpu_stats.total(plan, parts)
 
     @staticmethod
@@ -238,29 +216,22 @@ class CpuBackend(CpuOperations):
         self.unswizzle(block_scale, plan.scale_layout, byte)
         return byte
 
-    def dequantize(
-        self,
-        plan: Plan,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-        out: RawArray,
-        dtype: str,
-    ) -> None:
+    def dequantize(self, job: Job, out: RawArray, dtype: str) -> None:
+        plan = job.plan
         if plan.is_columnwise:
-            cpu_variants.dequantize(self, plan, packed, block_scale, second, out, dtype)
+            cpu_variants.dequantize(self, job, out, dtype)
             return
         kinds = kernels()[1]
         block = plan.format.block_size
         cols = plan.blocks * block
         whole = aligned(out, plan.rows, cols)
         words = words_of(whole, dtype)
-        byte = read_only(self._linear_scales(plan, block_scale))
-        codes = read_only(code_words(packed, plan))
+        byte = read_only(self._linear_scales(plan, job.block_scale))
+        codes = read_only(code_words(job.packed, plan))
         how = kinds.decoding(plan, dtype)
         kernel = kinds.decoder(how.factors, how.decode)
         keep_sign = plan.recipe.decodes_negative_zero if plan.recipe else True
-        scale, table = self._second(plan, second), self._table(plan)
+        scale, table = self._second(job.second), self._table(plan)
         blocks_per_scale = plan.rows_per_scale * plan.blocks
         low_first = plan.nibble_order == "low_first"
         run(
@@ -274,29 +245,21 @@ class CpuBackend(CpuOperations):
         if whole is not out:
             out[...] = whole[:, : plan.cols]
 
-    def quantize_dequantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        out: RawArray,
-        out_dtype: str,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        if plan.variant is not None:
-            super().quantize_dequantize(plan, x, dtype, second, out, out_dtype, seed)
+    def quantize_dequantize(self, job: Job, out: RawArray, out_dtype: str) -> None:
+        plan = job.plan
+        if not plan.is_plain:
+            super().quantize_dequantize(job, out, out_dtype)
             return
         _, kinds, encode, _ = kernels()
         block = plan.format.block_size
-        how, back = kinds.encoding(plan, dtype), kinds.decoding(plan, out_dtype)
+        how, back = kinds.encoding(plan, job.dtype), kinds.decoding(plan, out_dtype)
         kernel = kinds.round_tripper(how.scales, how.encode, back.factors, back.decode)
         cols = plan.blocks * block
-        words = read_only(words_of(padded_rows(x, cols), dtype))
+        words = read_only(words_of(padded_rows(job.x, cols), job.dtype))
         whole = aligned(out, plan.rows, cols)
         result = words_of(whole, out_dtype)
         keep_sign = plan.recipe.decodes_negative_zero if plan.recipe else True
-        scale, table = self._second(plan, second), self._table(plan)
+        scale, table = self._second(job.second), self._table(plan)
         blocks_per_scale = plan.rows_per_scale * plan.blocks
         code_type = np.uint8 if plan.format.codes_per_byte == 2 else np.uint16
 
@@ -359,16 +322,8 @@ class CpuBackend(CpuOperations):
 
         return cpu_stats.collect(run(work, words.size, 2, sums=True), size)
 
-    def quantized_error_sums(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-    ) -> ErrorSums:
-        plan = plan.decoding
+    def quantized_error_sums(self, job: Job) -> ErrorSums:
+        plan, x, packed, block_scale = job.plan.decoding, job.x, job.packed, job.block_scale
         if plan.is_columnwise:
             byte = self._scales_of_vectors(plan, block_scale)
             plan, x, packed, block_scale = cpu_variants.as_rows(plan, x, packed, byte)
@@ -376,8 +331,8 @@ class CpuBackend(CpuOperations):
         if plan.blocks * block != plan.cols:
             # Whatever codes stand in the padding must not count: treat them as zeros.
             packed = cpu_stats.without_padding(plan, packed)
-        words = read_only(words_of(padded_rows(x, plan.blocks * block), dtype))
+        words = read_only(words_of(padded_rows(x, plan.blocks * block), job.dtype))
         byte = self._linear_scales(plan, block_scale)
-        measure = cpu_stats.measurer(plan, words, packed, byte, self._second(plan, second))
+        measure = cpu_stats.measurer(plan, words, packed, byte, self._second(job.second))
         parts = run(measure, plan.rows * plan.blocks, block, sums=True)
         return cpu_stats.total(plan, parts)

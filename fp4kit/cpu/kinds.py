@@ -14,7 +14,6 @@ import numpy as np
 
 from fp4kit.backend.interface import Plan
 from fp4kit.formats import SCALE_RULES
-from fp4kit.variant import PLAIN
 
 from . import decode as cpu_decode
 from . import encode as cpu_encode
@@ -97,7 +96,7 @@ def recipe_number(plan: Plan) -> int:
     """The number of the plan's recipe to the kernels that decode."""
     if plan.recipe is None:
         return cpu_encode.NO_RECIPE
-    if plan.variant is not None and plan.variant.e4m3_max != PLAIN.e4m3_max:
+    if plan.scheme.e4m3_max != 448:
         return int(cpu_scales.TE_256)
     return plan.recipe.index
 

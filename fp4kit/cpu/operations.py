@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.backend.operations import RawArray, ResidualPlan
+from fp4kit.backend.jobs import Job, Prologue, RawArray
+from fp4kit.backend.operations import ResidualPlan
 from fp4kit.reference import activations, codecs, scaling
+from fp4kit.scheme import ACTIVATIONS
 
 from .load import read_only
 from .threads import run
@@ -36,13 +38,12 @@ def _aligned(out: np.ndarray) -> np.ndarray:
 class CpuOperations(VariantOperations):
     """What the CPU backend offers beside quantization itself."""
 
-    def activate(
-        self, name: str, x: RawArray, dtype: str, other: RawArray | None, out: RawArray
-    ) -> None:
+    def activate(self, prologue: Prologue, out: RawArray) -> None:
+        dtype, other = prologue.dtype, prologue.other
         kernel, whole = _kernels("activations").activate_range, _aligned(out)
-        flat, result = read_only(elements(x, dtype)), elements(whole, dtype)
+        flat, result = read_only(elements(prologue.x, dtype)), elements(whole, dtype)
         z = flat if other is None else read_only(elements(other, dtype))
-        number, (rows, cols) = activations.ACTIVATIONS.index(name), out.shape
+        number, (rows, cols) = ACTIVATIONS.index(prologue.activation), out.shape
         run(lambda begin, end: kernel(number, flat, z, begin, end, cols, result), rows, cols)
         if whole is not out:
             out[...] = whole
@@ -70,48 +71,34 @@ class CpuOperations(VariantOperations):
             activations.SUM_ROWS * cols,
         )
 
-    def quantize_residual(
-        self,
-        plan: ResidualPlan,
-        x: RawArray,
-        dtype: str,
-        scale: RawArray,
-        order: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-    ) -> None:
-        kernel, flat = _kernels("residual").quantize_rows, read_only(elements(x, dtype))
+    def quantize_residual(self, job: Job, order: RawArray | None) -> None:
+        plan = job.plan
+        kernel, flat = _kernels("residual").quantize_rows, read_only(elements(job.x, job.dtype))
         linear = plan.scale_layout == "linear"
-        byte = block_scale if linear else np.empty((plan.rows, plan.blocks), np.uint8)
+        byte = job.block_scale if linear else np.empty((plan.rows, plan.blocks), np.uint8)
         arguments = (*_places(plan), plan.mode == "weight", plan.rounds)
-        rest = (plan.nibble_order == "low_first", _usable(scale), _order(order))
-        codes, scales = packed.reshape(-1), byte.reshape(-1)
+        rest = (plan.nibble_order == "low_first", _usable(job.second), _order(order))
+        codes, scales = job.packed.reshape(-1), byte.reshape(-1)
         run(
             lambda begin, end: kernel(flat, begin, end, *arguments, *rest, codes, scales),
             plan.rows,
             plan.cols,
         )
         if not linear:
-            self.swizzle(byte, plan.scale_layout, block_scale)
+            self.swizzle(byte, plan.scale_layout, job.block_scale)
 
     def dequantize_residual(
-        self,
-        plan: ResidualPlan,
-        packed: RawArray,
-        block_scale: RawArray,
-        scale: RawArray,
-        order: RawArray | None,
-        out: RawArray,
-        dtype: str,
+        self, job: Job, order: RawArray | None, out: RawArray, dtype: str
     ) -> None:
+        plan = job.plan
         kernel, whole = _kernels("residual").dequantize_rows, _aligned(out)
-        byte = block_scale
+        byte = job.block_scale
         if plan.scale_layout != "linear":
             byte = np.empty((plan.rows, plan.blocks), np.uint8)
-            self.unswizzle(block_scale, plan.scale_layout, byte)
+            self.unswizzle(job.block_scale, plan.scale_layout, byte)
         arguments = (*_places(plan), plan.mode == "weight", plan.nibble_order == "low_first")
-        rest = (_usable(scale), _order(order), elements(whole, dtype))
-        codes, scales = read_only(packed.reshape(-1)), read_only(byte.reshape(-1))
+        rest = (_usable(job.second), _order(order), elements(whole, dtype))
+        codes, scales = read_only(job.packed.reshape(-1)), read_only(byte.reshape(-1))
         run(
             lambda begin, end: kernel(codes, scales, begin, end, *arguments, *rest),
             plan.rows,

@@ -32,7 +32,7 @@ from .words import ABS, bits_float, f32, float_bits, u32
 
 GROUP = index(16)
 NO_SEARCH, FOUR_OVER_SIX, SWEEP = range(3)
-#: Numbers of `variant.ERRORS`, in their order.
+#: Numbers of `scheme.SEARCH_ERRORS`, in their order.
 MSE, MAE, MSE_SCALED, MAE_SCALED = range(4)
 #: Adding one of these rounds to a multiple of 0.5, 1 or 2, ties to the even multiple.
 ROUND_HALVES, ROUND_ONES, ROUND_TWOS = f32(1.5 * 2**22), f32(1.5 * 2**23), f32(1.5 * 2**24)

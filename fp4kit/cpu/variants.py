@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.backend.interface import NO_SEED, Backend, Plan, RawArray, Seed
+from fp4kit.backend.interface import NO_SEED, Backend, Job, Plan, RawArray, Rotation, Seed
 from fp4kit.formats import SCALE_RULES
 from fp4kit.reference import codecs, scaling
-from fp4kit.variant import ERRORS, PLAIN, SCALE_SEARCHES
+from fp4kit.scheme import SCALE_SEARCHES, SEARCH_ERRORS
 
 from .load import read_only
 from .threads import run
@@ -60,15 +60,15 @@ def elements(x: np.ndarray, dtype: str) -> np.ndarray:
 def how(plan: Plan, dtype: str, seed: Seed = NO_SEED) -> Any:
     """A plan as numbers; see `cpu_variant_kernels.How`."""
     scales = importlib.import_module("fp4kit.cpu.scales")
-    variant, recipe, element = plan.variant or PLAIN, plan.recipe, plan.format.element
+    scheme, recipe, element = plan.scheme, plan.recipe, plan.format.element
     transposed_scales = plan.is_columnwise and not plan.transposes
     linear = transposed_scales and plan.scale_layout == "linear"
-    search = variant.scale_search
+    search = scheme.scale_search
     return kernels().How(
         rows=plan.rows,
         cols=plan.cols,
         columnwise=plan.is_columnwise,
-        tiled=variant.block == "2d",
+        tiled=scheme.block_shape == "2d",
         size=plan.format.block_size,
         bits=element.bits,
         recipe=recipe.index if recipe is not None else -1,
@@ -83,14 +83,14 @@ def how(plan: Plan, dtype: str, seed: Seed = NO_SEED) -> Any:
         max_exponent=element.max_exponent,
         has_second=plan.has_second_level,
         per_scale=plan.rows_per_scale,
-        largest=scaling.second_level_range(variant.e4m3_max),
-        per_token=variant.per_token,
+        largest=scaling.second_level_range(scheme.e4m3_max),
+        per_token=scheme.second_level == "per_token",
         search=SCALE_SEARCHES.index(search) + 1 if search is not None else 0,
-        error=ERRORS.index(variant.error) if variant.error is not None else 0,
-        rotated=variant.hadamard is not None,
-        mask=variant.hadamard or 0,
-        to_bfloat=variant.rht_rounding == "bf16",
-        stochastic=variant.rounding == "stochastic",
+        error=SEARCH_ERRORS.index(scheme.search_error) if scheme.search_error is not None else 0,
+        rotated=scheme.rht is not None,
+        mask=scheme.rht or 0,
+        to_bfloat=scheme.rht_rounding == "bf16",
+        stochastic=scheme.rounding == "stochastic",
         key=np.uint64(seed[0]),
         stream=seed[1],
         scale_vector=1 if linear else plan.blocks,
@@ -124,58 +124,42 @@ class Target:
             backend.swizzle(self.scales, self.plan.scale_layout, self.block_scale)
 
 
-def quantize(
-    backend: Any,
-    plans: list[Plan],
-    x: np.ndarray,
-    dtype: str,
-    seconds: list[np.ndarray | None],
-    outputs: list[tuple[np.ndarray, np.ndarray]],
-    seed: Seed,
-) -> None:
-    """`Backend.quantize` of one plan, or `quantize_both` of two, reading the array once."""
-    module, flat = kernels(), read_only(elements(x, dtype))
-    targets = [Target(plan, *output) for plan, output in zip(plans, outputs, strict=True)]
-    number = [0, len(plans) - 1]
+def quantize(backend: Any, jobs: list[Job]) -> None:
+    """`Backend.quantize` of one job, or `quantize_both` of two, reading the array once."""
+    first = jobs[0]
+    module, flat = kernels(), read_only(elements(first.x, first.dtype))
+    targets = [Target(job.plan, job.packed, job.block_scale) for job in jobs]
+    number = [0, len(jobs) - 1]
     none = read_only(np.empty(0, np.float32))
-    hows = tuple(how(plans[i], dtype, seed) for i in number)
     scales = [
-        none if second is None else read_only(np.ascontiguousarray(second)) for second in seconds
+        none if job.second is None else read_only(np.ascontiguousarray(job.second)) for job in jobs
     ]
     arguments = (
-        len(plans),
-        hows,
+        len(jobs),
+        tuple(how(jobs[i].plan, first.dtype, first.seed) for i in number),
         tuple(scales[i] for i in number),
         tuple(targets[i].codes.view(np.uint32) for i in number),
         tuple(targets[i].codes for i in number),
         tuple(targets[i].scales.reshape(-1) for i in number),
     )
     each_panel(
-        plans[0], flat, True, lambda x, row, col: module.quantize_panel(x, row, col, *arguments)
+        first.plan, flat, True, lambda x, row, col: module.quantize_panel(x, row, col, *arguments)
     )
     for target in targets:
         target.finish(backend)
 
 
-def dequantize(
-    backend: Any,
-    plan: Plan,
-    packed: np.ndarray,
-    block_scale: np.ndarray,
-    second: np.ndarray | None,
-    out: np.ndarray,
-    dtype: str,
-) -> None:
+def dequantize(backend: Any, job: Job, out: np.ndarray, dtype: str) -> None:
     """`Backend.dequantize` of a columnwise plan."""
+    plan, byte = job.plan, job.block_scale
     module, facts = decoders(), how(plan, dtype)._replace(recipe=_kinds().recipe_number(plan))
-    byte = block_scale
     if plan.scale_layout != "linear":
         byte = np.empty((plan.vectors, plan.blocks), np.uint8)
-        backend.unswizzle(block_scale, plan.scale_layout, byte)
-    codes, recipe = packed.reshape(-1), plan.recipe
+        backend.unswizzle(job.block_scale, plan.scale_layout, byte)
+    codes, recipe = job.packed.reshape(-1), plan.recipe
     if codes.size % 4 or codes.ctypes.data % 4:
         codes = np.concatenate([codes, np.zeros(-codes.size % 4, np.uint8)])
-    given = np.empty(0, np.float32) if second is None else np.ascontiguousarray(second)
+    given = np.empty(0, np.float32) if job.second is None else np.ascontiguousarray(job.second)
     arguments = (
         read_only(codes.view(np.uint32)),
         read_only(codes),
@@ -190,23 +174,15 @@ def dequantize(
     )  # fmt: skip
 
 
-def rotate(
-    x: np.ndarray,
-    dtype: str,
-    axis: str,
-    mask: int,
-    rounding: str,
-    inverse: bool,
-    out: np.ndarray,
-    out_dtype: str,
-) -> None:
+def rotate(x: np.ndarray, dtype: str, rotation: Rotation, out: np.ndarray, out_dtype: str) -> None:
     """`Backend.rotate`."""
+    columns, to_bfloat = rotation.direction == "columnwise", rotation.rounding == "bf16"
     module, (rows, cols) = decoders(), x.shape
     height, width = kernels().PANEL_ROWS, kernels().PANEL_COLS
 
     def work(panel: np.ndarray, row: int, col: int) -> None:
         shape = (min(height, rows - row), min(width, cols - col))
-        module.rotate_panel(panel, *shape, axis == "column", mask, rounding == "bf16", inverse)
+        module.rotate_panel(panel, *shape, columns, rotation.mask, to_bfloat, rotation.inverse)
 
     fill_panels(rows, cols, read_only(elements(x, dtype)), out, out_dtype, work)
 
@@ -243,7 +219,7 @@ def fill_panels(
 
 def plan_amax(plan: Plan, x: np.ndarray, dtype: str) -> np.ndarray:
     """`Backend.plan_amax`."""
-    rotated = plan.variant is not None and plan.variant.hadamard is not None
+    rotated = plan.scheme.rht is not None
     vectors = np.zeros(plan.vectors, np.float32)
     if x.size:
         vectors = rotated_amaxes(plan, x, dtype) if rotated else vector_amaxes(plan, x, dtype)
@@ -321,9 +297,8 @@ def as_rows(
     plan: Plan, x: np.ndarray, packed: np.ndarray, byte: np.ndarray
 ) -> tuple[Plan, np.ndarray, np.ndarray, np.ndarray]:
     """A columnwise tensor as the rowwise one of the transpose: plan, array, codes, scales."""
-    assert plan.variant is not None
-    variant = replace(plan.variant, axis="row")
-    rowwise = replace(plan, rows=plan.cols, cols=plan.rows, scale_layout="linear", variant=variant)
+    scheme = plan.scheme.replace(direction="rowwise", scale_layout="linear")
+    rowwise = replace(plan, rows=plan.cols, cols=plan.rows, scheme=scheme)
     codes = packed if plan.transposes else np.ascontiguousarray(packed.T)
     return rowwise.decoding, np.ascontiguousarray(x.T), codes, np.ascontiguousarray(byte)
 
@@ -331,39 +306,15 @@ def as_rows(
 class VariantOperations(Backend):
     """The operations of a backend that only variants need."""
 
-    def quantize_both(
-        self,
-        row_plan: Plan,
-        column_plan: Plan,
-        x: RawArray,
-        dtype: str,
-        row_second: RawArray | None,
-        column_second: RawArray | None,
-        row_packed: RawArray,
-        row_scale: RawArray,
-        column_packed: RawArray,
-        column_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        outputs = [(row_packed, row_scale), (column_packed, column_scale)]
-        seconds = [row_second, column_second]
-        quantize(self, [row_plan, column_plan], x, dtype, seconds, outputs, seed)
+    def quantize_both(self, rowwise: Job, columnwise: Job) -> None:
+        quantize(self, [rowwise, columnwise])
 
     def rotate(
-        self,
-        x: RawArray,
-        dtype: str,
-        axis: str,
-        mask: int,
-        rounding: str,
-        inverse: bool,
-        out: RawArray,
-        out_dtype: str,
+        self, x: RawArray, dtype: str, rotation: Rotation, out: RawArray, out_dtype: str
     ) -> None:
-        rotate(x, dtype, axis, mask, rounding, inverse, out, out_dtype)
+        rotate(x, dtype, rotation, out, out_dtype)
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
-        rotated = plan.variant is not None and plan.variant.hadamard is not None
-        if plan.scales == 1 and not rotated:
+        if plan.has_plain_amax:
             return self.amax(x, dtype, 1)
         return plan_amax(plan, x, dtype)

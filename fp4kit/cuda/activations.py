@@ -10,6 +10,7 @@ from __future__ import annotations
 from fp4kit.backend.interface import Plan
 from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
 from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
+from fp4kit.scheme import as_scheme
 
 from .compile import (
     CXX_DTYPES,
@@ -164,10 +165,9 @@ def _fused_samples() -> list[Instance]:
     """Each function, type, format, layout and recipe at least once, with sums and without."""
 
     def plan(format: str, recipe: str = "te", layout: str = "linear") -> Plan:
-        spec = ALL_FORMATS[format]
-        own = spec.has_second_level
-        chosen = ALL_RECIPES[recipe] if own else None
-        return Plan(spec, chosen, None, 64, 64, has_second_level=own, scale_layout=layout)
+        own = {"recipe": recipe} if ALL_FORMATS[format].has_second_level else {}
+        scheme = as_scheme(format, {**own, "scale_layout": layout})
+        return Plan(scheme.parts[0], 64, 64)
 
     formats, layouts = list(ALL_FORMATS), list(CXX_LAYOUTS)
     result = []

@@ -16,8 +16,16 @@ from typing import Any
 import numpy as np
 
 from fp4kit.arrays import keep_if_captured
-from fp4kit.backend.interface import NO_SEED, ErrorSums, PendingSums, Plan, RawArray, Request, Seed
-from fp4kit.formats import SECOND_LEVEL_DIRECTIONS
+from fp4kit.backend.interface import (
+    ErrorSums,
+    Job,
+    PendingSums,
+    Plan,
+    Prologue,
+    RawArray,
+    Request,
+)
+from fp4kit.formats import SECOND_LEVEL_SCALES
 
 from . import (
     compile as cuda_module,
@@ -41,9 +49,8 @@ from .grouped import CudaGrouped
 from .measured import MeasuredRows
 from .operations import CudaOperations, sources_of
 from .residual import CudaResidual
-from .run import Result, address_of, current_device, is_aligned, scratch
+from .run import address_of, addresses_of, current_device, is_aligned, scratch
 from .tiles import CudaTiles
-from .variants import variant_of
 
 
 def _count(second: RawArray | None) -> int:
@@ -132,7 +139,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
 
     def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
         assert plan.recipe is not None
-        if plan.recipe.direction == "amax":
+        if plan.recipe.keeps == "amax":
             return amax
         result = scratch(amax.size, np.float32)
         instance = cuda_module.second_level_kernel(dtype)
@@ -144,9 +151,9 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
         if source == target or not value.size:
             return value
         result = scratch(value.shape, np.float32)
-        directions = [SECOND_LEVEL_DIRECTIONS.index(name) for name in (source, target)]
+        numbers = [SECOND_LEVEL_SCALES.index(name) for name in (source, target)]
         instance = cuda_module.convert_second_level_kernel()
-        arguments = (value, result, value.size, *directions)
+        arguments = (value, result, value.size, *numbers)
         cuda_run.launch(instance, cuda_launch.grid_for(value.size), arguments)
         return result
 
@@ -154,86 +161,47 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
     # Quantize and dequantize
     # --------------------------------------------------------------------------------------------
 
-    def quantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        source, codes, scales = x.data.ptr, packed.data.ptr, _count(second)
+    def quantize(self, job: Job) -> None:
+        plan, source, codes = job.plan, job.x.data.ptr, job.packed.data.ptr
         aligned = is_aligned(source | codes)
-        vector = aligned and cuda_launch.rows_are_vectors(plan.cols, dtype)
-        if plan.variant is not None and not cuda_launch.quantizes_flat(plan, scales, vector):
-            self.quantize_variant(plan, x, dtype, second, packed, block_scale, seed, vector)
+        vector = aligned and cuda_launch.rows_are_vectors(plan.cols, job.dtype)
+        if not (plan.is_plain or cuda_launch.quantizes_flat(plan, plan.scales, vector)):
+            self.quantize_deviating(job, vector)
             return
-        random = cuda_launch.seed_arguments(plan, seed)
-        ready = cuda_ready.quantize(current_device(), plan, dtype, scales, aligned)
-        ready.launch(source, address_of(second), codes, block_scale.data.ptr, *random)
+        random = cuda_launch.seed_arguments(plan, job.seed)
+        ready = cuda_ready.quantize(current_device(), plan, job.dtype, _count(job.second), aligned)
+        ready.launch(source, *addresses_of(job), *random)
 
-    def quantize_activated(
-        self,
-        name: str | None,
-        plans: tuple[Plan, ...],
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
-        seconds: tuple[RawArray | None, ...],
-        packeds: tuple[RawArray, ...],
-        block_scales: tuple[RawArray, ...],
-        sums: RawArray | None,
-        seed: Seed,
-    ) -> bool:
-        sources = sources_of(name, x, dtype, other, plans[0].cols)
-        results = tuple(map(Result, seconds, packeds, block_scales))
-        if len(plans) == 1:
-            addresses = results[0].addresses()
-            if self.quantize_activated_rows(name, plans[0], sources, dtype, addresses, sums):
-                return True
-        if name is None or sums is not None:
+    def quantize_activated(self, prologue: Prologue, jobs: tuple[Job, ...]) -> bool:
+        sources = sources_of(prologue, jobs[0].plan.cols)
+        if len(jobs) == 1 and self.quantize_activated_rows(prologue, sources, jobs[0]):
+            return True
+        if prologue.activation is None or prologue.sums is not None:
             return False
-        return self.quantize_activated_tiles(name, plans, sources, dtype, results, seed)
+        return self.quantize_activated_tiles(prologue, sources, jobs)
 
-    def dequantize(
-        self,
-        plan: Plan,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-        out: RawArray,
-        dtype: str,
-    ) -> None:
+    def dequantize(self, job: Job, out: RawArray, dtype: str) -> None:
+        plan, second = job.plan, job.second
         if plan.is_columnwise:
             launch = cuda_variants.dequantize_launch(plan, dtype)
-            arrays = (packed, block_scale, 0 if second is None else second, out)
+            arrays = (job.packed, job.block_scale, 0 if second is None else second, out)
             cuda_run.launch(launch.instance, launch.grid, (*arrays, *launch.scalars))
             return
-        codes, target = packed.data.ptr, out.data.ptr
+        codes, target = job.packed.data.ptr, out.data.ptr
         aligned = is_aligned(codes | target)
         ready = cuda_ready.dequantize(current_device(), plan, dtype, _count(second), aligned)
-        ready.launch(codes, block_scale.data.ptr, address_of(second), target)
+        ready.launch(codes, job.block_scale.data.ptr, address_of(second), target)
 
-    def quantize_dequantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        out: RawArray,
-        out_dtype: str,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        fused = plan.variant is None and dtype == out_dtype
+    def quantize_dequantize(self, job: Job, out: RawArray, out_dtype: str) -> None:
+        plan, dtype = job.plan, job.dtype
+        fused = plan.is_plain and dtype == out_dtype
         fused = fused and cuda_launch.rows_are_vectors(plan.cols, dtype)
-        if fused and is_aligned(x.data.ptr | out.data.ptr):
-            ready = cuda_ready.fused(current_device(), plan, dtype, _count(second))
-            ready.launch(x.data.ptr, address_of(second), out.data.ptr)
+        if fused and is_aligned(job.x.data.ptr | out.data.ptr):
+            ready = cuda_ready.fused(current_device(), plan, dtype, _count(job.second))
+            ready.launch(job.x.data.ptr, address_of(job.second), out.data.ptr)
             return
         # Rare: not worth two more kernels for each pair of types.
-        super().quantize_dequantize(plan, x, dtype, second, out, out_dtype, seed)
+        super().quantize_dequantize(job, out, out_dtype)
 
     # --------------------------------------------------------------------------------------------
     # Scale layouts
@@ -279,30 +247,14 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
         )
         return _sums(partials, x.size)
 
-    def quantized_error_sums(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-    ) -> ErrorSums:
-        pending = self.quantized_error_sums_async(plan, x, dtype, packed, block_scale, second)
-        return pending.result()
+    def quantized_error_sums(self, job: Job) -> ErrorSums:
+        return self.quantized_error_sums_async(job).result()
 
-    def quantized_error_sums_async(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-    ) -> PendingSums:
+    def quantized_error_sums_async(self, job: Job) -> PendingSums:
         import cupy
 
-        plan = plan.decoding
+        plan, x, dtype, second = job.plan.decoding, job.x, job.dtype, job.second
+        packed, block_scale = job.packed, job.block_scale
         if plan.is_columnwise:
             # Counted as the rows of the transpose are; a copy is what that takes.
             x = keep_if_captured(cupy.ascontiguousarray(x.T))
@@ -310,8 +262,8 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
                 packed = keep_if_captured(cupy.ascontiguousarray(packed.T))
                 if plan.scale_layout == "linear":
                     block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
-            variant = replace(variant_of(plan), axis="row")
-            plan = replace(plan, rows=plan.cols, cols=plan.rows, variant=variant)
+            scheme = plan.scheme.replace(direction="rowwise")
+            plan = replace(plan, rows=plan.cols, cols=plan.rows, scheme=scheme)
         partials = scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
         vector = cuda_launch.rows_are_vectors(plan.cols, dtype) and is_aligned(x.data.ptr)
         launch = cuda_launch.quantized_error_launch(plan, dtype, _count(second), vector)

@@ -17,12 +17,9 @@ from numpy.typing import NDArray
 
 from fp4kit.arrays import is_capturing, keep_if_captured
 from fp4kit.backend.groups import GroupedPlan
-from fp4kit.backend.interface import NO_SEED, Backend, RawArray, Seed
+from fp4kit.backend.interface import Backend, Job, Prologue, RawArray
 from fp4kit.group_shapes import GroupShapes
 
-from . import (
-    activations as cuda_activations,
-)
 from . import (
     member_tables as cuda_member_tables,
 )
@@ -37,7 +34,8 @@ from . import (
 )
 from .member_tables import MemberTable, Sides, sides_of
 from .members import MemberLaunch
-from .run import Result, address_of, are_aligned, current_device, is_aligned, scratch
+from .operations import sources_of
+from .run import address_of, addresses_of, are_aligned, current_device, is_aligned, scratch
 
 #: Tables that are on their way, with the events that tell of their arrival: the cache of tables may
 #: forget one before the device has read it.
@@ -105,81 +103,58 @@ class CudaGrouped(Backend):
             launch = cuda_members.amax_launch(plan, dtype, vector)
             _run(launch, (x.data.ptr,), (out.data.ptr,))
 
-    def quantize_grouped(
-        self,
-        plans: tuple[GroupedPlan, ...],
-        x: RawArray,
-        dtype: str,
-        seconds: tuple[RawArray | None, ...],
-        packeds: tuple[RawArray, ...],
-        block_scales: tuple[RawArray, ...],
-        seed: Seed = NO_SEED,
-    ) -> None:
-        if not plans[0].members or not cuda_member_tables.has_elements(plans[0]):
+    def quantize_grouped(self, jobs: tuple[Job, ...]) -> None:
+        plan, x, dtype = jobs[0].plan, jobs[0].x, jobs[0].dtype
+        if not plan.members or not cuda_member_tables.has_elements(plan):
             return
-        vector = cuda_member_tables.takes_vectors(plans[0], dtype) and are_aligned(x, *packeds)
-        results = tuple(map(Result, seconds, packeds, block_scales))
-        self._quantize(None, plans, (x.data.ptr, 0), dtype, results, seed, vector)
+        aligned = are_aligned(x, *(job.packed for job in jobs))
+        vector = cuda_member_tables.takes_vectors(plan, dtype) and aligned
+        self._quantize(None, (x.data.ptr, 0), dtype, jobs, vector)
 
     def quantize_grouped_activated(
-        self,
-        name: str,
-        plans: tuple[GroupedPlan, ...],
-        starts: tuple[int, ...],
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
-        seconds: tuple[RawArray | None, ...],
-        packeds: tuple[RawArray, ...],
-        block_scales: tuple[RawArray, ...],
-        seed: Seed,
+        self, prologue: Prologue, starts: tuple[int, ...], jobs: tuple[Job, ...]
     ) -> bool:
-        plan = plans[0]
+        plan, name, dtype = jobs[0].plan, prologue.activation, prologue.dtype
         if not plan.members or not cuda_member_tables.has_elements(plan):
             return True
         if name == "swiglu" and not cuda_member_tables.is_halved(plan, starts):
             return False
-        inputs = (x,) if other is None else (x, other)
-        if not (cuda_member_tables.takes_vectors(plan, dtype) and are_aligned(*inputs, *packeds)):
+        inputs = (prologue.x,) if prologue.other is None else (prologue.x, prologue.other)
+        aligned = are_aligned(*inputs, *(job.packed for job in jobs))
+        if not (cuda_member_tables.takes_vectors(plan, dtype) and aligned):
             return False
         # Kernels find the factors of swiglu themselves: members have widths of their own.
-        sources = cuda_activations.sources(name, x.data.ptr, address_of(other), 0, dtype)
-        results = tuple(map(Result, seconds, packeds, block_scales))
-        return self._quantize(name, plans, sources, dtype, results, seed, True)
+        return self._quantize(name, sources_of(prologue, 0), dtype, jobs, True)
 
     def _quantize(
         self,
         name: str | None,
-        plans: tuple[GroupedPlan, ...],
         sources: tuple[int, int],
         dtype: str,
-        results: tuple[Result, ...],
-        seed: Seed,
+        jobs: tuple[Job, ...],
         vector: bool,
     ) -> bool:
         """All members, perhaps activated; False if there is no kernel for that.
 
         Args:
             name: the function, or None: then there always is a kernel.
-            plans: of one direction, or of the rows and the columns; some member is not empty.
             sources: addresses of gate and factor.
             dtype: element type.
-            results: of each direction.
-            seed: key and stream.
+            jobs: of one direction, or of the rows and the columns; some member is not empty.
             vector: whether everything but the scales allows 16-byte accesses.
         """
-        sides = sides_of(plans)
-        if vector and self._quantize_flat(sides, sources, dtype, results[0].addresses(), name):
+        sides = sides_of(tuple(job.plan for job in jobs))
+        if vector and self._quantize_flat(sides, sources, dtype, addresses_of(jobs[0]), name):
             return True
         shared = cuda_members.wide_shared(sides, dtype, vector)
         wide = cuda_ready.has_shared_memory(current_device(), shared)
         if name is not None and not wide:
             return False
         addresses = dict.fromkeys(Sides._fields, (0, 0, 0))
-        for plan, result in zip(plans, results, strict=True):
-            if cuda_member_tables.any_padded(plan):
-                result.block_scale.data.memset_async(0, result.block_scale.nbytes)
-            addresses["column" if plan is sides.column else "row"] = result.addresses()
+        for job in jobs:
+            if cuda_member_tables.any_padded(job.plan):
+                job.block_scale.data.memset_async(0, job.block_scale.nbytes)
+            addresses["column" if job.plan is sides.column else "row"] = addresses_of(job)
         kernel, table = cuda_members.quantize_launch(sides, dtype, vector, wide, name)
         asked = shared if wide else 0
         grid, taken = cuda_run.grid_of_tiles(kernel, table.grid, asked)
@@ -191,7 +166,7 @@ class CudaGrouped(Backend):
             table.pieces,
             addresses["row"],
             addresses["column"],
-            seed,
+            jobs[0].seed,
         )
         cuda_run.launch(kernel, grid, (address_of(taken), *arguments), asked)
         return True
@@ -213,45 +188,38 @@ class CudaGrouped(Backend):
         _run(launch, (*(sources if linear else sources[:1]), *results))
         return True
 
-    def dequantize_grouped(
-        self,
-        plan: GroupedPlan,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-        out: RawArray,
-        dtype: str,
-    ) -> None:
+    def dequantize_grouped(self, job: Job, out: RawArray, dtype: str) -> None:
+        plan = job.plan
         if plan.members and cuda_member_tables.has_elements(plan):
-            vector = cuda_member_tables.takes_vectors(plan, dtype) and are_aligned(packed, out)
+            aligned = are_aligned(job.packed, out)
+            vector = cuda_member_tables.takes_vectors(plan, dtype) and aligned
             launch = cuda_members.dequantize_launch(plan, dtype, vector)
-            arrays = (packed.data.ptr, block_scale.data.ptr, address_of(second), out.data.ptr)
-            _run(launch, arrays)
+            second, packed, block_scale = addresses_of(job)
+            _run(launch, (packed, block_scale, second, out.data.ptr))
 
     def activate_grouped(
         self,
-        name: str | None,
+        prologue: Prologue,
         source: GroupShapes,
         group: GroupShapes,
-        x: RawArray,
-        dtype: str,
-        other: RawArray | None,
         out: RawArray,
-        sums: RawArray | None,
         wants: bool,
     ) -> RawArray | None:
         """One launch, and with sums one more for every 1024-fold of rows of the tallest member."""
+        name, dtype, sums = prologue.activation, prologue.dtype, prologue.sums
         if sums is None and not wants:
-            super().activate_grouped(name, source, group, x, dtype, other, out, sums, wants)
+            super().activate_grouped(prologue, source, group, out, wants)
             return None
         levels = cuda_member_tables.sum_levels(source, group, dtype)
-        gate, factor = cuda_activations.sources(name, x.data.ptr, address_of(other), 0, dtype)
+        gate, factor = sources_of(prologue, 0)
         aligned = is_aligned(gate | factor | out.data.ptr)
         if name is not None and levels and not (aligned and levels[0].vector):
-            super().activate_grouped(name, source, group, x, dtype, other, out, None, False)
+            super().activate_grouped(prologue._replace(sums=None), source, group, out, False)
             if sums is None:
                 return None  # an amax alone has a faster pass
-            return self.activate_grouped(None, group, group, out, dtype, None, out, sums, wants)
+            return self.activate_grouped(
+                Prologue(None, out, dtype, None, sums), group, group, out, wants
+            )
         scan = scratch(len(group.dims) + 1, np.uint32, clear=True) if wants else None
         amaxes, nonfinite = address_of(scan), 0 if scan is None else address_of(scan[-1:])
         if sums is None:

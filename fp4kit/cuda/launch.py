@@ -7,10 +7,9 @@ Nothing here knows CuPy. Results are cached by plan, so that repeated calls cost
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Final
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.layout import TILE
 from fp4kit.reference.philox import round_keys
 from fp4kit.reference.scaling import ONE, second_level_range
-from fp4kit.variant import PLAIN
 
 from .compile import (
     DEQUANTIZE_UNROLL,
@@ -60,8 +58,6 @@ ERROR_FIELDS = (
     "scale_subnormal",
     "max_abs_error",
 )
-#: The variant that the flat kernels have beside plain quantization.
-STOCHASTIC: Final = replace(PLAIN, rounding="stochastic")
 #: Tiles that a warp of the swizzle kernels takes side by side, and strips of each layout's tile.
 TILE_GROUP = 8
 STRIPS = {"swizzled_128x4": 32, "swizzled_8x4": 2}
@@ -120,13 +116,13 @@ def _lanes(plan: Plan) -> int:
 def quantizes_flat(plan: Plan, scales: int, vector: bool) -> bool:
     """Whether the flat kernels do what a plan asks for."""
     whole = plan.cols % plan.format.block_size == 0
-    supported = plan.variant is None or plan.variant == STOCHASTIC
+    supported = plan.scheme.deviations <= {"rounding"}
     return supported and vector and whole and scales <= 1 and _lanes(plan) < 2**31
 
 
 def rounds_stochastically(plan: Plan) -> bool:
     """Whether kernels take a seed."""
-    return plan.variant is not None and plan.variant.rounding == "stochastic"
+    return plan.scheme.rounding == "stochastic"
 
 
 def seed_arguments(plan: Plan, seed: Seed) -> tuple[int, ...]:
@@ -136,10 +132,10 @@ def seed_arguments(plan: Plan, seed: Seed) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _seed_words(seed: Seed) -> tuple[int, ...]:
-    """The stream, and a key for each round as signed numbers of 64 bits."""
-    key, stream = seed
+    """The subsequence, and a key for each round as signed numbers of 64 bits."""
+    key, subsequence = seed
     words = [low | high << 32 for low, high in round_keys(key)]
-    return (stream, *(word - (word >> 63 << 64) for word in words))
+    return (subsequence, *(word - (word >> 63 << 64) for word in words))
 
 
 @lru_cache(maxsize=1024)
@@ -148,7 +144,7 @@ def quantize_launch(
 ) -> Launch:
     """For (x, second, packed, block_scale), and `seed_arguments` if rounding is stochastic.
 
-    The flat kernels if they can, else the general one, which plans without a variant can take.
+    The flat kernels if they can, else the general one, which plain plans can take.
     """
     if quantizes_flat(plan, scales, vector):
         tile_cols = TILE[plan.scale_layout][1]
@@ -159,7 +155,7 @@ def quantize_launch(
         if tiled and fits and plan.blocks % tile_cols == 0:
             return _quantize_tiled_launch(plan, dtype, multiprocessors)
         return _quantize_flat_launch(plan, dtype, multiprocessors)
-    assert plan.variant is None
+    assert plan.is_plain
     return _quantize_any_launch(plan, dtype, scales, vector)
 
 
@@ -242,7 +238,7 @@ def _quantize_any_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> L
 
 def range_bits(plan: Plan) -> tuple[int, int]:
     """Bits of the range that second levels of te map amaxes onto, and of its reciprocal."""
-    largest = np.float32(second_level_range((plan.variant or PLAIN).e4m3_max))
+    largest = np.float32(second_level_range(plan.scheme.e4m3_max))
     value, reciprocal = np.array([largest, ONE / largest], np.float32).view(np.uint32).tolist()
     return value, reciprocal
 
@@ -349,7 +345,7 @@ def quantized_error_launch(plan: Plan, dtype: str, scales: int, vector: bool) ->
             SCALE_LAYOUTS.index(plan.scale_layout),
             _high_first(plan),
             plan.recipe.index if plan.recipe is not None else 0,
-            int(second_level_range((plan.variant or PLAIN).e4m3_max)),
+            int(second_level_range(plan.scheme.e4m3_max)),
             int(vector),
         ),
     )

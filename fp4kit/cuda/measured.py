@@ -5,17 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from fp4kit.backend.interface import NO_SEED, Backend, Plan, RawArray, Seed
-from fp4kit.formats import ALL_RECIPES, DTYPES, NVFP4, Recipe
+from fp4kit.backend.interface import Backend, Job, Plan, RawArray
+from fp4kit.formats import ALL_RECIPES, DTYPES, Recipe
 from fp4kit.reference.scaling import PER_TOKEN_SMALLEST
-from fp4kit.variant import PLAIN
+from fp4kit.scheme import Scheme
 
 from .compile import (
     CXX_DTYPES,
@@ -78,13 +77,11 @@ def team_for(rows: int, cols: int, dtype: str, processors: int) -> Team | None:
 
 def is_measured(plan: Plan, dtype: str) -> bool:
     """Whether the kernel does what a plan asks for, given a team."""
-    variant = plan.variant or PLAIN
-    supported = (variant.axis, variant.block, variant.scale_search, variant.hadamard)
     pieces = plan.rows * plan.cols * ITEM_SIZES[dtype] // VECTOR
     return (
         plan.has_second_level
         and plan.rows_per_scale == 1
-        and supported == ("row", "1d", None, None)
+        and plan.scheme.deviations <= {"second_level", "rounding"}
         and rows_are_vectors(plan.cols, dtype)
         and max(plan.rows, pieces, prod(plan.scale_shape)) < COUNTED
     )
@@ -93,13 +90,12 @@ def is_measured(plan: Plan, dtype: str) -> bool:
 def measured_kernel(plan: Plan, dtype: str, team: Team) -> Instance:
     """The instance for a plan, an element type and a team."""
     assert plan.recipe is not None
-    variant = plan.variant or PLAIN
     return instance(
         "quantize_per_token_kernel",
         "quantize/per_token.cu",
         CXX_DTYPES[dtype],
         CXX_RECIPES[plan.recipe.name],
-        variant.per_token,
+        plan.scheme.second_level == "per_token",
         CXX_LAYOUTS[plan.scale_layout],
         f"Team<{team.size}, {team.lanes}>",
         *seed_types(rounds_stochastically(plan)),
@@ -111,8 +107,8 @@ def measured_launch(plan: Plan, dtype: str, team: Team, resident: int) -> Launch
 
     `resident` blocks run at once.
     """
-    variant = plan.variant or PLAIN
-    smallest = PER_TOKEN_SMALLEST if variant.per_token else np.float32(0)
+    per_token = plan.scheme.second_level == "per_token"
+    smallest = PER_TOKEN_SMALLEST if per_token else np.float32(0)
     return Launch(
         measured_kernel(plan, dtype, team),
         (min(-(-plan.rows * team.size // THREADS), resident),),
@@ -141,24 +137,16 @@ def _ready(device: int, plan: Plan, dtype: str) -> Ready | None:
 class MeasuredRows(Backend):
     """The part of the CUDA backend that measures rows as it quantizes them."""
 
-    def quantize_measured(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> RawArray | None:
-        source, codes = x.data.ptr, packed.data.ptr
-        ready = _ready(current_device(), plan, dtype)
+    def quantize_measured(self, job: Job) -> RawArray | None:
+        plan, source, codes = job.plan, job.x.data.ptr, job.packed.data.ptr
+        ready = _ready(current_device(), plan, job.dtype)
         if ready is None or not is_aligned(source | codes):
             return None
         second = scratch(plan.scales, np.float32)
         if is_padded(plan):
-            block_scale.data.memset_async(0, block_scale.nbytes)
-        random = seed_arguments(plan, seed)
-        ready.launch(source, second.data.ptr, codes, block_scale.data.ptr, *random)
+            job.block_scale.data.memset_async(0, job.block_scale.nbytes)
+        random = seed_arguments(plan, job.seed)
+        ready.launch(source, second.data.ptr, codes, job.block_scale.data.ptr, *random)
         return second
 
 
@@ -167,9 +155,9 @@ def sample_instances() -> list[Instance]:
     return list(dict.fromkeys(_samples()))
 
 
-def _plan(recipe: Recipe, layout: str = "linear", **options: object) -> Plan:
-    variant = replace(PLAIN, **options) if options else None  # type: ignore[arg-type]
-    return Plan(NVFP4, recipe, None, 64, 64, scale_layout=layout, variant=variant)
+def _plan(recipe: Recipe, layout: str = "linear", **options: str) -> Plan:
+    scheme = Scheme("nvfp4", recipe=recipe.name, scale_layout=layout, **options)  # type: ignore[arg-type]
+    return Plan(scheme.parts[0], 64, 64)
 
 
 def _samples() -> Iterator[Instance]:
@@ -178,12 +166,14 @@ def _samples() -> Iterator[Instance]:
         for dtype in DTYPES:
             yield measured_kernel(_plan(te, layout), dtype, Team(64 << number, 2))
     for lanes in range(1, MOST_LANES[2] + 1):
-        yield measured_kernel(_plan(te, per_token=True), "bfloat16", Team(THREADS, lanes))
+        yield measured_kernel(_plan(te, second_level="per_token"), "bfloat16", Team(THREADS, lanes))
     for size in (8, 16, 32, 64, 128, 256):
-        yield measured_kernel(_plan(te, per_token=True), "bfloat16", Team(size, LIGHT_LANES[2]))
+        yield measured_kernel(
+            _plan(te, second_level="per_token"), "bfloat16", Team(size, LIGHT_LANES[2])
+        )
     yield measured_kernel(_plan(te), "float32", Team(THREADS, MOST_LANES[4]))
-    for per_token in (False, True):
-        plan = _plan(te, per_token=per_token, rounding="stochastic")
+    for level in ("row_scaled", "per_token"):
+        plan = _plan(te, second_level=level, rounding="stochastic")
         yield measured_kernel(plan, "bfloat16", Team(32, 4))
     for recipe in ALL_RECIPES.values():
         yield measured_kernel(_plan(recipe), "float16", Team(128, 3))

@@ -61,7 +61,6 @@ from .variants import (
     rotated,
     sign_mask_of,
     tile_config,
-    variant_of,
 )
 
 
@@ -117,7 +116,7 @@ def quantize_flat_launch(
     plan = first_plan(group)
     members = [group.members[number] for number in filled(group)]
     whole = all(member.cols % plan.format.block_size == 0 for member in members)
-    if plan.variant is not None or per_vector(group) or not whole:
+    if not plan.is_plain or per_vector(group) or not whole:
         return None
     names: tuple[str | bool, ...] = (
         CXX_FORMATS[plan.format.name],
@@ -194,7 +193,7 @@ def quantize_arguments(
         int(sides.column is not None and per_vector(sides.column)),
         _high_first(plan),
         _rule(plan),
-        int(second_level_range(variant_of(plan).e4m3_max)),
+        int(second_level_range(plan.scheme.e4m3_max)),
         sign_mask_of(directions.row),
         sign_mask_of(directions.column),
         *seed_arguments(plan, seed),
@@ -284,7 +283,7 @@ def amax_launch(group: GroupedPlan, dtype: str, vector: bool) -> MemberLaunch:
     """For (x, table, result): one amax a member, or one a vector, perhaps after the rotation."""
     sides = sides_of((group,))
     plan = first_plan(group)
-    if not per_vector(group) and variant_of(plan).hadamard is None:
+    if not per_vector(group) and plan.scheme.rht is None:
         table = amax_table(sides, dtype)
         kernel = amax_kernel(dtype, table.kind)
         scalars = int(plan.is_columnwise), amax_chunk(dtype)

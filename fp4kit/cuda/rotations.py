@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fp4kit.backend.interface import Plan
-from fp4kit.variant import GROUP
+from fp4kit.backend.interface import Plan, Rotation
+from fp4kit.scheme import GROUP
 
 from .compile import CXX_DTYPES, ROTATE_UNROLL, THREADS, instance
 from .launch import ITEM_SIZES, WARP, Launch, fast_division, grid_for
@@ -88,21 +88,14 @@ def _column_amax_launch(plan: Plan, dtype: str, aligned: bool) -> Launch:
 
 
 def rotate_launch(
-    rows: int,
-    cols: int,
-    dtype: str,
-    axis: str,
-    mask: int,
-    rounding: str,
-    inverse: bool,
-    out: str,
-    aligned: bool,
+    shape: tuple[int, int], dtype: str, rotation: Rotation, out: str, aligned: bool
 ) -> Launch:
     """For (x, out)."""
-    scalars = (mask, int(rounding == "bf16"), int(inverse))
+    rows, cols = shape
+    scalars = (rotation.mask, int(rotation.rounding == "bf16"), int(rotation.inverse))
     types = CXX_DTYPES[dtype], CXX_DTYPES[out]
     groups = rows * cols // GROUP
-    if axis == "row":
+    if rotation.direction == "rowwise":
         return Launch(
             instance("rotate_rows_kernel", "rht/rotate.cu", *types, aligned),
             grid_for(-(-groups // ROTATE_UNROLL[ITEM_SIZES[dtype]])),

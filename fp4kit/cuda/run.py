@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fp4kit.arrays import keep_if_captured
-from fp4kit.backend.interface import RawArray
+from fp4kit.backend.interface import Job, RawArray
 
 from . import compile as cuda_module
 from . import ready as cuda_ready
@@ -75,20 +75,6 @@ def are_aligned(*arrays: RawArray) -> bool:
     return all(is_aligned(array.data.ptr) for array in arrays)
 
 
-class Result(NamedTuple):
-    """The arrays of one direction."""
-
-    second: RawArray | None
-    packed: RawArray
-    block_scale: RawArray
-
-    def addresses(self) -> tuple[int, int, int]:
-        return address_of(self.second), self.packed.data.ptr, self.block_scale.data.ptr
-
-    def is_aligned_with(self, sources: int) -> bool:
-        """Whether vectors may be moved from addresses, joined by `|`, to the codes."""
-        return is_aligned(sources | self.packed.data.ptr)
-
-    def takes_pieces(self) -> bool:
-        """Whether scales may be stored 16 bytes at a time."""
-        return is_aligned(self.block_scale.data.ptr)
+def addresses_of(job: Job) -> tuple[int, int, int]:
+    """Addresses of (second, packed, block_scale)."""
+    return address_of(job.second), job.packed.data.ptr, job.block_scale.data.ptr

@@ -11,20 +11,15 @@ from functools import lru_cache
 
 from fp4kit.backend.interface import Plan
 from fp4kit.reference.scaling import second_level_range
-from fp4kit.variant import Variant
 
 from .compile import CXX_DTYPES, CXX_LAYOUTS, LANE, Instance, instance
 from .launch import Launch, fast_division, grid_for
-from .variants import CXX_ERRORS, CXX_SEARCHES, variant_of
+from .variants import CXX_ERRORS, CXX_SEARCHES
 
 
 def searches_flat(plan: Plan, vector: bool) -> bool:
     """Whether the kernel here can do it: blocks of rows, whole and aligned, with one level."""
-    variant = variant_of(plan)
-    searched = Variant(
-        scale_search=variant.scale_search, error=variant.error, e4m3_max=variant.e4m3_max
-    )
-    searches = variant.scale_search is not None and variant == searched
+    searches = plan.scheme.deviations == {"scale_search"}
     whole = plan.cols % LANE == 0 and plan.rows * plan.blocks < 2**31
     return searches and vector and whole and plan.scales == 1
 
@@ -32,13 +27,12 @@ def searches_flat(plan: Plan, vector: bool) -> bool:
 @lru_cache(maxsize=1024)
 def quantize_searched_kernel(plan: Plan, dtype: str) -> Instance:
     """The instance for a plan that `searches_flat`."""
-    variant = variant_of(plan)
     return instance(
         "quantize_rowwise_search_kernel",
         "search/rowwise_search.cu",
         CXX_DTYPES[dtype],
-        CXX_SEARCHES[variant.scale_search],
-        CXX_ERRORS[variant.error],
+        CXX_SEARCHES[plan.scheme.scale_search],
+        CXX_ERRORS[plan.scheme.search_error],
         CXX_LAYOUTS[plan.scale_layout],
     )
 
@@ -55,6 +49,6 @@ def quantize_searched_launch(plan: Plan, dtype: str, blocks: int) -> Launch:
             plan.scale_shape[1],
             *fast_division(plan.blocks, lanes),
             int(plan.nibble_order == "high_first"),
-            int(second_level_range(variant_of(plan).e4m3_max)),
+            int(second_level_range(plan.scheme.e4m3_max)),
         ),
     )

@@ -7,13 +7,13 @@ Nothing here knows CuPy; :mod:`fp4kit.cuda.backend` launches what these function
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from fp4kit.backend.interface import Plan
 from fp4kit.formats import SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.reference.scaling import second_level_range
-from fp4kit.variant import PLAIN, Variant
+from fp4kit.scheme import Scheme
 
 from .compile import (
     CXX_DTYPES,
@@ -85,16 +85,11 @@ def directions_of(plans: tuple[Plan, ...]) -> Directions:
     return Directions(None, plan) if plan.is_columnwise else Directions(plan, None)
 
 
-def variant_of(plan: Plan) -> Variant:
-    """A plan's variant; a plain plan has the plain one."""
-    return plan.variant or PLAIN
-
-
 def rotated(plan: Plan | None, dtype: str) -> tuple[bool, str]:
     """Whether a direction is rotated, and what its elements then are."""
-    if plan is None or variant_of(plan).hadamard is None:
+    if plan is None or plan.scheme.rht is None:
         return False, CXX_DTYPES[dtype]
-    return True, "Bf16" if variant_of(plan).rht_rounding == "bf16" else "F32"
+    return True, "Bf16" if plan.scheme.rht_rounding == "bf16" else "F32"
 
 
 def _cxx(template: str, *arguments: str | bool) -> str:
@@ -106,14 +101,14 @@ def _cxx(template: str, *arguments: str | bool) -> str:
     return f"{template}<{', '.join(words)}>"
 
 
-def _options(variant: Variant) -> str:
+def _options(scheme: Scheme) -> str:
     return _cxx(
         "Variant",
-        variant.block == "2d",
-        CXX_SEARCHES[variant.scale_search],
-        CXX_ERRORS[variant.error],
-        variant.rounding == "stochastic",
-        variant.per_token,
+        scheme.block_shape == "2d",
+        CXX_SEARCHES[scheme.scale_search],
+        CXX_ERRORS[scheme.search_error],
+        scheme.rounding == "stochastic",
+        scheme.second_level == "per_token",
     )
 
 
@@ -124,7 +119,7 @@ def cxx_recipe(plan: Plan) -> str:
 
 def can_be_wide(directions: Directions, dtype: str, vector: bool) -> bool:
     """Whether tiles of 128 columns are possible: two of them must fit shared memory."""
-    searches = variant_of(directions.any).scale_search is not None
+    searches = directions.any.scheme.scale_search is not None
     return vector and ITEM_SIZES[dtype] == 2 and not searches
 
 
@@ -133,7 +128,7 @@ def is_whole(directions: Directions) -> bool:
     plans = [plan for plan in (directions.row, directions.column) if plan is not None]
     plan = directions.any
     linear = plan.scale_layout == "linear"
-    if variant_of(plan).block == "2d":
+    if plan.scheme.block_shape == "2d":
         repeats = len(plans) == 2 and plan.rows * plan.cols >= REPEATED_ELEMENTS
         multiple, pays = TILE_ROWS, repeats or not linear
     else:
@@ -146,14 +141,14 @@ def is_whole(directions: Directions) -> bool:
         and plan.scale_layout in ("linear", "swizzled_128x4")
         and plan.nibble_order == "low_first"
         and shares_levels(directions)
-        and all(_is_plain(variant_of(each), len(plans) == 1) for each in plans)
+        and all(_is_plain(each.scheme, len(plans) == 1) for each in plans)
     )
 
 
 def repeats_scales(directions: Directions) -> bool:
     """Whether whole tiles store the scales of one vector of each sixteen (full_tile_scales.cuh)."""
     plan = directions.any
-    return variant_of(plan).block == "2d" and plan.scale_layout == "linear"
+    return plan.scheme.block_shape == "2d" and plan.scale_layout == "linear"
 
 
 def repeat_scales_kernel() -> Instance:
@@ -178,20 +173,20 @@ def can_fold(directions: Directions, wide: bool, one_level: bool, name: str | No
         plan is not None
         and directions.row is None
         and plan.format.element.bits == 4
-        and variant_of(plan).block == "1d"
+        and plan.scheme.block_shape == "1d"
         and wide
         and one_level
         and name is None
     )
 
 
-def _is_plain(variant: Variant, alone: bool) -> bool:
-    """Whether nothing but axis and block differ from what is usual, or the rounding if `alone`.
+def _is_plain(scheme: Scheme, alone: bool) -> bool:
+    """Whether only direction and block shape are not plain, or the rounding too if `alone`.
 
     Rotations are no faster for it, and both directions with random numbers were not measured.
     """
-    rounding = "nearest" if alone else variant.rounding
-    return replace(variant, axis="row", block="1d", rounding=rounding) == PLAIN
+    usual = {"direction", "block_shape"} | ({"rounding"} if alone else set())
+    return scheme.deviations <= usual
 
 
 def shares_levels(directions: Directions) -> bool:
@@ -256,7 +251,7 @@ def _tile_config(
         cxx_recipe(plan),
         plan.has_second_level and plan.recipe is not None,
         one_level,
-        _options(variant_of(plan)),
+        _options(plan.scheme),
         CXX_LAYOUTS[plan.scale_layout],
         directions.row is not None,
         *rotated(directions.row, dtype),
@@ -276,7 +271,7 @@ def _side(plan: Plan | None) -> tuple[int, ...]:
 
 def sign_mask_of(plan: Plan | None) -> int:
     """The sign mask of a direction's rotation."""
-    return 0 if plan is None else variant_of(plan).hadamard or 0
+    return 0 if plan is None else int(plan.scheme.rht or 0)
 
 
 def _tiles(plan: Plan, columns: int = TILE_COLUMNS) -> tuple[tuple[int, ...], int]:
@@ -299,7 +294,6 @@ def quantize_tiles_launch(
         shared: bytes of shared memory that a block asks for.
     """
     plan = directions.any
-    variant = variant_of(plan)
     grid, across = _tiles(plan, WIDE_COLUMNS if wide else TILE_COLUMNS)
     scalars = (
         plan.rows,
@@ -310,7 +304,7 @@ def quantize_tiles_launch(
         *_side(directions.column),
         int(plan.nibble_order == "high_first"),
         0 if plan.scale_rule is None else SCALE_RULES.index(plan.scale_rule),
-        int(second_level_range(variant.e4m3_max)),
+        int(second_level_range(plan.scheme.e4m3_max)),
         sign_mask_of(directions.row),
         sign_mask_of(directions.column),
         *fast_division(across, *grid),

@@ -24,7 +24,7 @@ from fp4kit.errors import DtypeError, FileFormatError, OptionError, brief
 from fp4kit.io.containers import DTYPE_CODES, DTYPES, TensorSpec
 from fp4kit.io.metadata import QuantizedEntry, shared_plan
 from fp4kit.io.read.source import SourceTensor
-from fp4kit.variant import Variant, search_variant
+from fp4kit.scheme import Scheme
 
 from .open import TensorFile
 
@@ -80,44 +80,40 @@ def held_entry(name: str, tensor: QuantizedTensor, *, exact: bool) -> QuantizedE
     Raises:
         OptionError: if no file holds one of its kind.
     """
-    searched = _searched(tensor.variant)
+    recorded = _recorded(tensor.scheme)
     why = _unstorable(tensor)
-    if not why and exact and tensor.variant is not None and tensor.variant != searched:
-        why = f"fp4kit's own files do not record {tensor.variant.describe()}"
+    if not why and exact and tensor.scheme != recorded:
+        why = f"fp4kit's own files do not record all of {tensor.scheme.describe()}"
     if why:
         raise OptionError(
             f"tensor {brief(name)} cannot be saved: {why}; quantize it plainly (rowwise, one "
             "second-level scale), or save fp4kit.dequantize of it"
         )
-    plan = shared_plan(
-        tensor.shape,
-        tensor.format,
-        recipe=tensor.recipe,
-        scale_rule=tensor.scale_rule,
-        scale_layout=tensor.scale_layout,
-        nibble_order=tensor.nibble_order,
-        pad=True,
-        variant=searched,
-    )
+    plan = shared_plan(tensor.shape, recorded, pad=True)
     second = None
     if tensor.second_level is not None:
         second = _host_bytes(name, tensor.second_level[1]).view(np.float32).reshape(1)
     return QuantizedEntry(name, tensor.shape, tensor.source_dtype, plan, second)
 
 
-def _searched(variant: Variant | None) -> Variant | None:
-    """What of a variant files record: how scales were searched."""
-    if variant is None:
-        return None
-    return search_variant(variant.scale_search, variant.error, variant.e4m3_max)
+def _recorded(scheme: Scheme) -> Scheme:
+    """What of a scheme files record: plain rows, and how their scales were searched."""
+    return scheme.replace(
+        direction="rowwise",
+        block_shape="1d",
+        second_level="none" if scheme.second_level == "none" else "tensor",
+        rounding="nearest",
+        rht=None,
+        rht_rounding=None,
+    ).parts[0]
 
 
 def _unstorable(tensor: QuantizedTensor) -> str:
     """Why no file holds a tensor, "" if some do."""
-    variant, plan = tensor.variant, tensor.plan()
-    if variant is not None and variant.axis == "column":
+    plan = tensor.plan()
+    if tensor.direction == "columnwise":
         return "its blocks run along the columns, and files hold blocks along the last axis"
-    if variant is not None and variant.hadamard is not None:
+    if tensor.scheme.rht is not None:
         return "it is rotated (rht), which no reader of files undoes"
     if tensor.recipe is not None and tensor.second_level is None:
         return "it has no second-level scale, which files of nvfp4 hold"

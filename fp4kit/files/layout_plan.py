@@ -52,15 +52,7 @@ def _entry(layout: Layout, held: QuantizedEntry) -> QuantizedEntry:
             f"layout {layout.name} cannot hold tensor {brief(held.name)}: {why}; save it "
             "dequantized, or in a .safetensors file of fp4kit's own (layout=None)"
         )
-    plan = shared_plan(
-        shape,
-        spec.name,
-        recipe=None if held.plan.recipe is None else held.plan.recipe.name,
-        scale_rule=held.plan.scale_rule,
-        scale_layout=layout.storage.scale_layout or "linear",
-        nibble_order=layout.storage.nibble_order or "low_first",
-        variant=held.plan.variant,
-    )
+    plan = shared_plan(shape, layout.laid_out(held.plan.scheme))
     return QuantizedEntry(
         held.name, shape, held.dtype, plan, held.second, layout.storage, layout.markers(held.name)
     )

@@ -111,21 +111,15 @@ class _Item:
         )
         lead = entry.shape[:-1]
         linear = plan.scale_layout == "linear"
-        second = {}
+        second: dict[str, Any] = {}
         if plan.recipe is not None:
-            direction = plan.recipe.direction
-            second["amax" if direction == "amax" else f"{direction}_scale"] = entry.second
+            second[plan.recipe.keeps] = entry.second
         return QuantizedTensor(
             packed=packed.reshape(*lead, plan.packed_shape[1]),
             block_scale=scales.reshape((*lead, plan.blocks) if linear else plan.scale_shape),
-            format=plan.format.name,
+            scheme=plan.scheme,
             shape=entry.shape,
-            recipe=None if plan.recipe is None else plan.recipe.name,
-            scale_rule=plan.scale_rule,
-            scale_layout=plan.scale_layout,
-            nibble_order=plan.nibble_order,
             source_dtype=entry.dtype,
-            variant=plan.variant,
             **second,
         )
 

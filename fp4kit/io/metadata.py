@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.api.planning import plan_quantize
 from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, shortened
-from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec, one_of
+from fp4kit.formats import ALL_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, Recipe, one_of
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.json_text import strict_json
 from fp4kit.io.read.source import Source
 from fp4kit.io.storage import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
+from fp4kit.plan import plan_of
 from fp4kit.reference.scaling import convert_second_level, quiet
-from fp4kit.variant import Variant
+from fp4kit.scheme import Scheme, as_scheme
 
 METADATA_KEY = "fp4kit"
 #: The second one has tensors with a `scale_search`; it is written only where there are some.
@@ -39,7 +39,7 @@ VERSION, SEARCH_VERSION = 1, 2
 #: Values and keys of an entry, without the sizes of its shape.
 _MAX_VALUES = 64
 #: Thousands of experts have the same shape, and then the same plan.
-shared_plan = lru_cache(4096)(plan_quantize)
+shared_plan = lru_cache(4096)(plan_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class QuantizedEntry:
         shape: its logical shape.
         dtype: element type it was quantized from.
         plan: how it is encoded.
-        second: second-level scale, float32 (1,) in the recipe's direction, None without one or
+        second: second-level scale, float32 (1,) as the recipe keeps it, None without one or
             while it is not known yet.
         storage: what its parts are called and how they are laid out.
         constants: tensors that stand beside it for the engine that reads it.
@@ -117,14 +117,16 @@ class QuantizedEntry:
         return self.plan.format.name
 
     def stored_second(self) -> NDArray[np.float32]:
-        """What its second-level tensor holds: finite, never 0, in the storage's direction."""
+        """What its second-level tensor holds: finite, never 0, as the storage keeps it."""
         assert self.plan.recipe is not None
         assert self.second is not None
         with quiet():
             # 1536/amax for scales up to 256: right for readers that only know this tensor.
-            e4m3_max = (self.plan.variant or Variant()).e4m3_max
             return convert_second_level(
-                self.second, self.plan.recipe.direction, self.storage.direction, e4m3_max
+                self.second,
+                self.plan.recipe.keeps,
+                self.storage.keeps,
+                self.plan.scheme.e4m3_max,
             )
 
     def facts(self) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class QuantizedEntry:
         if plan.recipe is not None:
             # Fixed width: the header is laid out before the scale is known.
             bits = 0 if self.second is None else int(self.second.view(np.uint32)[0])
-            second = {"direction": plan.recipe.direction, "bits": f"{bits:08x}"}
+            second = {"direction": stored_direction(plan.recipe), "bits": f"{bits:08x}"}
         return {
             "format": plan.format.name,
             **rule,
@@ -144,7 +146,7 @@ class QuantizedEntry:
             "scale_layout": plan.scale_layout,
             "nibble_order": plan.nibble_order,
             "second_level": second,
-            **search_facts(plan.variant),
+            **search_facts(plan.scheme),
         }
 
 
@@ -156,20 +158,28 @@ def describe(entries: Iterable[QuantizedEntry]) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
-def search_facts(variant: Variant | None) -> dict[str, Any]:
+def stored_direction(recipe: Recipe) -> str:
+    """What files call the scale that a recipe keeps: `amax`, `decode` or `encode`."""
+    return recipe.keeps.removesuffix("_scale")
+
+
+def search_facts(scheme: Scheme) -> dict[str, Any]:
     """How scales were searched, as part of an entry."""
-    if variant is None:
+    if scheme.scale_search is None:
         return {}
-    names = ("scale_search", "error", "e4m3_max")
-    return {name: getattr(variant, name) for name in names}
+    return {
+        "scale_search": scheme.scale_search,
+        "error": scheme.search_error,
+        "e4m3_max": scheme.e4m3_max,
+    }
 
 
-def _parse_search(facts: dict[str, Any]) -> Variant | None:
-    """The inverse of :func:`search_facts`."""
+def _parse_search(facts: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`search_facts`, as fields of a scheme."""
     if "scale_search" not in facts:
-        return None
+        return {}
     error, e4m3_max = facts["error"], facts["e4m3_max"]
-    return Variant(scale_search=facts["scale_search"], error=error, e4m3_max=e4m3_max)
+    return {"scale_search": facts["scale_search"], "search_error": error, "e4m3_max": e4m3_max}
 
 
 def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
@@ -177,21 +187,24 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
     shape = tuple(facts["shape"])
     if not all(type(size) is int and 0 < size < 2**63 for size in shape):
         raise ShapeError(f"shape {brief(shape)} is not one of a quantized tensor")
-    plan = plan_quantize(
-        shape,
-        facts["format"],
-        recipe=facts.get("recipe"),
-        scale_rule=facts.get("scale_rule"),
-        scale_layout=facts["scale_layout"],
-        nibble_order=facts["nibble_order"],
-        pad=True,  # codes and scales tell by their shapes whether rows were padded
-        variant=_parse_search(facts),
-    )
+    fields = {
+        "recipe": facts.get("recipe"),
+        "scale_rule": facts.get("scale_rule"),
+        "scale_layout": one_of("scale_layout", facts["scale_layout"], SCALE_LAYOUTS),
+        "nibble_order": facts["nibble_order"],
+        **_parse_search(facts),
+    }
+    # Codes and scales tell by their shapes whether rows were padded.
+    plan = plan_of(shape, as_scheme(facts["format"], fields).parts[0], pad=True)
     second = None
     if plan.recipe is not None:
         level = facts["second_level"]
         direction, bits = level["direction"], level["bits"]
-        if direction != plan.recipe.direction or not isinstance(bits, str) or len(bits) != 8:
+        if (
+            direction != stored_direction(plan.recipe)
+            or not isinstance(bits, str)
+            or len(bits) != 8
+        ):
             raise OptionError(
                 f"second level {brief(level)} does not belong to recipe {plan.recipe.name}"
             )
@@ -277,13 +290,15 @@ def _by_names(
     shape = shape or stored
     if shape[-1] % spec.block_size:
         return None
-    plan = shared_plan(
-        shape,
+    scheme = as_scheme(
         spec.name,
-        recipe=recipe if spec.has_second_level else None,
-        scale_layout=storage.scale_layout or "linear",
-        nibble_order=storage.nibble_order or "low_first",
+        {
+            "recipe": recipe if spec.has_second_level else None,
+            "scale_layout": storage.scale_layout or "linear",
+            "nibble_order": storage.nibble_order or "low_first",
+        },
     )
+    plan = shared_plan(shape, scheme.parts[0])
     entry = QuantizedEntry(name, shape, "bfloat16", plan, storage=storage)
     return entry if packed.spec == entry.parts[0] else None
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from fp4kit.api.planning import plan_quantize
-from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, get_format
@@ -26,7 +24,7 @@ from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.tensor_names import Patterns, refuse_adapter
 from fp4kit.io.write.files import check_output, output_suffix
 from fp4kit.io.write.safetensors import SafetensorsWriter
-from fp4kit.variant import search_variant
+from fp4kit.plan import Plan, plan_of
 
 Decode = Callable[[Source], Source]
 
@@ -53,16 +51,7 @@ def _reason_to_keep(tensor: SourceTensor, include: Patterns, exclude: Patterns, 
 
 
 def _plan_for(shape: tuple[int, ...], options: QuantizeOptions) -> Plan:
-    return plan_quantize(
-        shape,
-        options.format,
-        recipe=options.recipe,
-        scale_rule=options.scale_rule,
-        scale_layout=options.scale_layout,
-        nibble_order=options.nibble_order,
-        pad=options.pad,
-        variant=search_variant(options.scale_search, options.error, options.e4m3_max),
-    )
+    return plan_of(shape, options.scheme.parts[0], pad=options.pad)
 
 
 def _refuse_quantized(source: Source) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit.backend.interface import PendingSums
+from fp4kit.backend.jobs import Job
 from fp4kit.errors import NonFiniteError
 
 from .metadata import QuantizedEntry
@@ -176,7 +177,7 @@ class _Quantizer:
         counts = [math.prod(plan.packed_shape), math.prod(plan.scale_shape)]
         buffer, (packed, scale) = self._pipeline.result(counts)
         codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
-        sums = backend.quantize(plan, x, entry.dtype, second, codes, scales)
+        sums = backend.quantize(Job(plan, x, entry.dtype, second, codes, scales))
         self._pending.append((rows.plan, sums))
         self._pipeline.store(
             buffer, counts, lambda host: write_codes(self._write, entry, rows.first, *host)

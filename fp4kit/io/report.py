@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
+from fp4kit.scheme import Scheme, as_scheme
 
 
 def kind_of(reason: str) -> str:
@@ -46,7 +47,7 @@ class QuantizeOptions:
 
     Attributes:
         format: `nvfp4`, `mxfp4`, `mxfp8` or `mxfp8_e5m2`.
-        recipe: NVFP4 recipe.
+        recipe: NVFP4 recipe, None for te.
         scale_rule: MX scale rule, None for the format's default.
         scale_layout: order of the block scales in the file.
         nibble_order: nibble that the even element takes.
@@ -64,7 +65,7 @@ class QuantizeOptions:
     """
 
     format: str = "nvfp4"
-    recipe: str = "te"
+    recipe: str | None = None
     scale_rule: str | None = None
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
@@ -79,6 +80,25 @@ class QuantizeOptions:
     pad: bool = False
     allow_nothing: bool = True
     force: bool = False
+
+    @property
+    def scheme(self) -> Scheme:
+        """What is wanted of each tensor.
+
+        Raises:
+            OptionError: for unknown or contradictory fields.
+        """
+        fields = {
+            "recipe": self.recipe,
+            "scale_rule": self.scale_rule,
+            "scale_layout": self.scale_layout,
+            "nibble_order": self.nibble_order,
+            "pad": self.pad,
+            "scale_search": self.scale_search,
+            "search_error": self.error,
+            "e4m3_max": self.e4m3_max,
+        }
+        return as_scheme(self.format, fields)
 
 
 class Reported(Protocol):

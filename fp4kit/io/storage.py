@@ -26,7 +26,7 @@ class PartNames:
     Attributes:
         packed: codes.
         scale: block scales.
-        second: second-level scale, None without one; its direction is that of the storage.
+        second: second-level scale, None without one; which one: `keeps` of the storage.
     """
 
     packed: str
@@ -48,7 +48,7 @@ class Storage:
         packed_suffix: what the name of 4-bit codes adds to `X`; codes of whole bytes are `X`.
         second_suffix: what the name of the second level adds to `X`.
         second_shape: shape of the second level.
-        direction: direction of the second level: `encode` (2688/amax) or `decode` (amax/2688).
+        keeps: its second level: `encode_scale` (2688/amax) or `decode_scale` (amax/2688).
         scale_layout: order of the block scales, None for whatever was asked for.
         nibble_order: nibble that the even element takes, None for whatever was asked for.
         row_multiple: codes have rows up to a multiple of this; those added are 0.
@@ -58,7 +58,7 @@ class Storage:
     packed_suffix: str = "_packed"
     second_suffix: str = "_global_scale"
     second_shape: tuple[int, ...] = (1,)
-    direction: str = "encode"
+    keeps: str = "encode_scale"
     scale_layout: str | None = None
     nibble_order: str | None = None
     row_multiple: int = 1

@@ -13,9 +13,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4kit.scheme import ACTIVATIONS as ACTIVATIONS
+
 Floats = NDArray[np.float32]
 F32 = np.float32
-ACTIVATIONS = ("gelu", "silu", "relu", "swiglu", "dgelu", "dsilu", "drelu")
 #: Those that take the incoming gradient, and the input of the activation beside it.
 DERIVATIVES = ("dgelu", "dsilu", "drelu")
 

@@ -7,14 +7,22 @@ from __future__ import annotations
 import numpy as np
 
 from fp4kit import layout
-from fp4kit.backend.interface import NO_SEED, Backend, ErrorSums, Plan, RawArray, Request, Seed
+from fp4kit.backend.interface import (
+    Backend,
+    ErrorSums,
+    Job,
+    Plan,
+    RawArray,
+    Request,
+    Rotation,
+)
 from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
 from fp4kit.formats import E4M3
-from fp4kit.reference import rotation
 
-from . import codecs, scaling, variants
+from . import blocks, codecs, scaling
 from .operations import ReferenceOperations
+from .rotation import rotate
 
 
 def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
@@ -48,7 +56,7 @@ class ReferenceBackend(ReferenceOperations, Backend):
         magnitudes = np.abs(codecs.to_float32(x, dtype)).reshape(groups, -1)
         if magnitudes.size == 0:
             return np.zeros(groups, np.float32)
-        return variants.largest(magnitudes)
+        return blocks.largest(magnitudes)
 
     def scan(self, x: RawArray, dtype: str) -> tuple[RawArray, bool]:
         return self.amax(x, dtype, 1), bool(np.isfinite(codecs.to_float32(x, dtype)).all())
@@ -60,24 +68,16 @@ class ReferenceBackend(ReferenceOperations, Backend):
         return nans, len(bad) - nans, int(bad[0]) if len(bad) else -1
 
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:
-        return variants.plan_amax(plan, codecs.to_float32(x, dtype))
+        return blocks.plan_amax(plan, codecs.to_float32(x, dtype))
 
     def rotate(
-        self,
-        x: RawArray,
-        dtype: str,
-        axis: str,
-        mask: int,
-        rounding: str,
-        inverse: bool,
-        out: RawArray,
-        out_dtype: str,
+        self, x: RawArray, dtype: str, rotation: Rotation, out: RawArray, out_dtype: str
     ) -> None:
-        values = codecs.to_float32(x, dtype)
-        vectors = np.ascontiguousarray(values if axis == "row" else values.T)
+        values, rows = codecs.to_float32(x, dtype), rotation.direction == "rowwise"
+        vectors = np.ascontiguousarray(values if rows else values.T)
         with scaling.quiet():
-            result = rotation.rotate(vectors, mask, rounding, inverse=inverse)
-            out[...] = codecs.from_float32(result if axis == "row" else result.T, out_dtype)
+            result = rotate(vectors, rotation.mask, rotation.rounding, inverse=rotation.inverse)
+            out[...] = codecs.from_float32(result if rows else result.T, out_dtype)
 
     def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
         assert plan.recipe is not None
@@ -88,62 +88,15 @@ class ReferenceBackend(ReferenceOperations, Backend):
         with scaling.quiet():
             return scaling.convert_second_level(value, source, target)
 
-    def _block_scales(
-        self, plan: Plan, values: np.ndarray, dtype: str, second: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Scale bytes and element factors, both (rows, blocks), of (rows, blocks, block_size)."""
-        amax = variants.largest(np.abs(values))
-        if plan.recipe is None:
-            assert plan.scale_rule is not None
-            byte = scaling.mx_block_scale(amax, plan.format.element, plan.scale_rule)
-            return byte, scaling.mx_element_factor(byte)
-        column = per_block(second, plan)
-        byte = scaling.nvfp4_block_scale(amax, plan.recipe, column, dtype)
-        return byte, scaling.nvfp4_element_factor(byte, plan.recipe, column)
+    def quantize(self, job: Job) -> None:
+        result = blocks.quantize_blocks(job)
+        byte = blocks.store(job.plan, result, job.packed)
+        self.swizzle(byte, job.plan.scale_layout, job.block_scale)
 
-    def quantize(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        second: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-        seed: Seed = NO_SEED,
-    ) -> None:
-        if plan.variant is not None:
-            result = variants.quantize_blocks(plan, x, dtype, second, seed)
-            byte = variants.store(plan, result, packed)
-            self.swizzle(byte, plan.scale_layout, block_scale)
-            return
-        with scaling.quiet():
-            values = variants.in_blocks(plan, codecs.to_float32(x, dtype))
-            byte, factor = self._block_scales(plan, values, dtype, second)
-            factor = factor[:, :, None]
-            if plan.recipe is not None and plan.recipe.divides:
-                scaled = np.where(factor == 0, np.float32(0), values / factor)
-            else:
-                scaled = values * factor
-            codes = codecs.encode(scaled, plan.format.element)
-            if plan.recipe is not None and not plan.recipe.keeps_negative_zero:
-                codes = np.where(values == 0, np.uint8(0), codes)
-        codes = codes.reshape(plan.rows, -1)
-        if plan.format.codes_per_byte == 2:
-            codes = codecs.pack_nibbles(codes, plan.nibble_order)
-        packed[...] = codes
-        self.swizzle(byte, plan.scale_layout, block_scale)
-
-    def dequantize(
-        self,
-        plan: Plan,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-        out: RawArray,
-        dtype: str,
-    ) -> None:
-        byte = self._scale_bytes(plan, block_scale)
-        codes = variants.load(plan, packed, byte).codes
+    def dequantize(self, job: Job, out: RawArray, dtype: str) -> None:
+        plan = job.plan
+        byte = self._scale_bytes(plan, job.block_scale)
+        codes = blocks.load(plan, job.packed, byte).codes
         value = codecs.decode(codes, plan.format.element)
         value = value.reshape(plan.vectors, plan.blocks, plan.format.block_size)
         with scaling.quiet():
@@ -153,10 +106,9 @@ class ReferenceBackend(ReferenceOperations, Backend):
             else:
                 if not plan.recipe.decodes_negative_zero:
                     value = np.where(value == 0, np.float32(0), value)
-                column = per_block(second, plan)
-                e4m3_max = plan.variant.e4m3_max if plan.variant is not None else 448
+                column = per_block(job.second, plan)
                 first, last = scaling.nvfp4_decode_factors(
-                    byte, plan.recipe, column, dtype, e4m3_max
+                    byte, plan.recipe, column, dtype, plan.scheme.e4m3_max
                 )
                 result = (value * first[:, :, None]) * last[:, :, None]
                 # A zero code stays zero, also under a factor that overflowed to infinity.
@@ -196,26 +148,18 @@ class ReferenceBackend(ReferenceOperations, Backend):
             max_abs_error=float(np.max(np.abs(difference), initial=0.0)),
         )
 
-    def quantized_error_sums(
-        self,
-        plan: Plan,
-        x: RawArray,
-        dtype: str,
-        packed: RawArray,
-        block_scale: RawArray,
-        second: RawArray | None,
-    ) -> ErrorSums:
-        plan = plan.decoding
+    def quantized_error_sums(self, job: Job) -> ErrorSums:
+        plan = job.plan.decoding
         decoded = np.empty((plan.rows, plan.cols), np.float32)
-        self.dequantize(plan, packed, block_scale, second, decoded, "float32")
-        sums = self.error_sums(x, dtype, decoded, "float32")
+        self.dequantize(job._replace(plan=plan), decoded, "float32")
+        sums = self.error_sums(job.x, job.dtype, decoded, "float32")
         element = plan.format.element
-        byte = self._scale_bytes(plan, block_scale)
-        codes = variants.load(plan, packed, byte).codes
+        byte = self._scale_bytes(plan, job.block_scale)
+        codes = blocks.load(plan, job.packed, byte).codes
         magnitude = codes[:, : plan.length] & np.uint8((1 << (element.bits - 1)) - 1)
-        values = codecs.to_float32(x, dtype)
+        values = codecs.to_float32(job.x, job.dtype)
         vectors = values.T if plan.is_columnwise else values
-        block_amax = variants.largest(np.abs(variants.in_blocks(plan, vectors)))
+        block_amax = blocks.largest(np.abs(blocks.in_blocks(plan, vectors)))
         sums.saturated = int((magnitude == element.max_code).sum())
         sums.zero_codes = int((magnitude == 0).sum())
         sums.blocks = byte.size

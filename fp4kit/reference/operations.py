@@ -7,7 +7,8 @@ from __future__ import annotations
 import numpy as np
 
 from fp4kit import layout
-from fp4kit.backend.operations import Operations, RawArray, ResidualPlan
+from fp4kit.backend.jobs import Job, Prologue, RawArray
+from fp4kit.backend.operations import Operations
 from fp4kit.formats import E2M1, NVFP4
 
 from . import activations, codecs, residual_blocks, scaling
@@ -16,12 +17,13 @@ from . import activations, codecs, residual_blocks, scaling
 class ReferenceOperations(Operations):
     """What the reference backend offers beside quantization itself."""
 
-    def activate(
-        self, name: str, x: RawArray, dtype: str, other: RawArray | None, out: RawArray
-    ) -> None:
+    def activate(self, prologue: Prologue, out: RawArray) -> None:
+        dtype, other = prologue.dtype, prologue.other
         z = None if other is None else codecs.to_float32(other, dtype)
+        assert prologue.activation is not None
         with scaling.quiet():
-            result = activations.activation(name, codecs.to_float32(x, dtype), z)
+            values = codecs.to_float32(prologue.x, dtype)
+            result = activations.activation(prologue.activation, values, z)
             out[...] = codecs.from_float32(result, dtype)
 
     def column_sums(self, x: RawArray, dtype: str, out: RawArray) -> None:
@@ -29,41 +31,27 @@ class ReferenceOperations(Operations):
             sums = activations.column_sums(codecs.to_float32(x, dtype))
             out[...] = codecs.from_float32(sums, "float32")
 
-    def quantize_residual(
-        self,
-        plan: ResidualPlan,
-        x: RawArray,
-        dtype: str,
-        scale: RawArray,
-        order: RawArray | None,
-        packed: RawArray,
-        block_scale: RawArray,
-    ) -> None:
-        values = codecs.to_float32(x, dtype)
+    def quantize_residual(self, job: Job, order: RawArray | None) -> None:
+        plan = job.plan
+        values = codecs.to_float32(job.x, job.dtype)
         if order is not None:
             values = values[:, order]
         with scaling.quiet():
-            code, byte = residual_blocks.encode(plan, values, scaling.usable(scale))
-        packed[...] = codecs.pack_nibbles(code, plan.nibble_order)
-        flat = np.zeros(block_scale.size, np.uint8)
+            code, byte = residual_blocks.encode(plan, values, scaling.usable(job.second))
+        job.packed[...] = codecs.pack_nibbles(code, plan.nibble_order)
+        flat = np.zeros(job.block_scale.size, np.uint8)
         flat[layout.scale_offsets(plan.rows, plan.blocks, plan.scale_layout)] = byte
-        block_scale[...] = flat.reshape(block_scale.shape)
+        job.block_scale[...] = flat.reshape(job.block_scale.shape)
 
     def dequantize_residual(
-        self,
-        plan: ResidualPlan,
-        packed: RawArray,
-        block_scale: RawArray,
-        scale: RawArray,
-        order: RawArray | None,
-        out: RawArray,
-        dtype: str,
+        self, job: Job, order: RawArray | None, out: RawArray, dtype: str
     ) -> None:
+        plan = job.plan
         offsets = layout.scale_offsets(plan.rows, plan.blocks, plan.scale_layout)
-        code = codecs.unpack_nibbles(packed, plan.nibble_order)
+        code = codecs.unpack_nibbles(job.packed, plan.nibble_order)
         value = codecs.decode(code, E2M1).reshape(plan.rows, plan.blocks, NVFP4.block_size)
         with scaling.quiet():
-            result = residual_blocks.decode(plan, value, block_scale.ravel()[offsets])
-            result = result * (scaling.ONE / scaling.usable(scale))
+            result = residual_blocks.decode(plan, value, job.block_scale.ravel()[offsets])
+            result = result * (scaling.ONE / scaling.usable(job.second))
             stored = codecs.from_float32(result, dtype)
         out[:, slice(None) if order is None else order] = stored

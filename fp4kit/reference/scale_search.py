@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.formats import E2M1, E4M3
-from fp4kit.variant import GROUP, Variant
+from fp4kit.scheme import GROUP, Scheme
 
 from . import codecs, scaling
 
@@ -33,27 +33,27 @@ class Choice(NamedTuple):
     factor: Floats
 
 
-def search(values: Floats, amax: Floats, second: Floats, variant: Variant) -> Choice:
+def search(values: Floats, amax: Floats, second: Floats, scheme: Scheme) -> Choice:
     """The scale of each block that leaves the lowest error.
 
     Args:
         values: float32 (rows, blocks, 16), padded with zeros.
         amax: float32 (rows, blocks): of the block, or of its tile in all rows of the tile.
         second: the tensor's (or row's) amax, float32 (rows, 1).
-        variant: what to search and which error to compare; 2-D tiles choose as one.
+        scheme: what to search and which error to compare; 2-D tiles choose as one.
 
     Returns:
         The chosen bytes and the factors that elements are multiplied with.
     """
-    if variant.scale_search == "four_over_six":
-        candidates = four_over_six_candidates(amax, second, variant)
+    if scheme.scale_search == "four_over_six":
+        candidates = four_over_six_candidates(amax, second, scheme)
     else:
-        candidates = sweep_candidates(amax, second, variant)
-    best = Choice(candidates[0], factor_of(candidates[0], second, variant))
-    error = total_error(values, best, second, variant)
+        candidates = sweep_candidates(amax, second, scheme)
+    best = Choice(candidates[0], factor_of(candidates[0], second, scheme))
+    error = total_error(values, best, second, scheme)
     for byte in candidates[1:]:
-        other = Choice(byte, factor_of(byte, second, variant))
-        new = total_error(values, other, second, variant)
+        other = Choice(byte, factor_of(byte, second, scheme))
+        new = total_error(values, other, second, scheme)
         better = new < error
         error = np.where(better, new, error)
         best = Choice(
@@ -62,17 +62,17 @@ def search(values: Floats, amax: Floats, second: Floats, variant: Variant) -> Ch
     return best
 
 
-def four_over_six_candidates(amax: Floats, second: Floats, variant: Variant) -> list[Codes]:
+def four_over_six_candidates(amax: Floats, second: Floats, scheme: Scheme) -> list[Codes]:
     """The scale that maps the amax onto 6, then the one that maps it onto 4."""
-    encode = scaling.te_encode_scale(second, variant.e4m3_max)
+    encode = scaling.te_encode_scale(second, scheme.e4m3_max)
     six = (amax / scaling.SIX) * encode
     four = six * np.float32(1.5)
     return [codecs.encode(np.minimum(scale, scaling.SCALE_MAX), E4M3) for scale in (six, four)]
 
 
-def sweep_candidates(amax: Floats, second: Floats, variant: Variant) -> list[Codes]:
+def sweep_candidates(amax: Floats, second: Floats, scheme: Scheme) -> list[Codes]:
     """The scale of recipe te and its neighbours; those out of 1..126 are replaced by te's own."""
-    own = scaling.te_block_scale(amax, second, variant.e4m3_max)
+    own = scaling.te_block_scale(amax, second, scheme.e4m3_max)
     candidates = []
     for step in SWEEP_STEPS:
         code = own.astype(np.int64) + step
@@ -81,36 +81,36 @@ def sweep_candidates(amax: Floats, second: Floats, variant: Variant) -> list[Cod
     return candidates
 
 
-def factor_of(byte: Codes, second: Floats, variant: Variant) -> Floats:
+def factor_of(byte: Codes, second: Floats, scheme: Scheme) -> Floats:
     """What elements are multiplied with under each scale: step 3 of recipe te."""
-    return scaling.te_element_factor(byte, second, variant.e4m3_max)
+    return scaling.te_element_factor(byte, second, scheme.e4m3_max)
 
 
-def total_error(values: Floats, choice: Choice, second: Floats, variant: Variant) -> Floats:
+def total_error(values: Floats, choice: Choice, second: Floats, scheme: Scheme) -> Floats:
     """Error of each block (or tile, in all of its rows) under a choice of scales, (rows, blocks).
 
     Elements are summed in order; the sums of a tile's rows as Transformer Engine's warps do it,
     pairs 8, 4, 2 and 1 rows apart.
     """
-    assert variant.error is not None
+    assert scheme.search_error is not None
     code = codecs.encode(values * choice.factor[:, :, None], E2M1)
     decoded = codecs.decode(code, E2M1)
     q = codecs.decode(choice.byte, E4M3)
     wanted = values
-    if variant.error.endswith("_scaled"):
-        wanted = values * scaling.te_encode_scale(second, variant.e4m3_max)[:, :, None]
+    if scheme.search_error.endswith("_scaled"):
+        wanted = values * scaling.te_encode_scale(second, scheme.e4m3_max)[:, :, None]
         decoded = decoded * q[:, :, None]
-    elif variant.scale_search == "four_over_six":
+    elif scheme.scale_search == "four_over_six":
         decoded = decoded * q[:, :, None] * second[:, :, None]
-        decoded = decoded / scaling.second_level_range(variant.e4m3_max)
+        decoded = decoded / scaling.second_level_range(scheme.e4m3_max)
     else:
-        decoded = decoded * scaling.te_decode_factor(q, second, variant.e4m3_max)[:, :, None]
+        decoded = decoded * scaling.te_decode_factor(q, second, scheme.e4m3_max)[:, :, None]
     difference = decoded - wanted
-    error = difference * difference if variant.error.startswith("mse") else np.abs(difference)
+    error = difference * difference if scheme.search_error.startswith("mse") else np.abs(difference)
     total = np.zeros(error.shape[:2], np.float32)
     for i in range(GROUP):
         total = total + error[:, :, i]
-    return tile_sums(total) if variant.block == "2d" else total
+    return tile_sums(total) if scheme.block_shape == "2d" else total
 
 
 def tile_sums(rows: Floats) -> Floats:

@@ -70,19 +70,19 @@ def usable(scale: Floats) -> Floats:
 
 
 def second_level_from_amax(amax: Floats, recipe: Recipe, dtype: str) -> Floats:
-    """The second-level scale in the direction the recipe keeps.
+    """The second-level scale that the recipe keeps.
 
     Args:
         amax: float32 (n,), one value per scale.
-        recipe: decides the direction and the formula.
+        recipe: decides which one, and its formula.
         dtype: input element type: compressed-tensors computes its scale in that type.
 
     Returns:
         float32 (n,).
     """
-    if recipe.direction == "amax":
+    if recipe.keeps == "amax":
         return amax
-    if recipe.direction == "decode":
+    if recipe.keeps == "decode_scale":
         return usable(amax / SECOND_LEVEL_RANGE)
     if recipe.name == "compressed-tensors":
         reciprocal = codecs.round_to(ONE / amax, dtype)
@@ -91,22 +91,26 @@ def second_level_from_amax(amax: Floats, recipe: Recipe, dtype: str) -> Floats:
 
 
 def convert_second_level(value: Floats, source: str, target: str, e4m3_max: int = 448) -> Floats:
-    """A second-level scale in another direction; unusable values give 1, never inf or NaN.
+    """A second-level scale as another one; unusable values give 1, never inf or NaN.
 
     Args:
         value: float32 of any shape.
-        source: direction of `value`: `amax`, `decode` or `encode`.
-        target: direction wanted.
+        source: what `value` is: `amax`, `decode_scale` or `encode_scale`.
+        target: what is wanted.
         e4m3_max: largest block scale, which amaxes are mapped to.
     """
     largest = second_level_range(e4m3_max)
     if source == target:
         return value
     if source == "amax":
-        return te_encode_scale(value, e4m3_max) if target == "encode" else usable(value / largest)
+        return (
+            te_encode_scale(value, e4m3_max)
+            if target == "encode_scale"
+            else usable(value / largest)
+        )
     if target == "amax":
         scale = usable(value)
-        return largest / scale if source == "encode" else scale * largest
+        return largest / scale if source == "encode_scale" else scale * largest
     return usable(ONE / usable(value))
 
 
@@ -229,7 +233,7 @@ def nvfp4_decode_factors(
         return q, np.broadcast_to(ONE / scale, q.shape)
     if recipe.rounds_factor:
         factor = codecs.round_to(codecs.round_to(scale, out_dtype) * q, out_dtype)
-    elif recipe.direction == "encode":
+    elif recipe.keeps == "encode_scale":
         factor = q / scale
     else:
         factor = scale * q

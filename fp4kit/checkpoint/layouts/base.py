@@ -21,7 +21,7 @@ from fp4kit.io.metadata import Constant, QuantizedEntry, entries_by_names, share
 from fp4kit.io.read.source import Source
 from fp4kit.io.storage import Storage
 from fp4kit.reference.scaling import convert_second_level, quiet
-from fp4kit.variant import Variant
+from fp4kit.scheme import Scheme
 
 WEIGHT = ".weight"
 
@@ -59,7 +59,7 @@ class Layout(ABC):
         storage: how the parts of a weight are named and laid out.
         recipe: order of operations by which its readers decode NVFP4.
         activation_suffix: what the name of a module's activation scale adds to it.
-        activation_shape: shape of that scale; its direction is that of the weights' second level.
+        activation_shape: shape of that scale; it is kept as the weights' second level is.
         pre_scale_suffix: what the name of a module's AWQ scale adds to it, which readers multiply
             its input by; None if they do not know it.
         single_file: whether a file without a directory is complete.
@@ -117,11 +117,8 @@ class Layout(ABC):
         name: str,
         shape: tuple[int, ...],
         dtype: str,
-        format: str,
-        recipe: str | None,
-        scale_rule: str | None,
+        scheme: Scheme,
         activation_amax: float | None = None,
-        variant: Variant | None = None,
     ) -> QuantizedEntry:
         """The quantized form of a weight in this layout.
 
@@ -129,31 +126,25 @@ class Layout(ABC):
             name: name of the weight.
             shape: its logical shape (O, I).
             dtype: element type it is quantized from.
-            format: block format.
-            recipe: NVFP4 order of operations.
-            scale_rule: MX rule.
+            scheme: what is wanted; how scales and nibbles lie is the layout's.
             activation_amax: largest magnitude of the module's input, None for weights only.
-            variant: how scales are searched, None for the recipe's own.
         """
-        plan = shared_plan(
-            shape,
-            format,
-            recipe=recipe,
-            scale_rule=scale_rule,
-            scale_layout=self.storage.scale_layout or "linear",
-            nibble_order=self.storage.nibble_order or "low_first",
-            variant=variant,
-        )
+        plan = shared_plan(shape, self.laid_out(scheme))
         constants = self.markers(name)
         if activation_amax is not None and plan.has_second_level:
             constants += (self._activation(name, activation_amax),)
         return QuantizedEntry(name, shape, dtype, plan, storage=self.storage, constants=constants)
 
+    def laid_out(self, scheme: Scheme) -> Scheme:
+        """The scheme with scales and nibbles as this layout has them."""
+        return scheme.replace(
+            scale_layout=self.storage.scale_layout or "linear",
+            nibble_order=self.storage.nibble_order or "low_first",
+        ).parts[0]
+
     def _activation(self, name: str, amax: float) -> Constant:
         with quiet():
-            scale = convert_second_level(
-                np.array([amax], np.float32), "amax", self.storage.direction
-            )
+            scale = convert_second_level(np.array([amax], np.float32), "amax", self.storage.keeps)
         spec = TensorSpec(
             f"{module_of(name)}{self.activation_suffix}", "F32", self.activation_shape
         )

@@ -147,7 +147,7 @@ class Comfy(Layout):
         packed_suffix="",
         second_suffix="_scale_2",
         second_shape=(),
-        direction="decode",
+        keeps="decode_scale",
         scale_layout="swizzled_128x4",
         nibble_order="high_first",
         row_multiple=16,

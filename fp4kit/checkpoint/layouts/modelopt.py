@@ -50,7 +50,7 @@ class ModelOpt(Layout):
         packed_suffix="",
         second_suffix="_scale_2",
         second_shape=(),
-        direction="decode",
+        keeps="decode_scale",
     )
     recipe = METHOD
     activation_suffix = ".input_scale"

@@ -150,7 +150,7 @@ class CheckpointPlan:
         }
         entries = [work.entry for work in shard.works if work.entry is not None]
         own = {} if self.layout is None else self.layout.header(entries)
-        searches = [search_facts(entry.plan.variant) for entry in entries]
+        searches = [search_facts(entry.plan.scheme) for entry in entries]
         searched = next((facts for facts in searches if facts), None)
         if searched is not None:
             own = {**own, SEARCH_KEY: json.dumps(searched, separators=(",", ":"))}

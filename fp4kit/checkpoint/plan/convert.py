@@ -24,13 +24,13 @@ from fp4kit.checkpoint.read.quantized import Quantized, is_usable, scale_bits
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.formats import get_recipe
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.metadata import Constant, QuantizedEntry
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions
 from fp4kit.io.read.json_text import strict_json
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.reference.scaling import convert_second_level, quiet
+from fp4kit.scheme import as_scheme
 
 from .checkpoint_plan import CheckpointPlan, Unit, check_source, in_stored_order, pack
 from .ignored import ignored_modules, unknown_type_warnings
@@ -41,14 +41,14 @@ from .quantize import embedding_modules
 SECOND_LEVEL_KEY = "fp4kit_second_level"
 
 Scale = NDArray[np.float32]
-OPPOSITE = {"encode": "decode", "decode": "encode"}
+OPPOSITE = {"encode_scale": "decode_scale", "decode_scale": "encode_scale"}
 
 
 class SecondLevelChange:
     """Second levels from one layout's direction to another's, and back to the same bits."""
 
     def __init__(self, checkpoint: Checkpoint, old: Layout, new: Layout) -> None:
-        self._old, self._new = old.storage.direction, new.storage.direction
+        self._old, self._new = old.storage.keeps, new.storage.keeps
         text = checkpoint.metadata.get(SECOND_LEVEL_KEY)
         try:
             self._before = {} if text is None else dict(strict_json(text))
@@ -94,9 +94,9 @@ def _entry(
     layout: Layout, entry: QuantizedEntry, dtype: str, change: SecondLevelChange
 ) -> QuantizedEntry:
     """A weight in the new layout, under the recipe that its readers decode by."""
-    spec = entry.plan.format
-    recipe = get_recipe(layout.recipe).name if spec.has_second_level else None
-    made = layout.entry(entry.name, entry.shape, dtype, spec.name, recipe, entry.plan.scale_rule)
+    recipe = layout.recipe if entry.plan.format.has_second_level else None
+    fields = {"recipe": recipe, "scale_rule": entry.plan.scale_rule}
+    made = layout.entry(entry.name, entry.shape, dtype, as_scheme(entry.plan.format.name, fields))
     second = None if entry.second is None else change.changed(entry.name, entry.second)
     return with_changes(made, second=second)
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from fp4kit.api.planning import resolve_rules
 from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.checkpoint.models.fusion import fusion_group, groups, settle
@@ -22,7 +21,6 @@ from fp4kit.formats import DTYPES, SECOND_LEVEL_RANGE, get_format
 from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_collisions, refuse_nothing
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
-from fp4kit.variant import search_variant
 
 from .checkpoint_plan import CheckpointPlan, Unit, check_source, pack
 from .expert_restore import note
@@ -50,10 +48,7 @@ def check_options(options: CheckpointOptions) -> Layout:
             f"layout {layout.name} holds {' or '.join(layout.formats)}, not {spec.name}; choose "
             "another --layout or --format"
         )
-    recipe, _ = resolve_rules(spec, options.recipe, options.scale_rule)
-    variant = search_variant(options.scale_search, options.error, options.e4m3_max)
-    if variant is not None:
-        variant.check(spec, recipe, spec.has_second_level)
+    options.scheme  # noqa: B018 - contradictory options are refused here
     return layout
 
 
@@ -253,7 +248,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
     weights = [name for name, reason in reasons.items() if not reason]
     amaxes = activation_amaxes(options, [module_of(name) for name in weights])
     spec = get_format(options.format)
-    variant = search_variant(options.scale_search, options.error, options.e4m3_max)
+    scheme = options.scheme
     works: dict[str, TensorPlan] = {}
     for name, tensor in list(source.tensors.items()):
         if reasons[name]:
@@ -263,11 +258,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> Check
             name,
             tensor.spec.shape,
             tensor.dtype,
-            spec.name,
-            options.recipe if spec.has_second_level else None,
-            options.scale_rule,
+            scheme,
             amaxes.get(module_of(name)),
-            variant,
         )
         works[name] = TensorPlan(tensor, "quantize", tensor.note, entry=entry)
     refuse_collisions(checkpoint.path, works.values())

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.interface import Plan
-from fp4kit.formats import MXFP4
 from fp4kit.io.dequantize import entry_parts
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source
 from fp4kit.io.stream.chunks import chunk_plan, row_step
+from fp4kit.scheme import Scheme
 
 from .mxfp4 import Mxfp4View
 
@@ -93,7 +93,7 @@ class Mxfp4Codes(Codes):
     def __init__(self, view: Mxfp4View) -> None:
         rows, cols = view.matrix
         self.name = view.tensor.name
-        self.plan = Plan(MXFP4, None, MXFP4.default_scale_rule, rows, cols, has_second_level=False)
+        self.plan = Plan(Scheme("mxfp4").parts[0], rows, cols)
         self.view = view
 
     def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:  # noqa: D102

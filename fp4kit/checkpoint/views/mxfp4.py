@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fp4kit.api.backends import select
 from fp4kit.backend.interface import Plan, Request
+from fp4kit.backend.jobs import Job
 from fp4kit.checkpoint.models.expert_types import interleaving, order_is_clear, transposes_floats
 from fp4kit.checkpoint.models.experts import (
     Excluded,
@@ -32,6 +33,7 @@ from fp4kit.errors import FileFormatError
 from fp4kit.formats import E8M0_NAN, MXFP4
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.scheme import Scheme
 
 from .base import (
     READ_BYTES,
@@ -167,9 +169,9 @@ def decode(packed: Bytes, scale: Bytes, out: NDArray[np.float32]) -> None:
         out: float32 (rows, cols) to fill.
     """
     rows, cols = out.shape
-    plan = Plan(MXFP4, None, MXFP4.default_scale_rule, rows, cols, has_second_level=False)
-    backend = select(Request("dequantize", "cpu", "float32", MXFP4.name, None), None)
-    backend.dequantize(plan, packed, scale, None, out, "float32")
+    plan = Plan(Scheme("mxfp4").parts[0], rows, cols)
+    backend = select(Request("dequantize", "cpu", "float32", plan.scheme), None)
+    backend.dequantize(Job(plan, None, "float32", None, packed, scale), out, "float32")
 
 
 def _scale_of(source: Source, codes: SourceTensor, name: str) -> SourceTensor:

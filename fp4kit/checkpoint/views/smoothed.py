@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.api.backends import get_backend
+from fp4kit.backend.jobs import Job
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.stream.chunks import chunk_plan
@@ -63,10 +64,10 @@ class FoldedView(RowView):
         step, plan = self._codes.step, self._entry.plan.decoding
         begin, end = first // step * step, min(-(-last // step) * step, plan.rows)
         packed, scales = self._codes.read(begin, end)
-        linear = with_changes(plan, scale_layout="linear", nibble_order="low_first")
+        scheme = plan.scheme.replace(scale_layout="linear", nibble_order="low_first")
+        linear = chunk_plan(with_changes(plan, scheme=scheme), end - begin)
         wide = np.empty((end - begin, plan.cols), np.float32)
-        get_backend("cpu").dequantize(
-            chunk_plan(linear, end - begin), packed, scales, self._entry.second, wide, "float32"
-        )
+        job = Job(linear, None, "float32", self._entry.second, packed, scales)
+        get_backend("cpu").dequantize(job, wide, "float32")
         with quiet():
             np.multiply(wide[first - begin : last - begin], self._factors, out.view(np.float32))

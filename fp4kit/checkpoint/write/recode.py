@@ -57,12 +57,17 @@ def take_over(layout: Layout, unit: Unit) -> list[Transfer]:
         return []
     level = exponents.second_level
     recipe = get_recipe(layout.recipe)
-    second = np.array([level.decode if recipe.direction == "decode" else level.encode], np.float32)
+    second = np.array(
+        [level.decode if recipe.keeps == "decode_scale" else level.encode], np.float32
+    )
     transfers = []
     for codes, work in zip(unit.codes, works, strict=True):
         entry = _entry(work)
         # Under the recipe of the layout the stored scale is the very power of two.
-        plan = with_changes(entry.plan, recipe=recipe, variant=None)
+        scheme = entry.plan.scheme.replace(
+            recipe=recipe.name, scale_search=None, search_error=None, e4m3_max=448
+        )
+        plan = with_changes(entry.plan, scheme=scheme)
         work.entry = with_changes(entry, plan=plan, second=second)
         work.action, work.reason = "transfer", "MXFP4 codes taken over, no value changes"
         transfers.append(Transfer(codes, work.entry, partial(_scales, level)))

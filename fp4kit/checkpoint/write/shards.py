@@ -17,7 +17,7 @@ import numpy as np
 
 from fp4kit.backend.interface import ErrorSums
 from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, Shard
-from fp4kit.formats import ALL_RECIPES, get_recipe
+from fp4kit.formats import ALL_RECIPES
 from fp4kit.io.dequantize import dequantize_tensors
 from fp4kit.io.quantize_plan import TensorPlan
 from fp4kit.io.quantize_tensors import quantize_tensors
@@ -138,10 +138,13 @@ def _restore(shard: Shard, results: dict[str, Any]) -> None:
         work.sums = ErrorSums(**noted["sums"])
         if work.entry is not None and noted["second"] is not None:
             second = np.array([noted["second"]], np.uint32).view(np.float32)
-            recipe = get_recipe(noted["recipe"])
-            # Codes that were taken over have the recipe of the layout, and nothing was searched.
-            variant = work.entry.plan.variant if recipe == work.entry.plan.recipe else None
-            plan = with_changes(work.entry.plan, recipe=recipe, variant=variant)
+            scheme = work.entry.plan.scheme
+            if scheme.recipe != noted["recipe"]:
+                # Codes taken over have the recipe of the layout; nothing was searched.
+                scheme = scheme.replace(
+                    recipe=noted["recipe"], scale_search=None, search_error=None, e4m3_max=448
+                )
+            plan = with_changes(work.entry.plan, scheme=scheme)
             work.entry = with_changes(work.entry, plan=plan, second=second)
 
 

@@ -15,7 +15,8 @@ from fp4kit import arrays
 from fp4kit.api.backends import select
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.backend.interface import Backend, ErrorSums, PendingSums, Plan, Request
-from fp4kit.variant import Variant
+from fp4kit.backend.jobs import Job
+from fp4kit.scheme import Scheme
 
 from .chunks import Bytes, rows_view
 
@@ -42,16 +43,13 @@ class DeviceBackend:
             BackendUnavailableError: with the reason, before any work.
         """
         number = "cuda:0" if device == "cuda" else device
-        kinds: set[tuple[str | None, str | None, Variant | None]] = {
-            (plan.format.name, plan.recipe.name if plan.recipe else None, plan.variant)
-            for plan in plans
-        }
+        schemes: set[Scheme | None] = {plan.scheme for plan in plans}
         # What is quantized is measured as well.
         operations = ("error_stats", operation) if operation == "quantize" else (operation,)
         for dtype in set(dtypes) or {"float32"}:
-            for kind in kinds or {(None, None, None)}:
+            for scheme in schemes or {None}:
                 for asked in operations:
-                    self.kernels = select(Request(asked, number, dtype, *kind), None)
+                    self.kernels = select(Request(asked, number, dtype, scheme), None)
         self.origin = Origin("numpy" if device == "cpu" else "cupy", number)
         self.on_gpu = self.origin.device_kind == "cuda"
 
@@ -71,28 +69,21 @@ class DeviceBackend:
         with self.scope():
             return self.kernels.count_nonfinite(self.put(rows_view(x, dtype, 1, -1)), dtype)
 
-    def quantize(
-        self, plan: Plan, x: Any, dtype: str, second: Any, codes: Any, scales: Any
-    ) -> PendingSums:
+    def quantize(self, job: Job) -> PendingSums:
         """Quantizes rows on the device, and measures their errors."""
         if self.on_gpu:
-            self.kernels.quantize(plan, x, dtype, second, codes, scales)
-            return self.kernels.quantized_error_sums_async(plan, x, dtype, codes, scales, second)
-        sums = self.kernels.quantize_and_measure(plan, x, dtype, second, codes, scales)
+            self.kernels.quantize(job)
+            return self.kernels.quantized_error_sums_async(job)
+        sums = self.kernels.quantize_and_measure(job)
         return PendingSums(lambda: sums)
 
     def dequantize(
         self, plan: Plan, packed: Bytes, scale: Bytes, second: Second, out: Bytes, dtype: str
     ) -> None:
         """Decodes codes and scales on the CPU into a buffer of element type `dtype`."""
-        self.kernels.dequantize(
-            plan,
-            packed.reshape(plan.packed_shape),
-            scale.reshape(plan.scale_shape),
-            second,
-            rows_view(out, dtype, plan.rows, plan.cols),
-            dtype,
-        )
+        codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
+        job = Job(plan, None, dtype, second, codes, scales)
+        self.kernels.dequantize(job, rows_view(out, dtype, plan.rows, plan.cols), dtype)
 
     def sums(self, x: Bytes, x_dtype: str, y: Bytes, y_dtype: str) -> ErrorSums:
         """Error sums of two runs of floats on the host."""
@@ -108,11 +99,12 @@ class DeviceBackend:
     ) -> ErrorSums:
         """Error sums of rows on the host and their codes."""
         with self.scope():
-            return self.kernels.quantized_error_sums(
+            job = Job(
                 plan,
                 self.put(rows_view(x, dtype, plan.rows, plan.cols)),
                 dtype,
+                self.put(second),
                 self.put(packed.reshape(plan.packed_shape)),
                 self.put(scale.reshape(plan.scale_shape)),
-                self.put(second),
             )
+            return self.kernels.quantized_error_sums(job)

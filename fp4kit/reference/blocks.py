@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of quantization in NumPy, step by step: what the reference backend does with them.
+"""Quantization in NumPy, step by step: vectors, blocks, scales, codes.
 
 A plan's array is laid out as vectors of whole blocks first: of the rows, or of the columns. A 2-D
 tile is always worked on in rows; its columnwise result is a transposed copy of the rowwise one.
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fp4kit.backend.interface import Plan, Seed
-from fp4kit.reference import rotation
-from fp4kit.variant import GROUP
+from fp4kit.backend.jobs import Job, Seed
+from fp4kit.plan import Plan
+from fp4kit.scheme import GROUP
 
-from . import codecs, philox, scale_search, scaling
+from . import codecs, philox, rotation, scale_search, scaling
 
 
 class Blocks(NamedTuple):
@@ -33,19 +33,16 @@ class Blocks(NamedTuple):
 
 def works_on_columns(plan: Plan) -> bool:
     """Whether the vectors worked on are columns (2-D tiles are worked on in rows)."""
-    return plan.is_columnwise and plan.variant is not None and plan.variant.block == "1d"
+    return plan.is_columnwise and plan.scheme.block_shape == "1d"
 
 
 def vectors_of(plan: Plan, values: np.ndarray) -> np.ndarray:
     """float32 (vectors, length) that blocks divide, rotated if the plan says so."""
-    assert plan.variant is not None
     vectors = values.T if works_on_columns(plan) else values
-    if plan.variant.hadamard is None:
+    mask, rounding = plan.scheme.rht, plan.scheme.rht_rounding
+    if mask is None or rounding is None:
         return vectors
-    assert plan.variant.rht_rounding is not None
-    return rotation.rotate(
-        np.ascontiguousarray(vectors), plan.variant.hadamard, plan.variant.rht_rounding
-    )
+    return rotation.rotate(np.ascontiguousarray(vectors), mask, rounding)
 
 
 def in_blocks(plan: Plan, vectors: np.ndarray) -> np.ndarray:
@@ -66,18 +63,15 @@ def largest(magnitudes: np.ndarray) -> np.ndarray:
 
 def plan_amax(plan: Plan, values: np.ndarray) -> np.ndarray:
     """float32 (plan.scales,): `Backend.plan_amax` of float32 values."""
-    vectors = values
-    if plan.variant is not None:
-        with scaling.quiet():
-            vectors = vectors_of(plan, values)
+    with scaling.quiet():
+        vectors = vectors_of(plan, values)
     return largest(np.abs(vectors).reshape(plan.scales, -1))
 
 
 def block_amaxes(plan: Plan, values: np.ndarray) -> np.ndarray:
     """Amax of each block, or of its tile for each row of the tile, (n, blocks)."""
-    assert plan.variant is not None
     amax = largest(np.abs(values))
-    if plan.variant.block == "1d":
+    if plan.scheme.block_shape == "1d":
         return amax
     size = plan.format.block_size
     tiles = -(-len(amax) // size)
@@ -91,8 +85,7 @@ def scales(
     plan: Plan, values: np.ndarray, dtype: str, second: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scale bytes and element factors, both (n, blocks), of (n, blocks, block_size)."""
-    variant, recipe = plan.variant, plan.recipe
-    assert variant is not None
+    recipe = plan.recipe
     amax = block_amaxes(plan, values)
     if recipe is None:
         assert plan.scale_rule is not None
@@ -101,11 +94,11 @@ def scales(
     column = None
     if second is not None:
         column = np.repeat(second, len(values) // len(second))[:, None]
-    if variant.scale_search is not None:
+    if plan.scheme.scale_search is not None:
         assert column is not None
-        return scale_search.search(values, amax, column, variant)
+        return scale_search.search(values, amax, column, plan.scheme)
     byte = scaling.nvfp4_block_scale(amax, recipe, column, dtype)
-    if variant.per_token:
+    if plan.scheme.second_level == "per_token":
         assert column is not None
         return byte, scaling.per_token_factor(byte, column)
     return byte, scaling.nvfp4_element_factor(byte, recipe, column)
@@ -113,13 +106,12 @@ def scales(
 
 def element_codes(plan: Plan, values: np.ndarray, factor: np.ndarray, seed: Seed) -> np.ndarray:
     """Codes of (n, blocks, block_size) under factors (n, blocks)."""
-    assert plan.variant is not None
     factor = factor[:, :, None]
     if plan.recipe is not None and plan.recipe.divides:
         scaled = np.where(factor == 0, np.float32(0), values / factor)
     else:
         scaled = values * factor
-    if plan.variant.rounding == "stochastic":
+    if plan.scheme.rounding == "stochastic":
         random = philox.random_bits(scaled.size // GROUP, seed, int(works_on_columns(plan)))
         codes = philox.round_stochastically(scaled, random.reshape(scaled.shape))
     else:
@@ -129,14 +121,13 @@ def element_codes(plan: Plan, values: np.ndarray, factor: np.ndarray, seed: Seed
     return codes
 
 
-def quantize_blocks(
-    plan: Plan, x: np.ndarray, dtype: str, second: np.ndarray | None, seed: Seed
-) -> Blocks:
+def quantize_blocks(job: Job) -> Blocks:
     """Codes and scales of the plan's vectors."""
+    plan = job.plan
     with scaling.quiet():
-        values = in_blocks(plan, vectors_of(plan, codecs.to_float32(x, dtype)))
-        byte, factor = scales(plan, values, dtype, second)
-        codes = element_codes(plan, values, factor, seed).reshape(len(values), -1)
+        values = in_blocks(plan, vectors_of(plan, codecs.to_float32(job.x, job.dtype)))
+        byte, factor = scales(plan, values, job.dtype, job.second)
+        codes = element_codes(plan, values, factor, job.seed).reshape(len(values), -1)
     if plan.is_columnwise and not works_on_columns(plan):
         return transposed_tiles(plan, codes, byte)
     return Blocks(codes, byte)

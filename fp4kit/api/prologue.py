@@ -17,24 +17,22 @@ from typing import Any
 from fp4kit import arrays
 from fp4kit.arrays import Raw
 from fp4kit.arrays.overlap import Place, places
+from fp4kit.backend.interface import Backend, Job, Prologue
 from fp4kit.errors import DtypeError, OptionError, ShapeError
-from fp4kit.formats import ALL_FORMATS, one_of
-from fp4kit.plan import Seed
-from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
+from fp4kit.reference.activations import DERIVATIVES
 
 from .backends import engine_for
 from .buffers import result_buffer, rows_of
 from .measure import check_finite
-from .planning import Call
 
 
 @dataclass(frozen=True)
-class Ahead:
+class ArrayPrologue:
     """An activation, column sums, or both, of an array that will be quantized.
 
     Attributes:
         raw: the array.
-        name: one of ACTIVATIONS, or None.
+        name: one of `scheme.ACTIVATIONS`, or None.
         other: what the forward pass activated, for derivatives.
         dbias: the array that takes the column sums, or None.
     """
@@ -65,35 +63,24 @@ class Ahead:
         sums = None if self.dbias is None else arrays.ingest(self.dbias, "dbias").data
         return places(activation_input=other, dbias=sums)
 
-    def fused(
-        self,
-        calls: Sequence[Call],
-        seconds: Sequence[Any],
-        targets: Sequence[tuple[Any, Any]],
-        seed: Seed,
-    ) -> bool:
+    def fused(self, engine: Backend, jobs: Sequence[Job]) -> bool:
         """All at once, and the sums written. False: nothing was done, the backend cannot.
 
-        The caller has made sure that no amax is to be measured and NaN is not refused.
+        The caller has made sure that nothing is empty, no amax is to be measured and NaN is not
+        refused.
 
         Args:
-            calls: of one direction, or of the rows and the columns.
-            seconds: second levels of each.
-            targets: codes and scales of each, in rows.
-            seed: key and stream.
+            engine: backend.
+            jobs: of one direction, or of the rows and the columns.
 
         Raises:
             ShapeError: if `dbias` does not fit.
         """
-        if calls[0].is_empty:
-            return False
-        sums = self._sums()
+        return engine.quantize_activated(self._prologue(), tuple(jobs))
+
+    def _prologue(self) -> Prologue:
         x, z = self._inputs
-        plans = tuple(call.plan for call in calls)
-        packeds, scales = zip(*targets, strict=True)
-        return calls[0].engine.quantize_activated(
-            self.name, plans, x, self.raw.dtype, z, tuple(seconds), packeds, scales, sums, seed
-        )
+        return Prologue(self.name, x, self.raw.dtype, z, self._sums())
 
     def _sums(self) -> Any:
         if self.dbias is None:
@@ -116,10 +103,10 @@ class Ahead:
         """
         dtype, origin = self.raw.dtype, self.raw.origin
         operation = "column_sums" if self.name is None else "activate"
-        engine = engine_for(operation, origin.device, dtype, None, None, backend)
+        engine = engine_for(operation, origin.device, dtype, None, backend)
         width = self.shape[-1]
         with arrays.device_scope(origin):
-            sums = self._sums()
+            prologue = self._prologue()
             x, z = self._inputs
             out = x
             if self.name is not None:
@@ -128,9 +115,9 @@ class Ahead:
             scan = None
             if out.size:
                 wants = measures or refuses_nonfinite
-                scan = engine.activate_measured(self.name, x, dtype, z, out, sums, wants)
-            elif sums is not None:
-                sums[...] = 0
+                scan = engine.activate_measured(prologue, out, wants)
+            elif prologue.sums is not None:
+                prologue.sums[...] = 0
             return Raw(out.reshape(self.shape), dtype, origin, scan)
 
     def _check(self, engine: Any, x: Any, z: Any, refuses_nonfinite: bool) -> None:
@@ -142,7 +129,7 @@ class Ahead:
                 check_finite(engine, z, dtype, shape, "activation_input")
 
 
-def ahead_of(raw: Raw, name: str | None, activation_input: Any, dbias: Any) -> Ahead:
+def prologue_of(raw: Raw, name: str | None, activation_input: Any, dbias: Any) -> ArrayPrologue:
     """What a call asks for, checked; something is.
 
     Raises:
@@ -155,28 +142,21 @@ def ahead_of(raw: Raw, name: str | None, activation_input: Any, dbias: Any) -> A
         refuse_lone_input(activation_input)
         if not shape:
             raise ShapeError("dbias needs an array of at least one dimension, got shape ()")
-        return Ahead(raw, None, None, dbias)
+        return ArrayPrologue(raw, None, None, dbias)
     other = opened_input(raw, name, activation_input)
     if not shape or (name == "swiglu" and shape[-1] % 2):
         raise ShapeError(f"activation={name!r} needs an even last axis, got shape {shape}")
-    return Ahead(raw, name, other, dbias)
-
-
-def measures_amax(format: str, *given: Any) -> bool:
-    """Whether a call measures an amax: a format with a second level, of which nothing is given."""
-    spec = ALL_FORMATS.get(format)
-    return spec is not None and spec.has_second_level and all(value is None for value in given)
+    return ArrayPrologue(raw, name, other, dbias)
 
 
 def opened_input(raw: Raw, name: str, activation_input: Any) -> Raw | None:
     """The input of a derivative's activation beside `raw`, or None where there is none to have.
 
     Raises:
-        OptionError: for an unknown activation, or an input that it lacks or does not take.
+        OptionError: for an input that it lacks or does not take.
         ShapeError: if the two do not fit.
         DtypeError: if they lie on different devices.
     """
-    one_of("activation", name, ACTIVATIONS)
     if (activation_input is not None) != (name in DERIVATIVES):
         raise OptionError(
             f"activation={name!r} {'needs' if name in DERIVATIVES else 'takes no'} "

@@ -1,0 +1,252 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The one path of every quantizing call: ingest, plan, allocate, job, wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fp4kit import arrays
+from fp4kit.arrays import Raw
+from fp4kit.arrays.frameworks import Origin
+from fp4kit.arrays.overlap import Place, place_of
+from fp4kit.backend.interface import Job
+from fp4kit.errors import OptionError
+from fp4kit.plan import Plan
+from fp4kit.scheme import Scheme
+
+from .buffers import Target, in_rows, new_target, output_buffers, per_token_amax, rows_of
+from .calls import Call, CallData, call_for
+from .measure import checked
+from .prologue import ArrayPrologue
+from .tensor import DirectionPair, QuantizedTensor
+
+
+class Planned(NamedTuple):
+    """One direction of a call: its plan, and the second-level scale that was passed, raw."""
+
+    call: Call
+    given: Any
+
+
+def planned(
+    operation: str, scheme: Scheme, raw: Raw, shape: tuple[int, ...], data: CallData
+) -> list[Planned]:
+    """Plans every direction of a call for `shape`, which `raw` has or gets by its prologue."""
+    result = []
+    for part, value in zip(scheme.parts, data.given.values, strict=False):
+        given, scales = None, 1
+        if value is not None:
+            assert data.given.name is not None
+            given = arrays.ingest_scale(value, data.given.name, raw.origin)
+            scales = given.size
+        elif part.second_level in ("row_scaled", "per_token"):
+            scales = -1
+        device = raw.origin.device
+        call = call_for(operation, part, scheme.pad, shape, raw.dtype, device, scales, data.backend)
+        result.append(Planned(call, given))
+    return result
+
+
+def second_levels(run: Sequence[Planned], name: str | None, x: Any, raw: Raw) -> list[Any]:
+    """What the recipe keeps as the second level of each direction, or None.
+
+    Args:
+        run: the directions.
+        name: which scale was passed.
+        x: rows of the array, None if a prologue makes them and all scales are passed.
+        raw: the array, with what is known of its values.
+    """
+    engine = run[0].call.engine
+    scanned = None if raw.scan is None else raw.scan[:1].view(np.float32)
+    measured: list[Any] = [None] * len(run)
+    missing = []
+    for number, (call, given) in enumerate(run):
+        if not call.plan.has_second_level or given is not None:
+            continue
+        if scanned is not None and call.plan.has_plain_amax:
+            measured[number] = scanned
+        else:
+            missing.append(number)
+    if len(missing) == 2:
+        measured[:] = engine.plan_amax_both(run[0].call.plan, run[1].call.plan, x, raw.dtype)
+    elif missing:
+        measured[missing[0]] = engine.plan_amax(run[missing[0]].call.plan, x, raw.dtype)
+    seconds: list[Any] = []
+    for (call, given), amax in zip(run, measured, strict=True):
+        recipe = call.plan.recipe
+        if recipe is None or not call.plan.has_second_level:
+            seconds.append(None)
+        elif given is not None and name == recipe.keeps:
+            seconds.append(given)
+        else:
+            own = amax if given is None else given
+            seconds.append(engine.second_level(own, call.plan, raw.dtype))
+    return seconds
+
+
+def used_second(plan: Plan, second: Any, origin: Origin) -> Any:
+    """The second level as the backend counts with it."""
+    if second is None or plan.scheme.second_level != "per_token":
+        return second
+    return per_token_amax(second, origin)
+
+
+def quantize(
+    raw: Raw,
+    scheme: Scheme,
+    data: CallData,
+    prologue: ArrayPrologue | None,
+    out: QuantizedTensor | DirectionPair | None,
+) -> QuantizedTensor | DirectionPair:
+    """`fp4kit.quantize`, its arguments checked.
+
+    Args:
+        raw: the array.
+        scheme: what is wanted.
+        data: what belongs to the call.
+        prologue: what is still to be done to the array first, or None.
+        out: the result to overwrite, or None.
+    """
+    read: tuple[Place, ...] = ()
+    if out is not None:
+        read = (place_of("x", raw.data), *(() if prologue is None else prologue.places))
+    if prologue is not None and (data.refuses or _measures(scheme, data)):
+        # The result is looked at before it is quantized.
+        raw, prologue = prologue.run(data.refuses, data.measures(scheme), data.backend), None
+    shape = raw.data.shape if prologue is None else prologue.shape
+    run = planned("quantize", scheme, raw, shape, data)
+    outs = _outputs(out, len(run))
+    origin = raw.origin
+    with arrays.device_scope(origin):
+        targets = []
+        for one, reused in zip(run, outs, strict=True):
+            target = _target(one, data.given.name, reused, shape, origin, read)
+            targets.append(target)
+            read += target.places
+        first = run[0].call
+        rows = None if prologue is not None else rows_of(raw, first.plan.rows, first.plan.cols)
+        if data.refuses and not first.is_empty:
+            raw = checked(first.engine, rows, raw)
+        seconds = _quantize(run, data, rows, raw, prologue, targets)
+        results = [
+            _wrap(one.call, target, second, reused, raw, shape)
+            for one, target, second, reused in zip(run, targets, seconds, outs, strict=True)
+        ]
+    if isinstance(out, DirectionPair):
+        return out
+    return results[0] if len(results) == 1 else DirectionPair(*results)
+
+
+def _measures(scheme: Scheme, data: CallData) -> bool:
+    """Whether any second level is to be measured."""
+    return scheme.parts[0].second_level != "none" and data.given.name is None
+
+
+def _outputs(
+    out: QuantizedTensor | DirectionPair | None, count: int
+) -> tuple[QuantizedTensor | None, ...]:
+    if out is None:
+        return (None,) * count
+    if count == 1 and isinstance(out, QuantizedTensor):
+        return (out,)
+    if count == 2 and isinstance(out, DirectionPair):
+        return tuple(out)
+    raise OptionError(
+        f"out is a {type(out).__name__}; direction='both' takes a pair as it returns one, one "
+        "direction takes the QuantizedTensor that an equal call returned"
+    )
+
+
+def _target(
+    one: Planned,
+    name: str | None,
+    out: QuantizedTensor | None,
+    shape: tuple[int, ...],
+    origin: Origin,
+    read: tuple[Place, ...],
+) -> Target:
+    """Where the codes and scales of a direction go."""
+    if out is None:
+        return new_target(one.call, origin)
+    if one.given is not None and name is not None:
+        read = (*read, place_of(name, one.given))
+    return output_buffers(out, one.call, shape, origin, read)
+
+
+def _quantize(
+    run: list[Planned],
+    data: CallData,
+    rows: Any,
+    raw: Raw,
+    prologue: ArrayPrologue | None,
+    targets: list[Target],
+) -> list[Any]:
+    """Fills the targets; returns what the recipe keeps as the second level of each direction."""
+    call, plan = run[0].call, run[0].call.plan
+    jobs = [
+        Job(
+            one.call.plan,
+            rows,
+            raw.dtype,
+            None,
+            in_rows(target.packed, one.call.plan.packed_shape),
+            in_rows(target.block_scale, one.call.plan.scale_shape),
+            data.seed,
+        )
+        for one, target in zip(run, targets, strict=True)
+    ]
+    own_levels = plan.scheme.second_level in ("row_scaled", "per_token")
+    of_rows = plan.scheme.deviations <= {"second_level", "rounding"}
+    if own_levels and of_rows and len(run) == 1 and not call.is_empty:
+        measured = call.engine.quantize_measured(jobs[0])
+        if measured is not None:
+            return [measured]
+    seconds = second_levels(run, data.given.name, rows, raw)
+    if call.is_empty:
+        if prologue is not None:
+            prologue.run(False, False, data.backend)
+        return seconds
+    jobs = [
+        job._replace(second=used_second(job.plan, second, raw.origin))
+        for job, second in zip(jobs, seconds, strict=True)
+    ]
+    if prologue is not None:
+        if prologue.fused(call.engine, jobs):
+            return seconds
+        made = prologue.run(False, False, data.backend)
+        rows = rows_of(made, plan.rows, plan.cols)
+        jobs = [job._replace(x=rows) for job in jobs]
+    if len(jobs) == 1:
+        call.engine.quantize(jobs[0])
+    else:
+        call.engine.quantize_both(jobs[0], jobs[1])
+    return seconds
+
+
+def _wrap(
+    call: Call,
+    target: Target,
+    second: Any,
+    out: QuantizedTensor | None,
+    raw: Raw,
+    shape: tuple[int, ...],
+) -> QuantizedTensor:
+    """The result in the caller's framework."""
+    if out is not None:
+        if second is not None:
+            arrays.overwrite_scale(target.second, second)
+        return out
+    recipe, origin = call.plan.recipe, raw.origin
+    scale = None if second is None else arrays.emit(second, "float32", origin)
+    return QuantizedTensor.made(
+        call.plan,
+        arrays.emit(target.packed, "uint8", origin),
+        arrays.emit(target.block_scale, "uint8", origin),
+        shape,
+        {} if scale is None or recipe is None else {recipe.keeps: scale},
+        raw.dtype,
+    )

@@ -1,0 +1,474 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The one object that says how to quantize: its words, its checks, and the text that files store.
+
+No arithmetic stands here. The formulas are in :mod:`fp4kit.reference.scaling` (recipes and scale
+rules), :mod:`fp4kit.reference.scale_search`, :mod:`fp4kit.reference.rotation` and
+:mod:`fp4kit.reference.philox`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypedDict, get_args
+
+from .errors import OptionError, ShapeError
+from .formats import ALL_FORMATS, SCALE_RULES, FormatSpec, Recipe, get_format, get_recipe, one_of
+
+Format = Literal["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"]
+RecipeName = Literal["te", "nvfuser", "torchao", "modelopt", "compressed-tensors", "comfy"]
+ScaleRule = Literal["floor", "ceil", "even", "rceil"]
+Direction = Literal["rowwise", "columnwise"]
+Directions = Literal["rowwise", "columnwise", "both"]
+BlockShape = Literal["1d", "2d"]
+SecondLevel = Literal["tensor", "none", "row_scaled", "per_token"]
+ScaleLayout = Literal["linear", "swizzled_128x4", "swizzled_8x4", "grouped_128x4"]
+NibbleOrder = Literal["low_first", "high_first"]
+Rounding = Literal["nearest", "stochastic"]
+ScaleSearch = Literal["four_over_six", "sweep"]
+#: `_scaled` measures the error before the second-level scale, as Transformer Engine's fast path.
+SearchError = Literal["mse", "mae", "mse_scaled", "mae_scaled"]
+RhtRounding = Literal["bf16", "none"]
+Activation = Literal["gelu", "silu", "relu", "swiglu", "dgelu", "dsilu", "drelu"]
+
+DIRECTIONS: tuple[str, ...] = get_args(Direction)
+SCALE_SEARCHES: tuple[str, ...] = get_args(ScaleSearch)
+SEARCH_ERRORS: tuple[str, ...] = get_args(SearchError)
+RHT_ROUNDINGS: tuple[str, ...] = get_args(RhtRounding)
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+E4M3_MAXIMA = (448, 256)
+#: Elements that are rotated together, and that share one call of the random generator.
+GROUP = 16
+#: Transformer Engine's sign mask; bit i = 1 negates element i of a group before the rotation.
+DEFAULT_SIGN_MASK = 0xD7E8
+
+#: The words of each option that takes one of a list.
+_WORDS: dict[str, tuple[str, ...]] = {
+    "direction": get_args(Directions),
+    "block_shape": get_args(BlockShape),
+    "second_level": get_args(SecondLevel),
+    "scale_layout": get_args(ScaleLayout),
+    "nibble_order": get_args(NibbleOrder),
+    "rounding": get_args(Rounding),
+    "scale_search": SCALE_SEARCHES,
+    "search_error": SEARCH_ERRORS,
+    "rht_direction": get_args(Directions),
+    "rht_rounding": RHT_ROUNDINGS,
+    "activation": ACTIVATIONS,
+}
+
+
+class DirectionlessFields(TypedDict, total=False):
+    """The fields of a :class:`Scheme` but its direction as keywords, for type checkers."""
+
+    format: Format
+    recipe: RecipeName | None
+    scale_rule: ScaleRule | None
+    block_shape: BlockShape
+    second_level: SecondLevel | None
+    scale_layout: ScaleLayout
+    nibble_order: NibbleOrder
+    pad: bool
+    rounding: Rounding
+    scale_search: ScaleSearch | None
+    search_error: SearchError | None
+    e4m3_max: Literal[448, 256]
+    rht: bool | int | None
+    rht_direction: Directions | None
+    rht_rounding: RhtRounding | None
+    activation: Activation | None
+
+
+class SchemeFields(DirectionlessFields, total=False):
+    """The fields of a :class:`Scheme` as keyword arguments, for type checkers."""
+
+    direction: Directions
+
+
+def sign_mask(value: object) -> int:
+    """The sign bits of an `rht` argument: True is the default mask, False no signs.
+
+    Raises:
+        OptionError: if it is no mask of 16 bits.
+    """
+    if isinstance(value, bool):
+        return DEFAULT_SIGN_MASK if value else 0
+    if not isinstance(value, int) or not 0 <= value <= 0xFFFF:
+        raise OptionError(
+            f"{value!r} is not a sign mask of 16 bits; pass True for {DEFAULT_SIGN_MASK:#06x}, 0 "
+            "for no signs, or a number up to 0xffff"
+        )
+    return value
+
+
+def check_groups(length: int, direction: str, shape: tuple[int, ...]) -> None:
+    """Refuses vectors that do not divide into groups of 16.
+
+    Raises:
+        ShapeError: naming the axis.
+    """
+    if length % GROUP:
+        what = "the last axis" if direction == "rowwise" else "the number of rows"
+        raise ShapeError(
+            f"a rotation mixes whole groups of {GROUP}, so {what} must be a multiple of {GROUP}; "
+            f"got {length} in shape {tuple(shape)}; pad the array with zeros yourself"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Scheme:
+    """What is wanted of a quantization: everything that decides bytes, except the arrays.
+
+    Checked when it is made, frozen and hashable: make it once and pass it to every call. A field
+    that is None is not set, and takes what the format, or the recipe, has by default.
+
+    Attributes:
+        format: `nvfp4`, `mxfp4`, `mxfp8` (E4M3 elements) or `mxfp8_e5m2`.
+        recipe: for nvfp4: `te` (the default), `nvfuser`, `torchao`, `modelopt`,
+            `compressed-tensors` or `comfy`: whose order of operations, see
+            :mod:`fp4kit.reference.scaling`.
+        scale_rule: for MX formats: `floor`, `ceil`, `even` (the default of mxfp4) or `rceil` (of
+            mxfp8), after the OCP Microscaling specification 1.0.
+        direction: `rowwise` (blocks along the last axis), `columnwise` (along the rows, all leading
+            dimensions flattened to M of them) or `both`. Columnwise FP4 is the quantized
+            transpose, codes (K, M/2); columnwise mxfp8 keeps the order of the data, codes (M, K).
+        block_shape: `1d`, or `2d` for one scale per square tile (16x16, 32x32 for MX formats), so
+            that both directions hold the same values.
+        second_level: for nvfp4: `tensor` (the default: one scale), `none` (recipes nvfuser and
+            torchao), `row_scaled` (one per row, per column for columnwise codes) or `per_token`
+            (likewise, with Transformer Engine pull request 3045's formulas).
+        scale_layout: `linear`, `swizzled_128x4` or `swizzled_8x4`; padding scales are 0. For
+            groups also `grouped_128x4`.
+        nibble_order: `low_first`, or `high_first` as ComfyUI stores it.
+        pad: pad each vector with zeros to whole blocks; the logical K is kept.
+        rounding: `nearest`, or `stochastic` for E2M1: up or down by the distance to either
+            neighbour (see :mod:`fp4kit.reference.philox`); scales are the same.
+        scale_search: for recipe te: `four_over_six` or `sweep` choose each block's scale by the
+            error it leaves (see :mod:`fp4kit.reference.scale_search`).
+        search_error: what a search compares: `mse` (the default), `mae`, or `mse_scaled` and
+            `mae_scaled` before the second-level scale (Transformer Engine's fast path).
+        e4m3_max: with a search: largest block scale, 448, or 256 to leave it room upwards. It
+            changes the second-level scale, so decoding needs it.
+        rht: rotate groups of 16 along the quantized axis first (random Hadamard transform): True
+            for Transformer Engine's sign mask 0xD7E8, or a mask (0: no signs). See
+            :func:`fp4kit.hadamard_transform`.
+        rht_direction: which direction of `both` to rotate: `columnwise` (the default), `rowwise`
+            or `both`.
+        rht_rounding: `bf16` (the default) rounds rotated values to bfloat16, `none` does not.
+        activation: quantize `gelu` (tanh form), `silu`, `relu` or `swiglu` of x (whose last axis
+            holds what is activated, then the factors), computed in float32 and rounded to the type
+            of x; or the gradient `dgelu`, `dsilu` or `drelu` at activation_input, times x.
+
+    Raises:
+        OptionError: for unknown or contradictory fields.
+
+    Example:
+        >>> scheme = Scheme("nvfp4", recipe="torchao", scale_layout="swizzled_128x4")
+        >>> scheme
+        Scheme('nvfp4', recipe='torchao', scale_layout='swizzled_128x4')
+    """
+
+    format: Format = "nvfp4"
+    recipe: RecipeName | None = field(default=None, kw_only=True)
+    scale_rule: ScaleRule | None = field(default=None, kw_only=True)
+    direction: Directions = field(default="rowwise", kw_only=True)
+    block_shape: BlockShape = field(default="1d", kw_only=True)
+    second_level: SecondLevel | None = field(default=None, kw_only=True)
+    scale_layout: ScaleLayout = field(default="linear", kw_only=True)
+    nibble_order: NibbleOrder = field(default="low_first", kw_only=True)
+    pad: bool = field(default=False, kw_only=True)
+    rounding: Rounding = field(default="nearest", kw_only=True)
+    scale_search: ScaleSearch | None = field(default=None, kw_only=True)
+    search_error: SearchError | None = field(default=None, kw_only=True)
+    e4m3_max: int = field(default=448, kw_only=True)
+    rht: bool | int | None = field(default=None, kw_only=True)
+    rht_direction: Directions | None = field(default=None, kw_only=True)
+    rht_rounding: RhtRounding | None = field(default=None, kw_only=True)
+    activation: Activation | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", get_format(self.format).name)
+        for name, words in _WORDS.items():
+            value = getattr(self, name)
+            if value is not None or self.__dataclass_fields__[name].default is not None:
+                one_of(name, value, words)
+        if self.recipe is not None:
+            get_recipe(self.recipe)
+        if self.scale_rule is not None:
+            one_of("scale_rule", self.scale_rule, SCALE_RULES)
+        if not isinstance(self.pad, bool):
+            raise OptionError(f"pad={self.pad!r} is not known; choose True or False")
+        self._check_scales()
+        self._check_search()
+        self._check_second_level()
+        if self.rounding == "stochastic":
+            self._check_fp4("rounding='stochastic'", "is for E2M1 elements", "is defined for")
+        self._check_rotation()
+
+    # Schemes are the keys of caches on the path of every call: what is derived is derived once.
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, one.name) for one in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hashes of strings differ from process to process.
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    def __repr__(self) -> str:
+        rest = "".join(f", {name}={value!r}" for name, value in self._given().items())
+        return f"Scheme({self.format!r}{rest})"
+
+    def _given(self) -> dict[str, Any]:
+        """The fields beside the format that are not their default."""
+        named = ((one.name, getattr(self, one.name), one.default) for one in fields(self)[1:])
+        return {name: value for name, value, default in named if value != default}
+
+    @property
+    def _name(self) -> str:
+        if not self.spec.has_second_level:
+            return self.format
+        return f"{self.format} with recipe {self.recipe or 'te'}"
+
+    def _check_scales(self) -> None:
+        """Recipe, scale rule and second level each belong to some formats."""
+        if self.spec.has_second_level:
+            if self.scale_rule is not None:
+                raise OptionError(
+                    f"{self.format} takes a recipe, not scale_rule={self.scale_rule!r}; scale "
+                    "rules are for mxfp4 and mxfp8"
+                )
+            recipe = get_recipe(self.recipe or "te")
+            if self.second_level == "none" and not recipe.optional_second_level:
+                raise OptionError(
+                    f"recipe {recipe.name} is not defined without its second-level scale; use "
+                    "nvfuser or torchao for second_level='none'"
+                )
+            return
+        if self.recipe is not None:
+            raise OptionError(
+                f"recipe={self.recipe!r} is for nvfp4; {self.format} takes scale_rule: "
+                f"{', '.join(SCALE_RULES)}"
+            )
+        if self.second_level not in (None, "none"):
+            raise OptionError(
+                f"second_level={self.second_level!r} is for nvfp4; {self.format} has none"
+            )
+
+    def _check_search(self) -> None:
+        if self.e4m3_max not in E4M3_MAXIMA:
+            raise OptionError(f"e4m3_max={self.e4m3_max!r} is not known; choose 448 or 256")
+        if self.scale_search is None:
+            if self.search_error is not None or self.e4m3_max != 448:
+                raise OptionError("search_error and e4m3_max belong to a scale_search; name one")
+            return
+        if not self.spec.has_second_level or self.recipe not in (None, "te"):
+            raise OptionError(
+                f"scale_search={self.scale_search!r} compares errors under recipe te of nvfp4, not "
+                f"{self._name}; use recipe='te' (its codes can be stored for any engine)"
+            )
+        for name, clash in (("rounding", "stochastic"), ("second_level", "per_token")):
+            if getattr(self, name) == clash:
+                raise OptionError(
+                    "scale_search compares the errors of rounding to nearest under recipe te; it "
+                    f"cannot be combined with {name}={clash!r}"
+                )
+
+    def _check_second_level(self) -> None:
+        if self.second_level not in ("row_scaled", "per_token"):
+            return
+        if self.second_level == "per_token" and self.recipe not in (None, "te"):
+            raise OptionError(
+                f"second_level='per_token' is a formula of recipe te, not of {self._name}"
+            )
+        if self.block_shape == "2d":
+            raise OptionError(
+                f"a 2-D tile has one scale, second_level={self.second_level!r} one per row: no both"
+            )
+
+    def _check_fp4(self, what: str, for_elements: str, for_recipe: str) -> None:
+        if self.spec.element.bits != 4:
+            raise OptionError(f"{what} {for_elements}, not {self._name}")
+        if self.recipe not in (None, "te"):
+            raise OptionError(f"{what} {for_recipe} recipe te, not {self._name}")
+
+    def _check_rotation(self) -> None:
+        if self.rht is None or self.rht is False:
+            for name in ("rht_direction", "rht_rounding"):
+                if getattr(self, name) is not None:
+                    raise OptionError(f"{name} belongs to rht; pass rht=True or a mask")
+            return
+        sign_mask(self.rht)
+        self._check_fp4("rht", "rotates before E2M1 quantization", "is defined for")
+        if self.block_shape == "2d":
+            raise OptionError("rht mixes 16 elements of one direction, a 2-D tile must serve both")
+        if self.rht_direction is not None and self.direction not in ("both", self.rht_direction):
+            raise OptionError(
+                f"rht_direction={self.rht_direction!r} is not quantized under "
+                f"direction={self.direction!r}"
+            )
+
+    @cached_property
+    def spec(self) -> FormatSpec:
+        """The format's facts."""
+        return ALL_FORMATS[self.format]
+
+    @cached_property
+    def recipe_spec(self) -> Recipe | None:
+        """The recipe's facts, None where the format has none."""
+        return get_recipe(self.recipe or "te") if self.spec.has_second_level else None
+
+    @cached_property
+    def parts(self) -> tuple[Scheme, ...]:
+        """The scheme of each direction by itself, with nothing left unset that has a default.
+
+        What concerns the call alone is left out: padding and activation.
+        """
+        names = DIRECTIONS if self.direction == "both" else (self.direction,)
+        rotated: str | None = None
+        if self.rht is not None and self.rht is not False:
+            # As published: of both directions only the columnwise one is rotated.
+            default = "columnwise" if self.direction == "both" else self.direction
+            rotated = self.rht_direction or default
+        return tuple(self._part(name, rotated in (name, "both")) for name in names)
+
+    def _part(self, direction: Any, rotated: bool) -> Scheme:
+        has_second = self.spec.has_second_level
+        error = "mse" if self.scale_search is not None else None
+        return _interned(
+            replace(
+                self,
+                recipe=self.recipe_spec.name if self.recipe_spec is not None else None,  # type: ignore[arg-type]
+                scale_rule=self.scale_rule or self.spec.default_scale_rule,  # type: ignore[arg-type]
+                direction=direction,
+                second_level=(self.second_level or "tensor") if has_second else "none",
+                pad=False,
+                search_error=self.search_error or error,  # type: ignore[arg-type]
+                rht=sign_mask(self.rht) if rotated else None,
+                rht_direction=None,
+                rht_rounding=(self.rht_rounding or "bf16") if rotated else None,
+                activation=None,
+            )
+        )
+
+    @cached_property
+    def decoding(self) -> Scheme:
+        """What decoding a part needs to know."""
+        if self.e4m3_max != 448:
+            return self
+        return _interned(
+            replace(
+                self,
+                block_shape="1d",
+                second_level="none" if self.second_level == "none" else "tensor",
+                rounding="nearest",
+                scale_search=None,
+                search_error=None,
+                rht=None,
+                rht_rounding=None,
+            )
+        )
+
+    @cached_property
+    def deviations(self) -> frozenset[str]:
+        """The fields in which a part is not plain: what kernels of plain rows do not do."""
+        facts = {
+            "direction": self.direction == "columnwise",
+            "block_shape": self.block_shape == "2d",
+            "second_level": self.second_level == "per_token",
+            "scale_search": self.scale_search is not None,
+            "rounding": self.rounding == "stochastic",
+            "rht": self.rht is not None,
+        }
+        return frozenset(name for name, deviates in facts.items() if deviates)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether a part is rowwise 1-D blocks, rounded to nearest, with the usual scales."""
+        return not self.deviations
+
+    def describe(self) -> str:
+        """The scheme in words, for error messages; the usual second level goes without saying."""
+        told = self._given().items()
+        usual = ("tensor",) if self.spec.has_second_level else ("none",)
+        rest = ", ".join(
+            f"{name}={value!r}"
+            for name, value in told
+            if name != "second_level" or value not in usual
+        )
+        return f"{self.format} ({rest})" if rest else self.format
+
+    def replace(self, **changes: Any) -> Scheme:
+        """A scheme with other values of some fields, checked again."""
+        known = {one.name for one in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise OptionError(f"{name!r} is no field of a Scheme; it has {', '.join(known)}")
+        return replace(self, **changes)
+
+    def to_metadata(self) -> dict[str, Any]:
+        """The fields that are not their default, and the format, as JSON values."""
+        return {"format": self.format, **self._given()}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Scheme:
+        """The scheme that :meth:`to_metadata` wrote.
+
+        Raises:
+            OptionError: for unknown fields or values.
+        """
+        unknown = sorted(set(metadata) - {one.name for one in fields(cls)})
+        if unknown:
+            raise OptionError(f"a Scheme has no field {', '.join(map(repr, unknown))}")
+        return cls(**metadata)
+
+
+_schemes: dict[Scheme, Scheme] = {}
+
+
+def _interned(scheme: Scheme) -> Scheme:
+    """One object for equal schemes: caches then compare by identity."""
+    return _schemes.setdefault(scheme, scheme)
+
+
+@lru_cache(maxsize=1024)
+def _scheme_of(format: str, options: tuple[tuple[str, Any], ...]) -> Scheme:
+    return _interned(Scheme(format, **dict(options)))  # type: ignore[arg-type]
+
+
+def as_scheme(scheme: Scheme | str, options: Mapping[str, Any]) -> Scheme:
+    """The scheme of a call: an object, or a format's name and fields as keywords.
+
+    Args:
+        scheme: what the caller passed.
+        options: further keyword arguments: fields of a Scheme.
+
+    Raises:
+        OptionError: for unknown fields, fields beside a Scheme, or something else than a scheme.
+    """
+    if isinstance(scheme, Scheme):
+        if options:
+            raise OptionError(
+                f"{', '.join(options)} cannot be passed beside a Scheme; use "
+                "scheme.replace(...) for other values"
+            )
+        return scheme
+    for name in options:
+        if name not in Scheme.__dataclass_fields__:
+            raise OptionError(
+                f"{name!r} is not an option here; fields of a Scheme are "
+                f"{', '.join(Scheme.__dataclass_fields__)}"
+            )
+    if "format" in options and scheme != "nvfp4":
+        raise OptionError(f"two formats were passed: {scheme!r} and format={options['format']!r}")
+    format_name = options.get("format", scheme)
+    rest = tuple((name, value) for name, value in options.items() if name != "format")
+    try:
+        return _scheme_of(format_name, rest)
+    except TypeError:  # a value that cannot be hashed gets the message of its own check
+        return Scheme(format_name, **dict(rest))
