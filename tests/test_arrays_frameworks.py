@@ -165,7 +165,7 @@ def test_torch_amax_arrays(torch, assert_bits):
     assert measured.tolist() == [x.abs().max().item()]
     q = fp4kit.quantize(x, amax=measured)
     assert_bits(q.packed.numpy(), fp4kit.quantize(x).packed.numpy())
-    converted = fp4kit.convert_second_level(q, "encode")
+    converted = fp4kit.convert_second_level(q, "encode_scale")
     assert isinstance(converted, torch.Tensor)
 
 

@@ -298,7 +298,7 @@ def test_orders_that_are_no_whole_numbers(order):
         fp4kit.dequantize,
         fp4kit.dequantize_grouped,
         fp4kit.dequantize_residual,
-        lambda q: fp4kit.convert_second_level(q, "decode"),
+        lambda q: fp4kit.convert_second_level(q, "decode_scale"),
     ],
 )
 def test_what_is_no_quantized_tensor_cannot_be_decoded(decode, value):
@@ -309,7 +309,7 @@ def test_what_is_no_quantized_tensor_cannot_be_decoded(decode, value):
 def test_quantized_tensors_of_another_kind_cannot_be_decoded():
     both = fp4kit.quantize(SAMPLE, direction="both", pad=True)
     with pytest.raises(
-        OptionError, match="a Directions cannot be decoded here; pass the Quantized"
+        OptionError, match="a DirectionPair cannot be decoded here; pass the Quantized"
     ):
         fp4kit.dequantize(both)
     group = fp4kit.quantize_grouped(SAMPLE, members=2)

@@ -76,7 +76,7 @@ def expected_parts(checkpoints, tensors, layout, format, rule):
         kind = "F8_E4M3" if format == "nvfp4" else "U8"
         result[f"{name}_scale"] = kind, scale.shape, scale.tobytes()
         if format == "nvfp4":
-            direction = "encode" if layout == "compressed-tensors" else "decode"
+            direction = "encode_scale" if layout == "compressed-tensors" else "decode_scale"
             value = fp4kit.convert_second_level(q, direction)
             shape = (1,) if layout == "compressed-tensors" else ()
             result[f"{name}{SECOND[layout]}"] = "F32", shape, value.tobytes()

@@ -117,11 +117,11 @@ def test_recipe_facts():
     directions = {name: recipe.keeps for name, recipe in formats.ALL_RECIPES.items()}
     assert directions == {
         "te": "amax",
-        "nvfuser": "encode",
-        "torchao": "decode",
-        "modelopt": "decode",
-        "compressed-tensors": "encode",
-        "comfy": "decode",
+        "nvfuser": "encode_scale",
+        "torchao": "decode_scale",
+        "modelopt": "decode_scale",
+        "compressed-tensors": "encode_scale",
+        "comfy": "decode_scale",
     }
     indices = [recipe.index for recipe in formats.ALL_RECIPES.values()]
     assert sorted(indices) == list(range(len(indices)))

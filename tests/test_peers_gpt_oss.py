@@ -216,7 +216,7 @@ def test_exponents_that_do_not_fit_are_requantized(layout, tmp_path):
     plain = stored(tmp_path / "plain")
     expected = decoded(tmp_path / "mxfp4")
     amax = max(float(expected[name].abs().max()) for name in anew)
-    decode = {"compressed-tensors": "encode", "modelopt": "decode"}[layout]
+    decode = {"compressed-tensors": "encode_scale", "modelopt": "decode_scale"}[layout]
     for name, weight in expected.items():
         if name in anew:
             q = fp4kit.quantize(weight.numpy(), recipe="te", amax=amax)
@@ -227,7 +227,7 @@ def test_exponents_that_do_not_fit_are_requantized(layout, tmp_path):
                 format="nvfp4",
                 shape=q.shape,
                 recipe=layout,
-                **{f"{decode}_scale": second},
+                **{decode: second},
             )
             weight = torch.from_numpy(fp4kit.dequantize(q, "float32"))
         assert torch.equal(plain[name], weight), name

@@ -90,7 +90,7 @@ def test_transformers_computes_with_the_written_weights(format_name, tmp_path):
             if isinstance(module, torch.nn.Linear) and name != "lm_head":
                 q = fp4kit.quantize(module.weight, format_name)
                 if format_name == "nvfp4":  # engines know the encode direction only
-                    encode = fp4kit.convert_second_level(q, "encode")
+                    encode = fp4kit.convert_second_level(q, "encode_scale")
                     q = fp4kit.QuantizedTensor(
                         packed=q.packed,
                         block_scale=q.block_scale,

@@ -31,7 +31,7 @@ from fp4kit.io.read.source import Source
 from fp4kit.io.storage import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
 from fp4kit.plan import plan_of
 from fp4kit.reference.scaling import convert_second_level, quiet
-from fp4kit.scheme import Scheme, as_scheme
+from fp4kit.scheme import SEARCH_ERRORS, Scheme, as_scheme
 
 METADATA_KEY = "fp4kit"
 #: The second one has tensors with a `scale_search`; it is written only where there are some.
@@ -178,7 +178,8 @@ def _parse_search(facts: dict[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`search_facts`, as fields of a scheme."""
     if "scale_search" not in facts:
         return {}
-    error, e4m3_max = facts["error"], facts["e4m3_max"]
+    error = one_of("error", facts["error"], SEARCH_ERRORS)
+    e4m3_max = facts["e4m3_max"]
     return {"scale_search": facts["scale_search"], "search_error": error, "e4m3_max": e4m3_max}
 
 
