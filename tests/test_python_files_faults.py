@@ -190,7 +190,12 @@ REFUSED = {
     "a name that is none": ("x.safetensors", {1: X}, {}, "names are strings"),
     "a clash": ("x.safetensors", {"w": Q, "w_scale": X}, {}, "'w_scale'"),
     "columns": ("x.safetensors", {"w": quantized(direction="columnwise")}, {}, "along the columns"),
-    "rows": ("x.safetensors", {"w": quantized(second_level="row_scaled")}, {}, "several second-level"),
+    "rows": (
+        "x.safetensors",
+        {"w": quantized(second_level="row_scaled")},
+        {},
+        "several second-level",
+    ),
     "none": (
         "x.safetensors",
         {"w": quantized(recipe="torchao", second_level="none")},
@@ -198,7 +203,12 @@ REFUSED = {
         "no second-level scale",
     ),
     "rotated": ("x.safetensors", {"w": quantized(rht=True)}, {}, "rotated"),
-    "tiles": ("x.safetensors", {"w": quantized(block_shape="2d")}, {}, "do not record all of nvfp4 (recipe='te', block_shape='2d')"),
+    "tiles": (
+        "x.safetensors",
+        {"w": quantized(block_shape="2d")},
+        {},
+        "do not record all of nvfp4 (recipe='te'",
+    ),
     "quantized .npy": ("x.npy", {"w": Q}, {}, "arrays only"),
     "two in .npy": ("x.npy", {"a": X, "b": X}, {}, "2 tensors"),
     "metadata of .npz": ("x.npz", {"a": X}, {"metadata": {"a": "b"}}, "no place for metadata"),
