@@ -202,7 +202,7 @@ void scale_offsets(int layout, i64 rows, i64 cols, i64 stored_cols, i64* out) {
 }
 
 i64 divide(i64 n, i64 divisor, i64 magic, i64 shift) {
-  return FastDivide{divisor, static_cast<u32>(magic), static_cast<u32>(shift)}(n);
+  return FastDivide(divisor, magic, shift)(n);
 }
 
 int recipe_flags(int recipe) {

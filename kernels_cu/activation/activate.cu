@@ -50,11 +50,11 @@ __global__ void __launch_bounds__(kThreads, 4)
         const typename T::Bits* __restrict__ factor, typename T::Bits* __restrict__ out,
         u32* __restrict__ measured, i64 size, i64 width, i64 magic, i64 shift) {
   constexpr int kUnroll = activate_unroll<kFunction, kVector>();
-  const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(width, magic, shift);
   const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
   Scan<T> scan;
   if constexpr (kVector) {
-    constexpr int kVec = VecOf<T>::kElements;
+    constexpr int kVec = Vec<T>::kCount;
     const i64 vecs = size / kVec;
     Vec<T> gates[kUnroll];
     Vec<T> factors[kUnroll];

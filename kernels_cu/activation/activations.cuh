@@ -12,13 +12,8 @@
 
 namespace fp4kit {
 
-constexpr int kGelu = 0;
-constexpr int kSilu = 1;
-constexpr int kRelu = 2;
-constexpr int kSwiglu = 3;
-constexpr int kDgelu = 4;
-constexpr int kDsilu = 5;
-constexpr int kDrelu = 6;
+// In the order of activations.ACTIVATIONS.
+constexpr int kGelu = 0, kSilu = 1, kRelu = 2, kSwiglu = 3, kDgelu = 4, kDsilu = 5, kDrelu = 6;
 
 // These multiply the activated gate with a factor: swiglu's other half, or the incoming gradient.
 constexpr bool has_factor(int function) { return function >= kSwiglu; }
@@ -156,12 +151,7 @@ FP4KIT_HD float activation(float gate, float factor) {
 
 // 16 bytes of elements.
 template <class T>
-struct VecOf {
-  static constexpr int kElements = 16 / T::kSize;
-  using Type = Words<T, kElements>;
-};
-template <class T>
-using Vec = typename VecOf<T>::Type;
+using Vec = Words<T, 16 / T::kSize>;
 
 // A magnitude given as binary32, exact in T, as bits of T.
 template <class T>

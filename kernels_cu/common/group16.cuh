@@ -326,16 +326,8 @@ struct Levels {
   const float* second;
   i64 scales;
   i64 rows_per_scale;
-  float range;
-  Level shared;
-
-  FP4KIT_DEVICE Levels(
-      const float* values, i64 count, i64 rows_each, float largest = kSecondLevelRange)
-      : second(values),
-        scales(count),
-        rows_per_scale(rows_each),
-        range(largest),
-        shared(make_level<kRecipe, kSecond>(kSecond ? __ldg(values) : 1.0f, largest)) {}
+  float range = kSecondLevelRange;
+  Level shared = make_level<kRecipe, kSecond>(kSecond ? __ldg(second) : 1.0f, range);
 
   FP4KIT_DEVICE Level at(i64 row) const {
     if constexpr (kSecond) {

@@ -27,8 +27,6 @@ struct alignas(16) Member {
 
 constexpr u32 kMemberWords = sizeof(Member) / 8;
 
-#ifdef __CUDACC__
-
 FP4KIT_DEVICE Member member_of(const i64 (&word)[kMemberWords]) {
   return {
       word[0], word[1], word[2], word[3], {word[4], word[5], word[6]}, {word[7], word[8], word[9]}};
@@ -152,7 +150,5 @@ FP4KIT_DEVICE void find_tile(
   const u32 down = tile / across;
   found = {member, static_cast<i64>(down) * rows, (tile - down * across) * columns};
 }
-
-#endif  // __CUDACC__
 
 }  // namespace fp4kit

@@ -163,6 +163,12 @@ FP4KIT_HD float nvfp4_element_factor(u32 byte, const Level& level) {
   }
 }
 
+// scaling.per_token_factor.
+FP4KIT_HD float per_token_factor(u32 byte, const Level& level) {
+  const float q = decode_e4m3(byte);
+  return is_zero(q) ? 0.0f : div_rn(level.scale, q);
+}
+
 // The pair (f, g) of scaling.nvfp4_decode_factors: element = fl(fl(value * f) * g).
 struct DecodeFactors {
   float first;

@@ -48,6 +48,9 @@ struct FastDivide {
   u32 magic;
   u32 shift;
 
+  FP4KIT_HD FastDivide(i64 divisor_, i64 magic_, i64 shift_)
+      : divisor(divisor_), magic(static_cast<u32>(magic_)), shift(static_cast<u32>(shift_)) {}
+
   FP4KIT_HD i64 operator()(i64 n) const {
     if (magic == 0) return n / divisor;
     return static_cast<i64>((static_cast<u64>(static_cast<u32>(n)) * magic) >> shift);
@@ -70,11 +73,7 @@ struct ScalePlaces {
   u32 high_mask;  // the part above 32 rows, in the 128-row tile alone
 
   FP4KIT_HD ScalePlaces(int layout, u32 stored_cols)
-      : row_shift(0),
-        row_bytes(stored_cols),
-        tile_bytes(kTileCols),
-        low_mask(0),
-        low_bytes(0),
+      : row_shift(0), row_bytes(stored_cols), tile_bytes(kTileCols), low_mask(0), low_bytes(0),
         high_mask(0) {
     if (layout == kLayoutLinear) return;
     const bool large = layout == kLayoutSwizzled128x4;

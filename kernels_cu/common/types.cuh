@@ -44,9 +44,7 @@ constexpr int kLayoutSwizzled128x4 = FP4KIT_LAYOUT_SWIZZLED_128X4;
 constexpr int kLayoutSwizzled8x4 = FP4KIT_LAYOUT_SWIZZLED_8X4;
 
 // Directions of the second level, in the order of tensor.SECOND_LEVEL_DIRECTIONS.
-constexpr int kDirectionAmax = 0;
-constexpr int kDirectionDecode = 1;
-constexpr int kDirectionEncode = 2;
+constexpr int kDirectionAmax = 0, kDirectionDecode = 1, kDirectionEncode = 2;
 
 // ---- Binary32 bit patterns ----
 

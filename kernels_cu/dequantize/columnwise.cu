@@ -31,10 +31,7 @@ struct TileScales {
 
   FP4KIT_DEVICE TileScales(const QuantizedView& side, int layout, i64 vector0, i64 block0)
       : base(side.block_scale + scale_offset(layout, vector0, block0, side.stored_cols)),
-        stride(static_cast<u64>(side.stored_cols)),
-        shift(0),
-        low_bytes(0),
-        four_bytes(kTileCols) {
+        stride(static_cast<u64>(side.stored_cols)), shift(0), low_bytes(0), four_bytes(kTileCols) {
     if (layout == kLayoutLinear) return;
     const bool large = layout == kLayoutSwizzled128x4;
     stride = large ? kTileCols : stride * kTileRows8;
@@ -151,8 +148,8 @@ FP4KIT_DEVICE void dequantize_transposed(const QuantizedView& side,
     }
     __syncthreads();
   }
-  const Levels<kRecipe, kSecond> levels(side.second, side.scales, side.vectors_per_scale,
-      decoding.range.value);  // without a table
+  const Levels<kRecipe, kSecond> levels{
+      side.second, side.scales, side.vectors_per_scale, decoding.range.value};  // without a table
 #pragma unroll
   for (u32 k = 0; k < kEach; ++k) {
     const u32 w = first_w + k * (kThreads / kDown);

@@ -53,16 +53,10 @@ FP4KIT_HD u32 small_quotient(u32 n, const PlainDivide& divide) {
 // Codes of a matrix, of vecs = rows * ceil(cols / vec).
 template <class DivideType>
 struct Rowwise {
-  const u8* packed;
-  const u8* block_scale;
-  const float* second;
+  QuantizedView view;
   i64 vecs;
   i64 cols;
-  i64 blocks;
-  i64 stored_cols;
   DivideType divide;  // by the vecs of a row
-  i64 scales;
-  i64 rows_per_scale;
   int layout;
   bool high_first;
 };
@@ -90,14 +84,14 @@ FP4KIT_DEVICE void dequantize_rowwise(const Rowwise<Divide>& source,
   using Decoder = DecoderOf<Format, Out>;
 
   const u32 thread = threadIdx.x;
-  const u8* const __restrict__ packed = source.packed;
-  const u8* const __restrict__ block_scale = source.block_scale;
-  const float* const __restrict__ second = source.second;
+  const u8* const __restrict__ packed = source.view.packed;
+  const u8* const __restrict__ block_scale = source.view.block_scale;
+  const float* const __restrict__ second = source.view.second;
   const Divide divide = source.divide;
   const i64 row_vecs = divide.divisor;
-  const i64 packed_cols = source.blocks * (Format::kBlockSize * Format::Element::kBits / 8);
-  const Levels<kRecipe, kSecond> levels(second, source.scales, source.rows_per_scale,
-      range.value);  // without a table
+  const i64 packed_cols = source.view.blocks * (Format::kBlockSize * Format::Element::kBits / 8);
+  const Levels<kRecipe, kSecond> levels{
+      second, source.view.scales, source.view.vectors_per_scale, range.value};  // without a table
   __shared__ Decoder table[kTable ? kThreads : 1];
 
   const i64 left = source.vecs - base;
@@ -118,7 +112,7 @@ FP4KIT_DEVICE void dequantize_rowwise(const Rowwise<Divide>& source,
     }
   } else if constexpr (kVector) {
     // 32 bits do: the launcher takes another access where they would not.
-    const ScalePlaces places(source.layout, static_cast<u32>(source.stored_cols));
+    const ScalePlaces places(source.layout, static_cast<u32>(source.view.stored_cols));
     const u32 first_row = static_cast<u32>(
         base >> 31 == 0 ? small_quotient(static_cast<u32>(base), divide) : base / row_vecs);
     const u32 first_chunk = static_cast<u32>(base - first_row * row_vecs);
@@ -141,8 +135,8 @@ FP4KIT_DEVICE void dequantize_rowwise(const Rowwise<Divide>& source,
     const i64 chunk = piece - row[0] * row_vecs;
     col = chunk * kCount;
     load_codes<false, kBytes>(packed + row[0] * packed_cols + chunk * kBytes, codes[0]);
-    byte[0] = __ldg(block_scale +
-                    scale_offset(source.layout, row[0], chunk / kBlockPieces, source.stored_cols));
+    byte[0] = __ldg(block_scale + scale_offset(source.layout, row[0], chunk / kBlockPieces,
+                                      source.view.stored_cols));
   }
 
   if constexpr (kTable) {
@@ -175,14 +169,14 @@ FP4KIT_DEVICE void dequantize_rowwise(const Rowwise<Divide>& source,
 }
 
 template <class Format, class Out, int kRecipe, bool kSecond, int kAccess>
-__global__ void __launch_bounds__(kThreads)
-    dequantize_rowwise_kernel(const u8* __restrict__ packed, const u8* __restrict__ block_scale,
-        const float* __restrict__ second, typename Out::Bits* __restrict__ out, i64 vecs, i64 cols,
-        i64 blocks, i64 stored_cols, i64 row_vecs, i64 magic, i64 shift, i64 scales,
-        i64 rows_per_scale, i64 layout, i64 high_first, i64 range, i64 reciprocal) {
-  const FastDivide divide{row_vecs, static_cast<u32>(magic), static_cast<u32>(shift)};
-  const Rowwise<FastDivide> source{packed, block_scale, second, vecs, cols, blocks, stored_cols,
-      divide, scales, rows_per_scale, static_cast<int>(layout), high_first != 0};
+__global__ void __launch_bounds__(kThreads) dequantize_rowwise_kernel(u8* packed, u8* block_scale,
+    const float* second, typename Out::Bits* __restrict__ out, i64 vecs, i64 cols, i64 blocks,
+    i64 stored_cols, i64 row_vecs, i64 magic, i64 shift, i64 scales, i64 rows_per_scale, i64 layout,
+    i64 high_first, i64 range, i64 reciprocal) {
+  const FastDivide divide(row_vecs, magic, shift);
+  const Rowwise<FastDivide> source{
+      {second, packed, block_scale, blocks, stored_cols, scales, rows_per_scale}, vecs, cols,
+      divide, static_cast<int>(layout), high_first != 0};
   const i64 base = static_cast<i64>(blockIdx.x) * dequantize_tile_vecs<Format, Out, kAccess>();
   dequantize_rowwise<Format, Out, kRecipe, kSecond, kAccess>(
       source, out, base, Range(range, reciprocal));
@@ -208,12 +202,11 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const Member& member = found.member;
-  const QuantizedView side = member_view<Format>(member.row, second, packed, block_scale,
+  const QuantizedView view = member_view<Format>(member.row, second, packed, block_scale,
       member.rows, member.cols, per_vector != 0, static_cast<int>(layout));
   const PlainDivide divide{(member.cols + kCount - 1) / kCount};
-  const Rowwise<PlainDivide> source{side.packed, side.block_scale, side.second,
-      member.rows * divide.divisor, member.cols, side.blocks, side.stored_cols, divide, side.scales,
-      side.vectors_per_scale, static_cast<int>(layout), high_first != 0};
+  const Rowwise<PlainDivide> source{view, member.rows * divide.divisor, member.cols, divide,
+      static_cast<int>(layout), high_first != 0};
   dequantize_rowwise<Format, Out, kRecipe, kSecond, kAccess>(
       source, out + member.start, found.base, Range(range, reciprocal));
 }

@@ -18,23 +18,11 @@
 // Launch: 256 threads, at most as many blocks as the device holds at once. A row has at most kSize
 // * kGroups groups, and more than kSize * (kGroups - 1): only the last of a thread's groups may be
 // missing. Fewer than 2^31 rows.
+#include "common/scale_layout.cuh"
+#include "common/stochastic.cuh"
 #include "reduce/team.cuh"
-#include "tiles/block.cuh"
 
 namespace fp4kit {
-
-template <class ElementType, int kRecipeNumber, bool kStochasticRounding, bool kPerTokenFactor,
-    int kScaleLayout>
-struct MeasuredConfig {
-  using Format = Nvfp4;
-  using T = ElementType;
-  using V = Variant<false, kSearchNone, kErrorMse, kStochasticRounding, kPerTokenFactor>;
-  static constexpr int kRecipe = kRecipeNumber;
-  static constexpr bool kSecond = true;
-  static constexpr int kLayout = kScaleLayout;
-  static constexpr bool kVector = true;
-  static constexpr bool kStreams = true;
-};
 
 // Thread blocks per multiprocessor, by what a thread holds. A division for each element takes more.
 template <class T, int kRecipe, class TeamType>
@@ -59,9 +47,7 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
         u8* __restrict__ packed, u8* __restrict__ block_scale, SeedWords... seed_words,
         i64 row_count, i64 row_vecs, i64 row_blocks, i64 stored_cols, i64 high_first,
         i64 smallest) {
-  constexpr bool kStochastic = sizeof...(SeedWords) > 0;
-  using C = MeasuredConfig<T, kRecipe, kStochastic, kPerToken, kLayout>;
-  const Seed seed{seed_words...};
+  const Rounding<SeedWords...> rounding{seed_words...};
   constexpr u32 kSize = TeamType::kSize;
   constexpr u32 kGroups = TeamType::kGroups;
   constexpr u32 kTeams = kThreads / kSize;
@@ -90,8 +76,7 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
 #pragma unroll
     for (int i = 0; i < static_cast<int>(kGroupVecs); ++i) {
       if (l + 1 == kGroups && i >= rest) break;
-      const uint4 piece = __ldg(start + l * kSize * kGroupVecs + i);
-      unpack_vec(piece, elements[l].word + 4 * i);
+      unpack_vec(__ldg(start + l * kSize * kGroupVecs + i), elements[l].word + 4 * i);
     }
   };
 
@@ -123,21 +108,17 @@ __global__ void __launch_bounds__(kThreads, measured_blocks<T, kRecipe, TeamType
       if (inside && (l + 1 < kGroups || rest > 0)) {
         const u32 byte =
             block_scale_byte<Nvfp4, T, kRecipe, true>(from_input_bits<T>(amax[l]), level, 0);
-        const float factor = factor_of<C>(byte, level);
+        const float factor = kPerToken ? per_token_factor(byte, level)
+                                       : element_factor<Nvfp4, kRecipe, true>(byte, level);
         const bool ordinary =
             finite && is_ordinary_scale<Nvfp4>(byte, 0) && is_ordinary_level<kRecipe>(level);
-        constexpr u32 kRaw = 0;
         u32 codes[Nvfp4::kGroupWords];
-        if constexpr (kStochastic) {
-          const Random random = philox(first + l * kSize, 0, static_cast<u32>(seed.stream), seed);
-          encode_group_stochastic(elements[l], kRaw, ordinary, factor, random, codes);
-        } else {
-          encode_group<Nvfp4, T, kRecipe>(elements[l], kRaw, ordinary, factor, codes);
-        }
-        const Options options{0, high_first != 0, 0.0f, 0, 0, {}};
+        rounding.template encode<Nvfp4, kRecipe>(
+            elements[l], 0, ordinary, factor, first + l * kSize, codes);
+        order_nibbles<Nvfp4>(codes, high_first != 0);
         // Opaque: the compiler would hold a pointer in two registers, or work `first` out anew.
         u8* const out = packed + static_cast<u64>(opaque(first)) * kCodeBytes;
-        store_group<C>(out + l * kSize * kCodeBytes, codes, options);
+        store_codes<true>(out + l * kSize * kCodeBytes, codes);
         (block_scale + scale)[scale_distance<kLayout>(l * kSize)] = static_cast<u8>(byte);
       }
       if (row + stride < rows) load(row + stride, l);

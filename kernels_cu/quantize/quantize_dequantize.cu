@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kContiguous ? FP4KIT_FUSED_BLOCKS : 
       }
     }
   } else {
-    const FastDivide divide{blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
+    const FastDivide divide(blocks, magic, shift);
     const i64 group = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
     const i64 scale = group / Format::kGroups;
     const i64 row = divide(scale);
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kContiguous ? FP4KIT_FUSED_BLOCKS : 
     const float amax = block_amax<Format, T>(elements, raw);
     if (valid <= 0) return;
 
-    const Levels<kRecipe, kSecond> levels(second, scales, rows_per_scale);
+    const Levels<kRecipe, kSecond> levels{second, scales, rows_per_scale};
     const Level level = levels.at(row);
     const u32 byte =
         block_scale_byte<Format, T, kRecipe, kSecond>(amax, level, static_cast<int>(rule));

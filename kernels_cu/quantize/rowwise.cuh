@@ -70,10 +70,8 @@ struct RowShape {
   u32 tiles;  // in a row of scale tiles
 
   FP4KIT_DEVICE RowShape(i64 row_blocks, i64 magic_, i64 shift_, i64 stored_cols)
-      : blocks(static_cast<u32>(row_blocks)),
-        magic(static_cast<u32>(magic_)),
-        shift(static_cast<u32>(shift_)),
-        tiles(static_cast<u32>(stored_cols) / kTileCols) {}
+      : blocks(static_cast<u32>(row_blocks)), magic(static_cast<u32>(magic_)),
+        shift(static_cast<u32>(shift_)), tiles(static_cast<u32>(stored_cols) / kTileCols) {}
 
   FP4KIT_DEVICE u32 row_of(u32 block) const {
     return static_cast<u32>((static_cast<u64>(block) * magic) >> shift);

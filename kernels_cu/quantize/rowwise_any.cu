@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
         i64 scales, i64 rows_per_scale, i64 layout, i64 high_first, i64 rule) {
   constexpr int kUnroll = quantize_unroll<T, kVector>();
   constexpr int kCodeBytes = 4 * Format::kGroupWords;
-  const FastDivide divide{stored_cols, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(stored_cols, magic, shift);
   const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
 
   Words<T> elements[kUnroll];
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
     load_elements<kVector, T>(x + row[u] * cols + col, valid, elements[u]);
   }
 
-  const Levels<kRecipe, kSecond> levels(second, scales, rows_per_scale);
+  const Levels<kRecipe, kSecond> levels{second, scales, rows_per_scale};
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const i64 group = first + u * kThreads;

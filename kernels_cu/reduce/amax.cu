@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     const u32 maximum = stretch_max<T>(begin, count, finite);
     if (threadIdx.x == 0) {
       if (maximum != 0) atomicMax(out + group, as_bits(from_input_bits<T>(maximum)));
-      if (nonfinite != nullptr && !finite) atomicOr(nonfinite, 1u);
+      if (nonfinite != nullptr && !finite) atomicMax(nonfinite, 1u);
     }
   }
 }

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads, 3) column_sums_kernel(
     const typename T::Bits* __restrict__ gate, const typename T::Bits* __restrict__ factor,
     typename T::Bits* __restrict__ out, float* __restrict__ sums, u32* __restrict__ measured,
     i64 rows, i64 cols, i64 pitch, i64 tiles_across) {
-  __shared__ PartialSums<VecOf<T>::kElements> partial;
+  __shared__ PartialSums<Vec<T>::kCount> partial;
   const i64 down = blockIdx.x / tiles_across;
   const i64 first_col = (blockIdx.x - down * tiles_across) * sum_columns<T>();
   sum_tile<T, kFunction, kVector>(
@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(kThreads, 3) grouped_column_sums_kernel(
     const __grid_constant__ Table table, typename T::Bits* __restrict__ out,
     float* __restrict__ sums, u32* __restrict__ measured, u32* __restrict__ nonfinite) {
   constexpr int kRows = kSumRows * kSumRows;
-  __shared__ PartialSums<VecOf<T>::kElements> partial;
+  __shared__ PartialSums<Vec<T>::kCount> partial;
   __shared__ MemberTile found;
-  const auto columns_of = [](const Member& m) { return m.row.block_scale * VecOf<T>::kElements; };
+  const auto columns_of = [](const Member& m) { return m.row.block_scale * Vec<T>::kCount; };
   find_tile(table, found, kRows, columns_of);
   __syncthreads();
   const Member& member = found.member;

@@ -21,7 +21,7 @@ static_assert(kSumThreads == 8, "a tile is 32 groups of rows, 128 bytes wide");
 
 template <class T>
 constexpr int sum_columns() {
-  return kSumThreads * VecOf<T>::kElements;
+  return kSumThreads * Vec<T>::kCount;
 }
 
 // Rows in flight of a thread: few where it has much to compute.
@@ -57,12 +57,12 @@ struct PartialSums {
 // what is summed, and measured if `measured` is not null. sums is (ceil(rows / 1024), cols), or
 // null.
 template <class T, int kFunction, bool kVector>
-FP4KIT_DEVICE void sum_tile(PartialSums<VecOf<T>::kElements>& partial,
+FP4KIT_DEVICE void sum_tile(PartialSums<Vec<T>::kCount>& partial,
     const typename T::Bits* __restrict__ gate, const typename T::Bits* __restrict__ factor,
     typename T::Bits* __restrict__ out, float* __restrict__ sums, u32* __restrict__ measured,
     u32* __restrict__ nonfinite, i64 rows, i64 cols, i64 pitch, i64 down, i64 first_col,
     int lanes = kSumThreads) {
-  constexpr int kVec = VecOf<T>::kElements;
+  constexpr int kVec = Vec<T>::kCount;
   constexpr int kBatch = sum_batch<kFunction, kVector>();
   static_assert(kVector || kFunction == kNoFunction, "functions are for whole vecs");
   const int lane = static_cast<int>(threadIdx.x) % lanes;

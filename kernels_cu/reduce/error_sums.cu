@@ -19,16 +19,8 @@
 namespace fp4kit {
 
 // Order of a row of partials (cuda_launch.ERROR_FIELDS); the maximum comes last.
-constexpr int kSumX2 = 0;
-constexpr int kSumY2 = 1;
-constexpr int kSumXy = 2;
-constexpr int kSumD2 = 3;
-constexpr int kSaturated = 4;
-constexpr int kZeroCodes = 5;
-constexpr int kUnderflow = 6;
-constexpr int kSubnormal = 7;
-constexpr int kMaxError = 8;
-constexpr int kSums = 9;
+constexpr int kSumX2 = 0, kSumY2 = 1, kSumXy = 2, kSumD2 = 3, kSaturated = 4, kZeroCodes = 5;
+constexpr int kUnderflow = 6, kSubnormal = 7, kMaxError = 8, kSums = 9;
 
 // np.maximum: NaN wins.
 FP4KIT_DEVICE double max_or_nan(double a, double b) { return b > a || b != b ? b : a; }
@@ -146,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) quantized_error_sums_kernel(
   using Element = typename Format::Element;
   constexpr int kCodeBytes = 4 * Format::kGroupWords;
   constexpr u32 kCodeMask = (1u << (Element::kBits - 1)) - 1u;
-  const FastDivide divide{blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(blocks, magic, shift);
   const i64 groups = rows * blocks * Format::kGroups;
   const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
   const float largest = static_cast<float>(range);

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
   const u32 size = static_cast<u32>(team);
   const u32 number = threadIdx.x / size;
   const i64 unit = static_cast<i64>(blockIdx.x) * (kThreads / size) + number;
-  const FastDivide divide{chunks, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(chunks, magic, shift);
   const i64 scale = divide(unit);
   const i64 begin = (unit - scale * chunks) * (size * rounds);
   const i64 rest = unit < units ? span - begin : 0;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kAcross = kVector && T::kSize == 2 ? 2 : 1;
   const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   const i64 width = cols / kAcross;
-  const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(width, magic, shift);
   const i64 slice = index < total ? divide(index) : 0;
   const i64 col = index < total ? (index - slice * width) * kAcross : 0;
   const i64 row = slice * each * kGroupSize;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ E2m1Table table[ByteTable<Out>::kEntries];
 
   const u32 thread = threadIdx.x;
-  const FastDivide divide{row_vecs, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(row_vecs, magic, shift);
   const BlockPlaces<u32> places(main_blocks, first, blocks, interleaved);
   const ScalePlaces scale_places(static_cast<int>(layout), static_cast<u32>(stored_cols));
   const i64 base = static_cast<i64>(blockIdx.x) * kTile;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
   const BlockPlaces<u32> places(main_blocks, first, blocks, interleaved);
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
   const GroupRows group_rows(layout);
-  const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(main_blocks, magic, shift);
   const u32 cols = places.main_blocks * kGroupSize;
   const u32 chunks = cols / kChannels;
   const u32 half = together * (cols / 2);
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_residual_any_kernel(
   ByteTable<Out>::fill(table, inverse);
   if constexpr (ByteTable<Out>::kUsed) __syncthreads();
   const BlockPlaces<i64> places(main_blocks, first, blocks, interleaved);
-  const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(main_blocks, magic, shift);
   const i64 item = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (item >= items) return;
   const i64 row = divide(item);

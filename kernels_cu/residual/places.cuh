@@ -18,10 +18,8 @@ struct BlockPlaces {
   bool interleaved;
 
   FP4KIT_HD BlockPlaces(i64 main_count, i64 first_extra, i64 count, i64 is_interleaved)
-      : main_blocks(static_cast<Index>(main_count)),
-        first(static_cast<Index>(first_extra)),
-        blocks(static_cast<Index>(count)),
-        interleaved(is_interleaved != 0) {}
+      : main_blocks(static_cast<Index>(main_count)), first(static_cast<Index>(first_extra)),
+        blocks(static_cast<Index>(count)), interleaved(is_interleaved != 0) {}
 
   FP4KIT_HD Index main(Index block) const {
     return block + (interleaved && block > first ? block - first : 0);
@@ -129,8 +127,6 @@ FP4KIT_HD i64 channel_inside(i64 channel, i64 cols) {
   return static_cast<u64>(channel) < static_cast<u64>(cols) ? channel : cols - 1;
 }
 
-#ifdef __CUDACC__
-
 // Brings the 32 bytes around an address to the second-level cache.
 FP4KIT_DEVICE void prefetch_sector(const void* from) {
 #ifdef __CUDA_ARCH__
@@ -151,7 +147,5 @@ FP4KIT_DEVICE void store_both(
   store_words(codes, main.code);
   if (tasks & kHasExtra) store_words(codes + static_cast<u64>(gap) * 8, extra.code);
 }
-
-#endif  // __CUDACC__
 
 }  // namespace fp4kit

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, residual_blocks<T>())
   const BlockPlaces<u32> places(main_blocks, first, blocks, interleaved);
   const int layout = static_cast<int>(layout_number);
   const ScalePlaces scale_places(layout, static_cast<u32>(stored_cols));
-  const FastDivide divide{units, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(units, magic, shift);
   const float scale = usable(__ldg(encode_scale));
   const u32 items = static_cast<u32>(item_count);
   const u32 depth = static_cast<u32>(depth_count);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) quantize_residual_any_kernel(
   if (threadIdx.x < sizeof(ResidualFactors) / sizeof(float)) factors.fill(threadIdx.x);
   __syncthreads();
   const BlockPlaces<i64> places(main_blocks, first, blocks, interleaved);
-  const FastDivide divide{main_blocks, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(main_blocks, magic, shift);
   const i64 item = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (item < items) {
     const i64 row = divide(item);

@@ -22,8 +22,6 @@ constexpr bool kCountsArrivals = false;
 struct SplitBarrier {
   u64 state;
 
-#ifdef __CUDACC__
-
   FP4KIT_DEVICE u32 address() const {
 #ifdef __CUDA_ARCH__
     return static_cast<u32>(__cvta_generic_to_shared(&state));
@@ -91,8 +89,6 @@ struct SplitBarrier {
     __syncthreads();
 #endif
   }
-
-#endif  // __CUDACC__
 };
 
 // ---- Stages ----

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) rotate_columns_kernel(
   const i64 index = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (index >= total) return;
   const i64 width = cols / kAcross;
-  const FastDivide divide{width, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(width, magic, shift);
   const i64 down = divide(index);
   const i64 start = down * kGroupSize * cols + (index - down * width) * kAcross;
   ColumnGroup<T, kAcross> group;

@@ -9,14 +9,8 @@
 
 namespace fp4kit {
 
-constexpr int kErrorMse = 0;
-constexpr int kErrorMae = 1;
-constexpr int kErrorMseScaled = 2;
-constexpr int kErrorMaeScaled = 3;
-
-constexpr int kSearchNone = 0;
-constexpr int kSearchFourOverSix = 1;
-constexpr int kSearchSweep = 2;
+constexpr int kErrorMse = 0, kErrorMae = 1, kErrorMseScaled = 2, kErrorMaeScaled = 3;
+constexpr int kSearchNone = 0, kSearchFourOverSix = 1, kSearchSweep = 2;
 
 FP4KIT_HD Level make_te_level(float second, float range) {
   return make_level<kRecipeTe, true>(second, range);
@@ -116,9 +110,7 @@ struct Values {
 };
 
 // How large scaled elements may be: anything, below 9 (e2m1_magic), or at most 4.5.
-constexpr int kReachAny = 0;
-constexpr int kReachNine = 1;
-constexpr int kReachFour = 2;
+constexpr int kReachAny = 0, kReachNine = 1, kReachFour = 2;
 
 template <int kValueOf>
 struct Number {

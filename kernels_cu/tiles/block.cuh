@@ -55,12 +55,8 @@ FP4KIT_DEVICE Level level_of(float second, float range) {
 
 template <class C>
 FP4KIT_DEVICE float factor_of(u32 byte, const Level& level) {
-  if constexpr (C::V::kPerToken) {
-    const float q = decode_e4m3(byte);
-    return is_zero(q) ? 0.0f : div_rn(level.scale, q);
-  } else {
-    return element_factor<typename C::Format, C::kRecipe, C::kSecond>(byte, level);
-  }
+  if constexpr (C::V::kPerToken) return per_token_factor(byte, level);
+  return element_factor<typename C::Format, C::kRecipe, C::kSecond>(byte, level);
 }
 
 template <class C, u32 kVectors>
@@ -210,20 +206,14 @@ template <class C, class R>
 FP4KIT_DEVICE Found search_block(TileShared<C>& shared, const Words<R>& x, float amax, u32 raw,
     const Level& level, float range) {
   using V = typename C::V;
-  const SharedTable table(shared.decoded.value);
-  const auto amax_of = [&] { return amax; };
-  const typename Conditional<V::kSquare, SquareSum, AloneSum>::Type sum;
-  if constexpr (C::kTabled) {
-    const SharedCandidates candidate_of(shared.decoded.candidate);
+  const auto search = [&](const auto& candidate_of) {
     return search_scale<V::kSearch, V::kError>(
-        x, raw, amax_of, level, range, table, candidate_of, sum);
-  } else {
-    const auto candidate_of = [&](u32 byte) {
-      return make_candidate<V::kSearch>(byte, level, range, V::kError);
-    };
-    return search_scale<V::kSearch, V::kError>(
-        x, raw, amax_of, level, range, table, candidate_of, sum);
-  }
+        x, raw, [&] { return amax; }, level, range, SharedTable(shared.decoded.value), candidate_of,
+        typename Conditional<V::kSquare, SquareSum, AloneSum>::Type());
+  };
+  if constexpr (C::kTabled) return search(SharedCandidates(shared.decoded.candidate));
+  return search(
+      [&](u32 byte) { return make_candidate<V::kSearch>(byte, level, range, V::kError); });
 }
 
 // `group`: the number of the block's first 16 elements.

@@ -29,10 +29,7 @@ struct MatrixTiles {
 
   FP4KIT_DEVICE MatrixTiles(
       const Task<T>& matrix_, const FastDivide& across_, i64 total_, u32* taken_)
-      : matrix(matrix_),
-        across(across_),
-        total(static_cast<u32>(total_)),
-        taken(taken_),
+      : matrix(matrix_), across(across_), total(static_cast<u32>(total_)), taken(taken_),
         last_down(static_cast<u32>((matrix_.rows - 1) / kTileRows)),
         last_col(static_cast<u32>(across_.divisor) - 1) {
     advance(blockIdx.x);
@@ -140,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks<C>())
       {col_second, col_packed, col_scale, col_blocks, col_stored, col_scales, col_per_scale},
       static_cast<u32>(options.seed.stream)};
   matrix.factor = factor;
-  const FastDivide divide{across, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(across, magic, shift);
   quantize_all_tiles<C>(shared, Tiles(matrix, divide, total, taken), options);
 }
 

@@ -45,8 +45,6 @@ struct alignas(16) Tile {
   }
 };
 
-#ifdef __CUDACC__
-
 // How much of a tile's extent lies inside of a matrix.
 FP4KIT_DEVICE u32 tile_rest(i64 size, i64 start, u32 extent) {
   const u64 rest = static_cast<u64>(size - start);
@@ -166,7 +164,5 @@ FP4KIT_DEVICE void gather_column(
     }
   }
 }
-
-#endif  // __CUDACC__
 
 }  // namespace fp4kit
