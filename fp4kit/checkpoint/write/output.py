@@ -33,7 +33,7 @@ from fp4kit.io.write.files import (
     permissions_of,
 )
 
-from .shards import make_engine, write_shard, write_shards
+from .shards import make_backend, write_shard, write_shards
 from .state import State, fingerprint, write_json
 
 #: Keys of config.json that describe an older quantization.
@@ -175,12 +175,6 @@ def check_space(target: Path, needed: int) -> None:
         )
 
 
-def _missing_bytes(plan: CheckpointPlan, state: State) -> int:
-    """Bytes of the shards that are not finished yet."""
-    left = [shard for shard in plan.shards if state.done(shard.name) is None]
-    return sum(spec.nbytes for shard in left for spec in shard.specs)
-
-
 def copy_file(source: Path, target: Path) -> None:
     """Copies a file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -191,12 +185,6 @@ def copy_file(source: Path, target: Path) -> None:
             writer.write_at(at, data)
             at += len(data)
         writer.commit()
-
-
-def copy_others(checkpoint: Checkpoint, target: Path) -> None:
-    """Copies tokenizer, generation config, chat template and whatever else is no weight."""
-    for name in checkpoint.others.copied:
-        copy_file(checkpoint.path / name, target / name)
 
 
 def new_config(config: dict[str, Any], quantization: dict[str, Any] | None) -> dict[str, Any]:
@@ -210,24 +198,20 @@ def new_config(config: dict[str, Any], quantization: dict[str, Any] | None) -> d
     return result
 
 
-def write_index(target: Path, plan: CheckpointPlan, permissions: int) -> None:
-    """The index of a sharded checkpoint, from what was written."""
-    content = {
-        "metadata": {"total_parameters": plan.parameters, "total_size": plan.nbytes},
-        "weight_map": dict(sorted(plan.weight_map.items())),
-    }
-    write_json(target / plan.source.checkpoint.index.name, content, permissions)
-
-
 def write_documents(plan: CheckpointPlan, target: Path) -> None:
     """Everything but the weights; config.json comes last, as engines look for it."""
     checkpoint = plan.source.checkpoint
-    copy_others(checkpoint, target)
+    for name in checkpoint.others.copied:
+        copy_file(checkpoint.path / name, target / name)
     config_file = checkpoint.path / CONFIG
     given = [*checkpoint.weight_files(), *([config_file] if config_file.is_file() else [])]
     permissions = permissions_of(*given)
     if len(plan.shards) > 1:
-        write_index(target, plan, permissions)
+        content = {
+            "metadata": {"total_parameters": plan.parameters, "total_size": plan.nbytes},
+            "weight_map": dict(sorted(plan.weight_map.items())),
+        }
+        write_json(target / checkpoint.index.name, content, permissions)
     quantization = None
     if plan.layout is not None and not plan.plain:
         hf_quant = plan.layout.hf_quant_config(plan.summary)
@@ -304,15 +288,15 @@ def carry_out(
         output = check_output(checkpoint.stored_at, target, force=force, nbytes=plan.nbytes)
         if resume:
             raise OptionError(f"{target}: a single file is written in one go; leave --resume out")
-        engine = make_engine(plan, devices[0])
-        write_shard(plan, plan.shards[0], output, engine, tally)
+        backend = make_backend(plan, devices[0])
+        write_shard(plan, plan.shards[0], output, backend, tally)
         return make_report(plan, str(target), others, time.perf_counter() - started)
     given = checkpoint.stored_at
     mode = given.stat().st_mode if given is not None and given.is_dir() else 0o777
     state = State(target, stat.S_IMODE(mode) & 0o777)
     planned = planned_files(plan)
     replaced = check_target(given, target, state, planned, resume=resume, force=force)
-    engines = [make_engine(plan, device) for device in devices]
+    backends = [make_backend(plan, device) for device in devices]
     if not state.exists:  # so that nothing is left behind
         existing = target if target.is_dir() else Path(os.path.realpath(target)).parent
         check_space(existing, plan.nbytes + others)
@@ -320,8 +304,10 @@ def carry_out(
         wanted = fingerprint(checkpoint, plan.options)
         state.begin(wanted, planned, resume=resume, replaced=replaced)
         try:
-            check_space(target, _missing_bytes(plan, state) + others)
-            write_shards(plan, state, engines, tally)
+            left = [shard for shard in plan.shards if state.done(shard.name) is None]
+            missing = sum(spec.nbytes for shard in left for spec in shard.specs)
+            check_space(target, missing + others)
+            write_shards(plan, state, backends, tally)
             _check_unchanged(checkpoint, before)
             write_documents(plan, target)
             check_result(plan, target)

@@ -34,7 +34,7 @@ from .transfer import Transfer, run_transfers
 NOTED = {"action", "reason", "sums", "second", "recipe"}
 
 
-def make_engine(plan: CheckpointPlan, device: str) -> DeviceBackend | None:
+def make_backend(plan: CheckpointPlan, device: str) -> DeviceBackend | None:
     """The backend on a device, asked about everything that will occur; None if nothing will.
 
     Raises:
@@ -57,18 +57,18 @@ def make_engine(plan: CheckpointPlan, device: str) -> DeviceBackend | None:
 
 
 def write_shard(
-    plan: CheckpointPlan, shard: Shard, output: Output, engine: DeviceBackend | None, tally: Tally
+    plan: CheckpointPlan, shard: Shard, output: Output, backend: DeviceBackend | None, tally: Tally
 ) -> None:
     """Converts the tensors of one file and gives it its name once it is on the disk."""
     with SafetensorsWriter(output, shard.specs, plan.metadata(shard)) as writer:
-        _convert(plan, shard, engine, writer.write, tally)
+        _convert(plan, shard, backend, writer.write, tally)
         if not plan.source.checkpoint.is_directory:  # all files of a directory: once, at the end
             plan.source.checkpoint.check_unchanged()
         writer.finish()
 
 
 def _convert(
-    plan: CheckpointPlan, shard: Shard, engine: DeviceBackend | None, write: Write, tally: Tally
+    plan: CheckpointPlan, shard: Shard, backend: DeviceBackend | None, write: Write, tally: Tally
 ) -> None:
     works: list[TensorPlan] = []
     transfers: list[Transfer] = []
@@ -80,14 +80,14 @@ def _convert(
     # Fused experts have no origin: their source decodes them, to this they are copies.
     decoded = [work for work in works if work.action == "dequantize" and work.origin is not None]
     others = [work for work in works if work.action != "dequantize" or work.origin is None]
-    quantize_tensors(plan.source, others, engine, write, tally)
+    quantize_tensors(plan.source, others, backend, write, tally)
     if decoded:
-        assert engine is not None
+        assert backend is not None
         entries = [work.origin for work in decoded if work.origin is not None]
         size = sum(work.tensor.spec.nbytes for work in decoded)
         counted = tally.scaled(size / max(sum(entry.stored for entry in entries), 1))
         checkpoint, dtype = plan.source.checkpoint, decoded[0].tensor.dtype
-        dequantize_tensors(engine, checkpoint, entries, dtype, write, counted)
+        dequantize_tensors(backend, checkpoint, entries, dtype, write, counted)
     run_transfers(transfers, write, tally)
 
 
@@ -167,15 +167,29 @@ class _Workers:
         self._notes = notes
         self._noted: list[Future[None]] = []
 
-    def stop(self) -> None:
-        """Has every thread end after the shard that it is at."""
-        self._failed.set()
+    def run(self, backends: Sequence[DeviceBackend | None]) -> None:
+        """Writes every shard that an earlier run has not finished, and waits for the notes."""
+        for shard in self._plan.shards:
+            results = self._state.done(shard.name)
+            if results is None or not _is_complete(shard, results):
+                self._queue.put(shard)
+            else:
+                _restore(shard, results)
+                self._tally.add(sum(work.tensor.spec.nbytes for work in shard.works))
+        if len(backends) == 1:
+            self._work(backends[0])
+        else:
+            with ThreadPoolExecutor(len(backends), "fp4kit-device") as pool:
+                try:
+                    for future in [pool.submit(self._work, backend) for backend in backends]:
+                        future.result()
+                except BaseException:  # an interrupt reaches this thread only
+                    self._failed.set()
+                    raise
+        for note in self._noted:
+            note.result()
 
-    def add(self, shard: Shard) -> None:
-        """Queues a shard."""
-        self._queue.put(shard)
-
-    def work(self, engine: DeviceBackend | None) -> None:
+    def _work(self, backend: DeviceBackend | None) -> None:
         """Converts shards on one device."""
         try:
             while not self._failed.is_set():
@@ -186,62 +200,18 @@ class _Workers:
                 # One that an interrupted run finished but did not note is written again.
                 path, again = self._state.target / shard.name, self._state.resumed
                 output = Output(path, self._permissions, replace=again)
-                write_shard(self._plan, shard, output, engine, self._tally)
+                write_shard(self._plan, shard, output, backend, self._tally)
                 if not self._queue.empty():
                     note = partial(self._state.record, shard.name, _results(shard))
                     self._noted.append(self._notes.submit(note))
         except BaseException:
-            self.stop()
+            self._failed.set()
             raise
-
-    def check_notes(self) -> None:
-        """Waits for the notes.
-
-        Raises:
-            OutputError: if one could not be written.
-        """
-        for note in self._noted:
-            note.result()
 
 
 def write_shards(
-    plan: CheckpointPlan, state: State, engines: Sequence[DeviceBackend | None], tally: Tally
+    plan: CheckpointPlan, state: State, backends: Sequence[DeviceBackend | None], tally: Tally
 ) -> None:
-    """Writes every file that an earlier run has not finished.
-
-    Args:
-        plan: what to write.
-        state: notes of the conversion, begun.
-        engines: one per device.
-        tally: told about progress.
-    """
+    """Writes every file that an earlier run has not finished, one backend for each device."""
     with ThreadPoolExecutor(1, "fp4kit-notes") as notes:
-        workers = _Workers(plan, state, tally, notes)
-        _run(workers, plan, state, engines, tally)
-        workers.check_notes()
-
-
-def _run(
-    workers: _Workers,
-    plan: CheckpointPlan,
-    state: State,
-    engines: Sequence[DeviceBackend | None],
-    tally: Tally,
-) -> None:
-    for shard in plan.shards:
-        results = state.done(shard.name)
-        if results is None or not _is_complete(shard, results):
-            workers.add(shard)
-        else:
-            _restore(shard, results)
-            tally.add(sum(work.tensor.spec.nbytes for work in shard.works))
-    if len(engines) == 1:
-        workers.work(engines[0])
-        return
-    with ThreadPoolExecutor(len(engines), "fp4kit-device") as pool:
-        try:
-            for future in [pool.submit(workers.work, engine) for engine in engines]:
-                future.result()
-        except BaseException:  # an interrupt reaches this thread only
-            workers.stop()
-            raise
+        _Workers(plan, state, tally, notes).run(backends)
