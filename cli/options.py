@@ -49,7 +49,7 @@ class Given:
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
     scale_search: str | None = None
-    error: str | None = None
+    search_error: str | None = None
     e4m3_max: int = 448
     dtype: Any = None
     device: str = "auto"
@@ -181,8 +181,8 @@ OPTIONS: dict[str, Decorator] = {
         help="nvfp4 with recipe te: choose each block's scale by the error it leaves. "
         "four_over_six compares two, sweep ten.",
     ),
-    "error": click.option(
-        "--error",
+    "search_error": click.option(
+        "--search-error",
         type=click.Choice(SEARCH_ERRORS),
         help="What --scale-search makes small; _scaled: before the second-level scale.  "
         "[default: mse]",

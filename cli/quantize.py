@@ -49,7 +49,7 @@ FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
         "File to write, .safetensors, or directory to create.  [default: IN with -<format> added]"
     ),
     *("format", "recipe", "scale_rule", "scale_layout", "nibble_order"),
-    *("scale_search", "error", "e4m3_max", "device", "threads", "include", "exclude"),
+    *("scale_search", "search_error", "e4m3_max", "device", "threads", "include", "exclude"),
     layout(
         "Model directories: for which engines to store the result. comfy also takes a single "
         "file.  [default: compressed-tensors]"
@@ -117,7 +117,7 @@ def _check_format(given: Given) -> None:
 def _check_search(given: Given) -> None:
     """Refuses flags of a search without one, and a search under another recipe."""
     if given.scale_search is None:
-        for name in filter(is_given, ("error", "e4m3_max")):
+        for name in filter(is_given, ("search_error", "e4m3_max")):
             raise click.UsageError(f"{flag_of(name)} belongs to --scale-search; name one")
     elif given.format != "nvfp4" or given.recipe != "te":
         what = given.format if given.format != "nvfp4" else f"recipe {given.recipe}"

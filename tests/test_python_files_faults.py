@@ -19,6 +19,7 @@ import checkpoints as c
 import fp4kit
 from command_line import succeed
 from file_kinds import LAYOUTS
+from fp4kit import Scheme
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 X = np.random.default_rng(0).standard_normal((32, 64), np.float32)
@@ -476,6 +477,23 @@ def test_reports_are_the_numbers_of_the_command_line(tmp_path):
         assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_scheme_is_the_same_as_its_fields(tmp_path, whole):
+    tensors, config = c.llama(1)
+    source = c.save(tmp_path / "model", tensors, config)
+    function = fp4kit.quantize_checkpoint if whole else fp4kit.quantize_file
+    fields = {"scale_search": "sweep", "e4m3_max": 256} | (
+        {} if whole else {"scale_layout": "swizzled_8x4", "nibble_order": "high_first"}
+    )
+    results = []
+    for name, call in (("a", (Scheme(**fields), {})), ("b", ("nvfp4", fields))):
+        target = tmp_path / (name if whole else f"{name}.safetensors")
+        place = source if whole else source / "model.safetensors"
+        function(place, target, call[0], device="cpu", **call[1])
+        results.append(c.read(target) if whole else target.read_bytes())
+    assert results[0] == results[1]
+
+
 def test_default_targets(tmp_path, monkeypatch):
     tensors, config = c.llama(1)
     source = c.save(tmp_path / "model", tensors, config)
@@ -493,6 +511,10 @@ def test_default_targets(tmp_path, monkeypatch):
         (lambda p: fp4kit.dequantize_file(p / "m", p / "x.npz"), "use dequantize_checkpoint"),
         (lambda p: fp4kit.quantize_file(p / "x.npy", includ=["*"]), "'includ' is no option"),
         (lambda p: fp4kit.quantize_checkpoint(p / "m", p / "n", pad=True), "'pad' is no option"),
+        (lambda p: fp4kit.quantize_file(p / "x.npy", None, Scheme(rht=True)), "rht=True is not"),
+        (lambda p: fp4kit.quantize_file(p / "x.npy", None, Scheme(direction="both")), "direction"),
+        (lambda p: fp4kit.quantize_file(p / "x.npy", None, Scheme(), pad=True), "beside a Scheme"),
+        (lambda p: fp4kit.quantize_checkpoint(p / "m", None, Scheme(pad=True)), "pad=True is not"),
         (lambda p: fp4kit.quantize_file(p / "x.npy", device="gpu"), "choose auto, cpu"),
         (lambda p: fp4kit.quantize_file(p / "x.npy", p / "x.npz"), "must end in .safetensors"),
         (lambda p: fp4kit.quantize_file(p / "x.npy", exclude=["*"]), "no tensor is quantized"),

@@ -67,7 +67,7 @@ def test_files_hold_and_decode_what_memory_does(
     search, error, e4m3_max, layout, source, tmp_path, assert_bits, fast_backend
 ):
     target, back = tmp_path / "q.safetensors", tmp_path / "back.npz"
-    flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
+    flags = ["--scale-search", search, "--search-error", error, "--e4m3-max", e4m3_max]
     flags += ["--device", fast_backend.name, "--report", tmp_path / "report.json"]
     call("quantize", source, "-o", target, "--scale-layout", layout, *flags)
     call("dequantize", target, "-o", back, "--device", fast_backend.name)
@@ -94,7 +94,7 @@ def test_files_hold_and_decode_what_memory_does(
 def test_other_readers_decode_by_the_global_scale(search, error, e4m3_max, source, tmp_path):
     """`_global_scale` is 6 * e4m3_max / amax: code * scale / global, whoever reads it."""
     target = tmp_path / "q.safetensors"
-    flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
+    flags = ["--scale-search", search, "--search-error", error, "--e4m3-max", e4m3_max]
     call("quantize", source, "-o", target, "--device", "cpu", *flags)
     header, data = content(target)
     del header["__metadata__"][METADATA_KEY]
@@ -139,7 +139,7 @@ def test_damaged_facts_are_refused(damage, source, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--error", "mse"], "belongs to --scale-search"),
+    (["--search-error", "mse"], "belongs to --scale-search"),
     (["--e4m3-max", "256"], "belongs to --scale-search"),
     (["--scale-search", "sweep", "--recipe", "comfy"], "with recipe te, not recipe comfy"),
     (["--scale-search", "sweep", "--format", "mxfp8"], "with recipe te, not mxfp8"),
@@ -174,7 +174,7 @@ def test_checkpoints_decode_by_their_own_tensors(
     search, error, e4m3_max, layout, tmp_path, assert_bits
 ):
     model = CHECKPOINTS / "llama-tiny"
-    flags = ["--scale-search", search, "--error", error, "--e4m3-max", e4m3_max]
+    flags = ["--scale-search", search, "--search-error", error, "--e4m3-max", e4m3_max]
     decoded = {}
     for name, more in (("plain", []), ("searched", flags)):
         target, back = tmp_path / name, tmp_path / f"{name}-back"

@@ -49,7 +49,7 @@ class CheckpointOptions(CommonOptions):
         recipe: NVFP4 recipe, None for te.
         scale_rule: MX scale rule, None for the format's default.
         scale_search: `four_over_six` or `sweep`, None for the recipe's own scales.
-        error: what a search compares, None for the mean squared error.
+        search_error: what a search compares, None for the mean squared error.
         e4m3_max: largest block scale of a search, 448 or 256.
         include: name patterns quantized although a default rule leaves them alone.
         exclude: name patterns left alone; wins over `include`.
@@ -67,7 +67,7 @@ class CheckpointOptions(CommonOptions):
     recipe: str | None = None
     scale_rule: str | None = None
     scale_search: str | None = None
-    error: str | None = None
+    search_error: str | None = None
     e4m3_max: int = 448
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class CheckpointOptions(CommonOptions):
             "recipe": self.recipe,
             "scale_rule": self.scale_rule,
             "scale_search": self.scale_search,
-            "search_error": self.error,
+            "search_error": self.search_error,
             "e4m3_max": self.e4m3_max,
         }
         return as_scheme(self.format, fields)

@@ -6,15 +6,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from fp4kit.checkpoint.options import DEFAULT_SHARD_SIZE, parse_size
 from fp4kit.errors import OptionError
 from fp4kit.io.read.open import check_source
+from fp4kit.scheme import (
+    NibbleOrder,
+    RecipeName,
+    ScaleLayout,
+    ScaleRule,
+    ScaleSearch,
+    Scheme,
+    SearchError,
+    as_scheme,
+)
 
 StrPath = str | os.PathLike[str]
-Format = Literal["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"]
 FloatType = Literal["float32", "float16", "bfloat16"]
 Layout = Literal["compressed-tensors", "modelopt", "comfy"]
 ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
@@ -23,11 +33,11 @@ ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
 class Choices(TypedDict, total=False):
     """What decides the bytes, and which tensors are quantized; see :func:`quantize_file`."""
 
-    recipe: str
-    scale_rule: str | None
-    scale_search: str | None
-    error: str | None
-    e4m3_max: int
+    recipe: RecipeName | None
+    scale_rule: ScaleRule | None
+    scale_search: ScaleSearch | None
+    search_error: SearchError | None
+    e4m3_max: Literal[448, 256]
     include: Sequence[str]
     exclude: Sequence[str]
     cast: Literal["float32"] | None
@@ -38,8 +48,8 @@ class Choices(TypedDict, total=False):
 class FileChoices(Choices, total=False):
     """The choices of :func:`quantize_file`."""
 
-    scale_layout: str
-    nibble_order: str
+    scale_layout: ScaleLayout
+    nibble_order: NibbleOrder
     pad: bool
     void_dtype: Literal["bfloat16"] | None
 
@@ -62,6 +72,10 @@ class RestoreChoices(TypedDict, total=False):
     follow_links: bool
 
 
+#: What the choices are for, in messages.
+KINDS = {FileChoices: "files", CheckpointChoices: "checkpoints"}
+
+
 def checked(path: StrPath) -> Path:
     """A source, refused if it cannot be one at all."""
     source = Path(path)
@@ -69,20 +83,39 @@ def checked(path: StrPath) -> Path:
     return source
 
 
-def known(choices: Any, kind: Any) -> dict[str, Any]:
-    """Choices by name, lists as tuples.
+def known(choices: Any, kind: Any, scheme: Scheme | str | None = None) -> dict[str, Any]:
+    """Choices by name, lists as tuples; those of a scheme as fields of its own.
+
+    Args:
+        choices: what a caller passed as keywords.
+        kind: the choices that there are.
+        scheme: a scheme or the name of a format, to which some of the choices belong.
 
     Raises:
-        OptionError: for a name that is none of them.
+        OptionError: for a name that is none of them, or a scheme that files do not take.
     """
     names: set[str] = set(kind.__optional_keys__)
     for name in choices:
         if name not in names:
             raise OptionError(f"{name!r} is no option of this; choose {', '.join(sorted(names))}")
-    return {
+    given = {
         name: tuple(value) if name in ("include", "exclude") else value
         for name, value in choices.items()
     }
+    if scheme is None:
+        return given
+    own = {name: given.pop(name) for name in Scheme.__dataclass_fields__ if name in given}
+    wanted = as_scheme(scheme, own)
+    for field in fields(wanted):
+        value = getattr(wanted, field.name)
+        if field.name in names or field.name == "format":
+            given[field.name] = value
+        elif value != field.default:
+            raise OptionError(
+                f"{field.name}={value!r} is not for whole {KINDS[kind]}; quantize the arrays with "
+                "fp4kit.quantize and write them with fp4kit.save"
+            )
+    return given
 
 
 def shard_size(text: str | None) -> int:

@@ -18,11 +18,11 @@ from fp4kit.io import quantize as files
 from fp4kit.io.report import FileReport, QuantizeOptions
 from fp4kit.io.stream.chunks import Progress
 from fp4kit.io.tensor_names import Patterns
+from fp4kit.scheme import Format, Scheme
 
 from .choices import (
     CheckpointChoices,
     FileChoices,
-    Format,
     Layout,
     StrPath,
     checked,
@@ -46,7 +46,7 @@ def default_target(source: Path, format: str) -> Path:
 def quantize_file(
     source: StrPath,
     target: StrPath | None = None,
-    format: Format = "nvfp4",
+    scheme: Scheme | Format = "nvfp4",
     *,
     device: str = "auto",
     force: bool = False,
@@ -64,16 +64,18 @@ def quantize_file(
         source: .safetensors, .npy or .npz file.
         target: .safetensors file to write, atomically; None for the source's name with the format
             added.
-        format: block format.
+        scheme: a :class:`fp4kit.Scheme`, or the name of a block format with fields of a scheme as
+            keywords.
         device: `auto` (cuda where it can run), `cpu`, `cuda` or `cuda:N`; the bytes are the same.
         force: replace an older target.
         dry_run: plan from the headers alone; nothing is computed or written.
         progress: called with (bytes done, bytes in all) of the source.
         **choices: `recipe`, `scale_rule`, `scale_layout`, `nibble_order`, `pad`, `scale_search`,
-            `error`, `e4m3_max`: as :func:`fp4kit.quantize`. `include`, `exclude`: name patterns,
-            globs or `re:` and a regular expression. `cast="float32"`: take float64 as that.
-            `void_dtype="bfloat16"`: what 2-byte void data of NumPy's files is. `unscaled_fp8`: FP8
-            without a scale was only cast. `allow_nothing`: no error if nothing is quantized.
+            `search_error`, `e4m3_max`: fields of a :class:`fp4kit.Scheme`. `include`, `exclude`:
+            name patterns, globs or `re:` and a regular expression. `cast="float32"`: take float64
+            as that. `void_dtype="bfloat16"`: what 2-byte void data of NumPy's files is.
+            `unscaled_fp8`: FP8 without a scale was only cast. `allow_nothing`: no error if nothing
+            is quantized.
 
     Returns:
         An entry per tensor with error statistics; the numbers of `--json`.
@@ -97,7 +99,7 @@ def quantize_file(
         >>> report.total_stats.sqnr > 30
         True
     """
-    given = known(choices, FileChoices)
+    given = known(choices, FileChoices, scheme)
     path = checked(source)
     if path.is_dir():
         raise OptionError(f"{path}: is a directory; use quantize_checkpoint")
@@ -110,17 +112,17 @@ def quantize_file(
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
     used = "cpu" if dry_run and device == "auto" else resolve_device(device)
     given = {"allow_nothing": False, **given}
-    options = QuantizeOptions(format=format, device=used, force=force, **given)
+    options = QuantizeOptions(device=used, force=force, **given)
     if dry_run:
         return files.plan_quantize_file(path, options, decode)
-    out = default_target(path, format) if target is None else Path(target)
+    out = default_target(path, given["format"]) if target is None else Path(target)
     return files.quantize_file(path, out, options, progress, decode)
 
 
 def quantize_checkpoint(
     source: StrPath,
     target: StrPath | None = None,
-    format: Format = "nvfp4",
+    scheme: Scheme | Format = "nvfp4",
     *,
     layout: Layout = "compressed-tensors",
     device: str = "auto",
@@ -136,7 +138,7 @@ def quantize_checkpoint(
         source: model directory or diffusers pipeline; for layout `comfy` also a .safetensors file.
         target: directory to create (or file, for one); None for the source's name with the format
             added.
-        format: block format.
+        scheme: as for :func:`quantize_file`; how scales and nibbles lie is the layout's.
         layout: for which engines: `compressed-tensors` (vLLM, SGLang, transformers), `modelopt`
             (TensorRT-LLM, vLLM, SGLang) or `comfy` (ComfyUI).
         device: as for :func:`quantize_file`; `cuda` is every GPU of the machine.
@@ -144,7 +146,7 @@ def quantize_checkpoint(
         force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
         dry_run: plan from headers and JSON alone; nothing is written.
         progress: called with (bytes done, bytes in all) of the source.
-        **choices: `recipe`, `scale_rule`, `scale_search`, `error`, `e4m3_max`, `include`,
+        **choices: `recipe`, `scale_rule`, `scale_search`, `search_error`, `e4m3_max`, `include`,
             `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for :func:`quantize_file`.
             `activations`: None for weights only, `uncalibrated`, or a JSON file with the amax of
             each module's input. `experts_layout`: how fused experts are stored where that is not
@@ -171,14 +173,13 @@ def quantize_checkpoint(
         >>> report.shards.keys(), report.ignore
         (dict_keys(['model.safetensors']), ['lm_head'])
     """
-    given = known(choices, CheckpointChoices)
+    given = known(choices, CheckpointChoices, scheme)
     path = checked(source)
     size = shard_size(given.pop("max_shard_size", None))
     if given.get("activations") is not None:
         given["activations"] = os.fspath(given["activations"])
     options = CheckpointOptions(
         **{"allow_nothing": False, **given},
-        format=format,
         layout=layout,
         max_shard_size=size,
     )
@@ -186,7 +187,7 @@ def quantize_checkpoint(
         return checkpoints.plan_quantize_checkpoint(path, options)
     return checkpoints.quantize_checkpoint(
         path,
-        default_target(path, format) if target is None else Path(target),
+        default_target(path, given["format"]) if target is None else Path(target),
         options,
         devices=resolve_devices(device),
         resume=resume,

@@ -52,7 +52,7 @@ class QuantizeOptions:
         scale_layout: order of the block scales in the file.
         nibble_order: nibble that the even element takes.
         scale_search: `four_over_six` or `sweep`, None for the recipe's own scales.
-        error: what a search compares, None for the mean squared error.
+        search_error: what a search compares, None for the mean squared error.
         e4m3_max: largest block scale of a search, 448 or 256.
         device: `cpu` or `cuda` (already resolved from `auto`).
         include: name patterns (globs, or `re:` regular expressions); empty means all.
@@ -70,7 +70,7 @@ class QuantizeOptions:
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
     scale_search: str | None = None
-    error: str | None = None
+    search_error: str | None = None
     e4m3_max: int = 448
     device: str = "cpu"
     include: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class QuantizeOptions:
             "nibble_order": self.nibble_order,
             "pad": self.pad,
             "scale_search": self.scale_search,
-            "search_error": self.error,
+            "search_error": self.search_error,
             "e4m3_max": self.e4m3_max,
         }
         return as_scheme(self.format, fields)
