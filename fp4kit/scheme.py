@@ -164,7 +164,7 @@ class Scheme:
     Raises:
         OptionError: for unknown or contradictory fields.
 
-    Example:
+    Examples:
         >>> scheme = Scheme("nvfp4", recipe="torchao", scale_layout="swizzled_128x4")
         >>> scheme
         Scheme('nvfp4', recipe='torchao', scale_layout='swizzled_128x4')

@@ -25,8 +25,6 @@ from fp4kit.cli.main import cli
 
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="needs the source checkout")
 IDS = [path.name for path in PAGES]
-#: Written for the fields of a Scheme.
-NEED_SCHEME = {"README.md", "python.md", "variants.md", "numerics.md"}
 
 
 def run_page(path, folder, without):
@@ -40,8 +38,6 @@ def run_page(path, folder, without):
 
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
 def test_blocks_run(path, tmp_path, monkeypatch):
-    if path.name in NEED_SCHEME and not hasattr(fp4kit, "Scheme"):
-        pytest.skip("written for fp4kit.Scheme")
     monkeypatch.chdir(tmp_path)
     run_page(path, tmp_path, {"peers", "gpu", "not run"})
 
@@ -91,7 +87,6 @@ def test_options_that_are_named_exist():
                 assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span)) <= known, (path.name, span)
 
 
-@pytest.mark.skipif(not hasattr(fp4kit, "Scheme"), reason="written for fp4kit.Scheme")
 def test_the_api_page_lists_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     listed = re.findall(r"^::: fp4kit\.(\w+)$", page, re.M)

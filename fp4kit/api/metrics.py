@@ -163,7 +163,7 @@ def error_stats(x: Any, q_or_y: Any, *, backend: str | None = None) -> ErrorStat
         ShapeError: if the shapes differ.
         DtypeError: for other element types, or arrays on different devices.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x = np.full((1, 16), 6, np.float32)
         >>> from fp4kit import quantize

@@ -46,7 +46,7 @@ def amax(x: Any, *, backend: str | None = None, out: Any = None) -> Any:
         ShapeError: if `out` does not fit.
         BackendUnavailableError: if the backend cannot serve the array, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> amax(np.array([[1.0, -3.0]], np.float32))
         array([3.], dtype=float32)
@@ -145,7 +145,7 @@ def quantize(
         NonFiniteError: under `nonfinite="raise"`, with the counts and the first index.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> q = quantize(np.linspace(-6, 6, 32, dtype=np.float32).reshape(2, 16))
         >>> q.packed.shape, q.block_scale.shape, float(q.amax[0])
@@ -191,7 +191,7 @@ def dequantize(
         ShapeError: if `out` does not fit.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> q = quantize(np.full((1, 16), 6, np.float32))
         >>> float(dequantize(q)[0, 0])

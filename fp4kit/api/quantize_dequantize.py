@@ -75,7 +75,7 @@ def quantize_dequantize(
         NonFiniteError: as in :func:`quantize`.
         BackendUnavailableError: as in :func:`quantize`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x = np.full((1, 16), 5.1, np.float32)
         >>> float(quantize_dequantize(x, amax=6.0)[0, 0])

@@ -217,7 +217,7 @@ def quantize_residual(
         NonFiniteError: under `nonfinite="raise"`.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> q = quantize_residual(np.ones((1, 32), np.float32), 16)
         >>> q.packed.shape, q.as_tensor().shape
@@ -298,7 +298,7 @@ def dequantize_residual(
         DtypeError: if the arrays lie on different devices.
         BackendUnavailableError: if the backend cannot serve the request, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x = np.full((1, 16), 5.1, np.float32)
         >>> x[0, 0] = 6

@@ -77,7 +77,7 @@ def hadamard_transform(
         DtypeError: for other element types.
         BackendUnavailableError: if the backend cannot serve the array, with the reason.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> x = np.eye(16, dtype=np.float32)[:1] * 4
         >>> hadamard_transform(x, 0).ravel().tolist() == [1.0] * 16

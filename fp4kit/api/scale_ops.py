@@ -39,7 +39,7 @@ def swizzle(
         ShapeError: for a 0-dimensional array, or if `out` does not fit.
         DtypeError: for elements that are not single bytes, or if `out` lies on another device.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> stored = swizzle(np.arange(1, 7, dtype=np.uint8).reshape(2, 3), "swizzled_8x4")
         >>> stored.shape, stored.ravel()[:8].tolist()
@@ -85,7 +85,7 @@ def unswizzle(
             if `out` does not fit.
         DtypeError: for elements that are not single bytes, or if `out` lies on another device.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> scales = np.arange(1, 7, dtype=np.uint8).reshape(2, 3)
         >>> unswizzle(swizzle(scales), (2, 3)).tolist()
@@ -127,7 +127,7 @@ def convert_second_level(q: QuantizedTensor, target: SecondLevelScale) -> Any:
     Raises:
         OptionError: for an unknown target, or if `q` has no second level.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from fp4kit import quantize
         >>> q = quantize(np.full((1, 16), 6, np.float32))

@@ -52,7 +52,7 @@ def dequantize_file(
         BackendUnavailableError: if the device cannot be used.
         OutputError: if the target cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> folder = tempfile.mkdtemp()
         >>> q = fp4kit.quantize(np.eye(32, dtype=np.float32))
@@ -109,7 +109,7 @@ def dequantize_checkpoint(
         BackendUnavailableError: if the device cannot be used.
         OutputError: if the target cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> folder = tempfile.mkdtemp()
         >>> model = {"lm_head.weight": fp4kit.quantize(np.ones((32, 32), np.float32))}
@@ -162,7 +162,7 @@ def convert_checkpoint(
         FileFormatError: if nothing is quantized, or in a way that is not known.
         OutputError: if the target cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> folder = tempfile.mkdtemp()
         >>> model = {"lm_head.weight": fp4kit.quantize(np.ones((32, 32), np.float32))}

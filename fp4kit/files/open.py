@@ -387,7 +387,7 @@ def open(
         OptionError: if it is a file of another kind.
         DtypeError: if an .npy holds something that is no tensor.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> path = tempfile.mkdtemp() + "/small.safetensors"
         >>> w = np.random.default_rng(0).standard_normal((4, 32), np.float32)

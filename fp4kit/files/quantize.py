@@ -88,7 +88,7 @@ def quantize_file(
         BackendUnavailableError: if the device cannot be used.
         OutputError: if the target cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> folder = tempfile.mkdtemp()
         >>> w = np.random.default_rng(0).standard_normal((64, 64), np.float32)
@@ -163,7 +163,7 @@ def quantize_checkpoint(
         BackendUnavailableError: if the device cannot be used.
         OutputError: if the target cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> folder = tempfile.mkdtemp()
         >>> w = np.random.default_rng(0).standard_normal((64, 64), np.float32)

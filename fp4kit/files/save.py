@@ -77,7 +77,7 @@ def save(
         FileFormatError: for names that clash.
         OutputError: if the target cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> w = fp4kit.quantize(np.random.default_rng(0).standard_normal((32, 64), np.float32))
         >>> folder = tempfile.mkdtemp() + "/model"

@@ -58,7 +58,7 @@ def verify(
         OptionError: if it is a file of another kind.
         BackendUnavailableError: if the device cannot be used.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, fp4kit
         >>> file = tempfile.mkdtemp() + "/q.safetensors"
         >>> _ = fp4kit.save(file, {"w": fp4kit.quantize(np.eye(32, dtype=np.float32))})
