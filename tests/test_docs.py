@@ -87,6 +87,16 @@ def test_options_that_are_named_exist():
                 assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span)) <= known, (path.name, span)
 
 
+def test_paths_that_are_named_exist():
+    for path in PAGES:
+        text = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.M | re.S)
+        for name in re.findall(r"`([a-z][\w/]*/[\w/]*(?:\.\w+)?)`", text):
+            tops = (ROOT, ROOT / "fp4kit")
+            first = name.split("/")[0]
+            if any((top / first).is_dir() for top in tops):
+                assert any((top / name).exists() for top in tops), f"{path.name}: {name}"
+
+
 def test_the_api_page_lists_every_public_name():
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     listed = re.findall(r"^::: fp4kit\.(\w+)$", page, re.M)
