@@ -8,6 +8,7 @@ built-in exception that callers would expect, so `except ValueError` keeps worki
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,12 +25,16 @@ def shortened(text: str, limit: int) -> str:
 
 
 def brief(value: object, limit: int = 100) -> str:
-    """`repr` of a value from a file, short enough for a message."""
+    """`repr` of a value from a caller or a file, on one line and short enough for a message."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape and not isinstance(value, type):
+        # The repr of an array takes lines, and may fetch it from a device.
+        return f"<{type(value).__name__} of shape {shape}>"
     ends: Any = value
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > 2 * limit:
         # The repr of all of it would take several times its memory; what is left is cut anyway.
         ends = ends[:limit] + ends[-limit:]
-    return shortened(repr(ends), limit)
+    return shortened(re.sub(r"\s*\n\s*", " ", repr(ends)), limit)
 
 
 class Fp4kitError(Exception):

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from .errors import OptionError
+from .errors import OptionError, brief
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def one_of(what: str, value: object, allowed: object) -> str:
     """Returns `value` if it is among `allowed`; the error names the option and the choices."""
     names = list(allowed)  # type: ignore[call-overload]
     if not isinstance(value, str) or value not in names:
-        raise OptionError(f"{what}={value!r} is not known; choose one of {', '.join(names)}")
+        raise OptionError(f"{what}={brief(value)} is not known; choose one of {', '.join(names)}")
     return value
 
 
@@ -259,6 +259,17 @@ COMFY = Recipe("comfy", 5, "decode_scale", divides=True, rounds_factor=True)
 ALL_RECIPES = {
     recipe.name: recipe for recipe in (TE, NVFUSER, TORCHAO, MODELOPT, COMPRESSED_TENSORS, COMFY)
 }
+
+
+def flag(what: str, value: object) -> bool:
+    """Returns `value` if it is True or False.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise OptionError(f"{what}={brief(value)} is not known; choose True or False")
+    return bool(value)
 
 
 def get_format(name: str) -> FormatSpec:

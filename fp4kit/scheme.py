@@ -14,8 +14,17 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, TypedDict, get_args
 
-from .errors import OptionError, ShapeError
-from .formats import ALL_FORMATS, SCALE_RULES, FormatSpec, Recipe, get_format, get_recipe, one_of
+from .errors import OptionError, ShapeError, brief
+from .formats import (
+    ALL_FORMATS,
+    SCALE_RULES,
+    FormatSpec,
+    Recipe,
+    flag,
+    get_format,
+    get_recipe,
+    one_of,
+)
 
 Format = Literal["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"]
 RecipeName = Literal["te", "nvfuser", "torchao", "modelopt", "compressed-tensors", "comfy"]
@@ -97,8 +106,8 @@ def sign_mask(value: object) -> int:
         return DEFAULT_SIGN_MASK if value else 0
     if not isinstance(value, int) or not 0 <= value <= 0xFFFF:
         raise OptionError(
-            f"{value!r} is not a sign mask of 16 bits; pass True for {DEFAULT_SIGN_MASK:#06x}, 0 "
-            "for no signs, or a number up to 0xffff"
+            f"{brief(value)} is not a sign mask of 16 bits; pass True for "
+            f"{DEFAULT_SIGN_MASK:#06x}, 0 for no signs, or a number up to 0xffff"
         )
     return value
 
@@ -198,8 +207,7 @@ class Scheme:
             get_recipe(self.recipe)
         if self.scale_rule is not None:
             one_of("scale_rule", self.scale_rule, SCALE_RULES)
-        if not isinstance(self.pad, bool):
-            raise OptionError(f"pad={self.pad!r} is not known; choose True or False")
+        flag("pad", self.pad)
         self._check_scales()
         self._check_search()
         self._check_second_level()
@@ -261,8 +269,8 @@ class Scheme:
             )
 
     def _check_search(self) -> None:
-        if self.e4m3_max not in E4M3_MAXIMA:
-            raise OptionError(f"e4m3_max={self.e4m3_max!r} is not known; choose 448 or 256")
+        if not isinstance(self.e4m3_max, int) or self.e4m3_max not in E4M3_MAXIMA:
+            raise OptionError(f"e4m3_max={brief(self.e4m3_max)} is not known; choose 448 or 256")
         if self.scale_search is None:
             if self.search_error is not None or self.e4m3_max != 448:
                 raise OptionError("search_error and e4m3_max belong to a scale_search; name one")
@@ -392,6 +400,16 @@ class Scheme:
         """Whether a part is rowwise 1-D blocks, rounded to nearest, with the usual scales."""
         return not self.deviations
 
+    def words(self) -> list[str]:
+        """The fields of a part that are not the defaults of its format, as text."""
+        usual = Scheme(self.format).parts[0]
+        names = (one.name for one in fields(self)[1:])
+        return [
+            f"{name}={getattr(self, name)!r}"
+            for name in names
+            if getattr(self, name) != getattr(usual, name)
+        ]
+
     def describe(self) -> str:
         """The scheme in words, for error messages; the usual second level goes without saying."""
         told = self._given().items()
@@ -422,7 +440,9 @@ class Scheme:
         Raises:
             OptionError: for unknown fields or values.
         """
-        unknown = sorted(set(metadata) - {one.name for one in fields(cls)})
+        if not isinstance(metadata, Mapping):
+            raise OptionError(f"{brief(metadata)} is no mapping of fields of a Scheme to values")
+        unknown = sorted(map(str, set(metadata) - {one.name for one in fields(cls)}))
         if unknown:
             raise OptionError(f"a Scheme has no field {', '.join(map(repr, unknown))}")
         return cls(**metadata)
@@ -465,7 +485,8 @@ def as_scheme(scheme: Scheme | str, options: Mapping[str, Any]) -> Scheme:
                 f"{', '.join(Scheme.__dataclass_fields__)}"
             )
     if "format" in options and scheme != "nvfp4":
-        raise OptionError(f"two formats were passed: {scheme!r} and format={options['format']!r}")
+        given = f"{brief(scheme)} and format={brief(options['format'])}"
+        raise OptionError(f"two formats were passed: {given}")
     format_name = options.get("format", scheme)
     rest = tuple((name, value) for name, value in options.items() if name != "format")
     try:

@@ -166,7 +166,13 @@ def library_modules() -> list[str]:
     """Modules of the library that can be imported without optional packages."""
     names = ["fp4kit"]
     for info in pkgutil.walk_packages(fp4kit.__path__, "fp4kit."):
-        optional = ("fp4kit.__main__", "fp4kit.cli", "fp4kit.kernels_cu", "fp4kit.cu")
+        optional = (
+            "fp4kit.__main__",
+            "fp4kit.cli",
+            "fp4kit.kernels_cu",
+            "fp4kit.cu",
+            "fp4kit.torch",
+        )
         if not info.name.startswith(optional):
             names.append(info.name)
     return names

@@ -143,7 +143,7 @@ def test_shapes_and_sizes(q):
     assert (q.packed.dtype, q.block_scale.dtype, q.amax.dtype) == (np.uint8, np.uint8, F32)
     assert q.nbytes == 4 * 32 + 16 + 4
     assert q.bits_per_element == 8 * q.nbytes / 256
-    assert repr(q) == ("QuantizedTensor(nvfp4 (recipe='te'), shape=(4, 64), 4.62 bits per element)")
+    assert repr(q) == "QuantizedTensor('nvfp4', shape=(4, 64), 4.62 bits per element)"
 
 
 @pytest.mark.parametrize(

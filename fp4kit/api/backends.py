@@ -57,7 +57,9 @@ def select(request: Request, backend: str | None) -> Backend:
     Raises:
         BackendUnavailableError: if it cannot, with its reason. Another one is never tried instead.
     """
-    name = backend or DEFAULT_FOR_DEVICE[request.device_kind]
+    name = DEFAULT_FOR_DEVICE[request.device_kind]
+    if backend is not None:
+        name = one_of("backend", backend, BACKEND_NAMES)
     chosen = get_backend(name)
     reason = chosen.unavailable_reason() or chosen.refusal(request)
     reason = reason or chosen.lacks(request.operation)
@@ -66,11 +68,19 @@ def select(request: Request, backend: str | None) -> Backend:
     raise BackendUnavailableError(request.describe(), {name: reason})
 
 
-@lru_cache(maxsize=1024)
 def engine_for(
     operation: str, device: str, dtype: str, scheme: Scheme | None, backend: str | None
 ) -> Backend:
     """:func:`select` by the fields of a request; backends never take an answer back."""
+    if backend is not None:
+        one_of("backend", backend, BACKEND_NAMES)
+    return _selected(operation, device, dtype, scheme, backend)
+
+
+@lru_cache(maxsize=1024)
+def _selected(
+    operation: str, device: str, dtype: str, scheme: Scheme | None, backend: str | None
+) -> Backend:
     return select(Request(operation, device, dtype, scheme), backend)
 
 

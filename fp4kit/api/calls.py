@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fp4kit.backend.interface import NO_SEED, Backend, Seed
-from fp4kit.errors import OptionError
+from fp4kit.errors import OptionError, brief
 from fp4kit.formats import SECOND_LEVEL_SCALES, one_of
 from fp4kit.plan import Plan, plan_of
 from fp4kit.scheme import Scheme
 
-from .backends import engine_for
+from .backends import BACKEND_NAMES, engine_for
 
 NONFINITE_POLICIES = ("raise", "propagate")
 
@@ -105,10 +105,17 @@ def call_data(
     if any(value is not None for value in scales):
         given = _given_scales(scheme, scales)
     random = NO_SEED
-    if seed is not None or subsequence or scheme.rounding == "stochastic":
+    if (
+        seed is not None
+        or type(subsequence) is not int
+        or subsequence
+        or scheme.rounding == "stochastic"
+    ):
         random = _seed_of(scheme, seed, subsequence)
-    if nonfinite not in NONFINITE_POLICIES:
+    if not isinstance(nonfinite, str) or nonfinite not in NONFINITE_POLICIES:
         one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
+    if backend is not None:
+        one_of("backend", backend, BACKEND_NAMES)
     return CallData(given, random, nonfinite == "raise", backend)
 
 
@@ -159,8 +166,8 @@ def _seed_of(scheme: Scheme, seed: int | None, subsequence: int) -> Seed:
         if not isinstance(value, (int, np.integer)) or not 0 <= value < 1 << bits:
             raise OptionError(
                 f"rounding='stochastic' needs {name}, a whole number from 0 to 2^{bits} - 1, got "
-                f"{value!r}; equal seeds and subsequences give equal bits, so give each tensor its "
-                "own"
+                f"{brief(value)}; equal seeds and subsequences give equal bits, so give each "
+                "tensor its own"
             )
     return int(seed or 0), int(subsequence)
 

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from fp4kit import arrays
 from fp4kit.arrays import Raw
+from fp4kit.arrays.dtypes import dtype_name
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.overlap import places
+from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.backend.groups import GroupedPlan
 from fp4kit.backend.interface import Job
 from fp4kit.errors import OptionError, ShapeError
-from fp4kit.formats import DTYPES, one_of
 from fp4kit.group_shapes import GroupShapes, group_shapes
 from fp4kit.scheme import Scheme, as_scheme
 
@@ -39,14 +40,32 @@ from .prologue import refuse_lone_input
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from fp4kit.scheme import Format, SchemeFields
+    from fp4kit.scheme import Direction, Format
 
-    from .options import Backend, Nonfinite
+    from .options import GroupData, GroupOptions
 
 
+@overload
+def quantize_grouped(
+    x: Any, scheme: Format = "nvfp4", *, direction: Literal["both"], **options: Unpack[GroupOptions]
+) -> GroupedPair: ...
+
+
+@overload
+def quantize_grouped(
+    x: Any, scheme: Format = "nvfp4", *, direction: Direction = ..., **options: Unpack[GroupOptions]
+) -> GroupedTensor: ...
+
+
+# A Scheme's direction is not part of its type: what it gives is left to the reader.
+@overload
+def quantize_grouped(x: Any, scheme: Scheme, **options: Unpack[GroupData]) -> Any: ...
+
+
+@leave_uncompiled
 def quantize_grouped(
     x: Any,
-    scheme: Scheme | Format = "nvfp4",
+    scheme: Scheme | str = "nvfp4",
     *,
     members: int | None = None,
     first_dims: Sequence[int] | None = None,
@@ -60,9 +79,9 @@ def quantize_grouped(
     subsequence: int = 0,
     activation_input: Any = None,
     dbias: Any = None,
-    nonfinite: Nonfinite = "raise",
-    backend: Backend | None = None,
-    **fields: Unpack[SchemeFields],
+    nonfinite: str = "raise",
+    backend: str | None = None,
+    **fields: Any,
 ) -> GroupedTensor | GroupedPair:
     """Quantizes matrices that lie behind each other in one buffer.
 
@@ -270,14 +289,15 @@ def _wrap(
     )
 
 
+@leave_uncompiled
 def dequantize_grouped(
-    group: GroupedTensor, dtype: str = "float32", *, backend: str | None = None, out: Any = None
+    group: GroupedTensor, dtype: Any = "float32", *, backend: str | None = None, out: Any = None
 ) -> Any:
     """Decodes every member into its place in a buffer like the one that was quantized.
 
     Args:
         group: what :func:`quantize_grouped` gave, one direction of it.
-        dtype: `float32`, `float16` or `bfloat16`.
+        dtype: `float32`, `float16` or `bfloat16`, by name or as a dtype of any framework.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
         out: C-contiguous array of `group.shape` and `dtype`; what lies between and behind the
             members is left as it is. None makes one, with zeros there.
@@ -297,7 +317,7 @@ def dequantize_grouped(
         >>> dequantize_grouped(group)[:, 0].tolist()
         [6.0, 6.0, 0.0]
     """
-    one_of("dtype", dtype, DTYPES)
+    dtype = dtype_name(dtype)
     if not isinstance(group, GroupedTensor):
         raise OptionError(
             f"a {type(group).__name__} is no group; pass the GroupedTensor that quantize_grouped "

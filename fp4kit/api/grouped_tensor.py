@@ -4,27 +4,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
+
+from fp4kit.arrays.index_arrays import as_shape
 from fp4kit.backend.groups import GroupedPlan
-from fp4kit.errors import OptionError, ShapeError
+from fp4kit.errors import OptionError, ShapeError, brief
 from fp4kit.formats import SECOND_LEVEL_SCALES
 from fp4kit.layout import TILE
 from fp4kit.plan import plan_of
 from fp4kit.scheme import Scheme
 
+from .stored_tensor import StoredTensor
 from .tensor import QuantizedTensor
 
 #: swizzled_128x4 scales of all members in one matrix that is as large for any division of its rows.
 GROUPED_LAYOUT = "grouped_128x4"
 
 
-@dataclass(frozen=True, eq=False)
-class GroupedTensor:
+@dataclass(frozen=True, eq=False, repr=False)
+class GroupedTensor(StoredTensor):
     """The members of a group, quantized in one direction.
 
     Attributes:
@@ -70,8 +74,23 @@ class GroupedTensor:
 
     @cached_property
     def plan(self) -> GroupedPlan:
-        """Where each member's codes, block scales and second-level values lie."""
-        return grouped_plan(self.dims, self.starts, self.scheme, pad=True)
+        """Where each member's codes, block scales and second-level values lie.
+
+        Raises:
+            OptionError: if the scheme is none.
+            ShapeError: for members that do not lie in the buffer, or that the format cannot take.
+        """
+        if not isinstance(self.scheme, Scheme):
+            raise OptionError(f"scheme={brief(self.scheme)} is no Scheme")
+        if not isinstance(self.dims, (list, tuple)):
+            raise ShapeError(f"dims={brief(self.dims)} are no shapes of members")
+        dims = tuple(as_shape(one, "a member's shape") for one in self.dims)
+        starts, size = as_shape(self.starts, "starts"), prod(as_shape(self.shape))
+        if len(starts) != len(dims) or any(len(one) != 2 for one in dims):
+            raise ShapeError("a group has rows and columns of each member, and where it starts")
+        if any(start + prod(one) > size for start, one in zip(starts, dims, strict=True)):
+            raise ShapeError(f"members of shapes {brief(dims)} do not lie in {self.shape}")
+        return grouped_plan(dims, starts, self.scheme, pad=True)
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -101,15 +120,49 @@ class GroupedTensor:
                 return name, value
         return None
 
+    def _named(self) -> list[str]:
+        return [repr(self.format), *self.scheme.words(), f"{len(self)} members"]
+
+    @property
+    def bits_per_element(self) -> float:
+        """Stored bits per element of the members, 0.0 if there is none."""
+        elements = sum(map(prod, self.dims))
+        return 8 * self.nbytes / elements if elements else 0.0
+
     def __len__(self) -> int:
         return len(self.dims)
+
+    @overload
+    def __getitem__(self, number: int) -> QuantizedTensor: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> tuple[QuantizedTensor, ...]: ...
+
+    def __getitem__(self, number: Any) -> QuantizedTensor | tuple[QuantizedTensor, ...]:
+        if isinstance(number, slice):
+            return tuple(self.member(one) for one in range(len(self))[number])
+        return self.member(number)
+
+    def __iter__(self) -> Iterator[QuantizedTensor]:
+        return map(self.member, range(len(self)))
+
+    def dequantize(
+        self, dtype: Any = "float32", *, backend: str | None = None, out: Any = None
+    ) -> Any:
+        """The decoded buffer: see :func:`fp4kit.dequantize_grouped`."""
+        import fp4kit
+
+        return fp4kit.dequantize_grouped(self, dtype, backend=backend, out=out)
 
     def member(self, number: int) -> QuantizedTensor:
         """A member by itself: views of its codes and scales.
 
         Raises:
             IndexError: if there is no such member.
+            OptionError: if it is no number.
         """
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise OptionError(f"{brief(number)} is neither a member's number nor a range of them")
         if not -len(self) <= number < len(self):
             raise IndexError(f"member {number} of a group of {len(self)}")
         number %= len(self)
@@ -128,12 +181,18 @@ class GroupedTensor:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class GroupedPair:
     """One group quantized in both directions: `rowwise` and `columnwise`."""
 
     rowwise: GroupedTensor
     columnwise: GroupedTensor
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to(self, device: Any) -> GroupedPair:
+        """Both on another device: see :meth:`QuantizedTensor.to`."""
+        return GroupedPair(self.rowwise.to(device), self.columnwise.to(device))
 
 
 def member_layout(layout: str) -> str:

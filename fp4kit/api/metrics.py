@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from fp4kit import arrays
+from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.backend.interface import ErrorSums, Job, Request
 from fp4kit.errors import DtypeError, ShapeError
 
@@ -145,6 +146,7 @@ def _same_device(first: str, second: str) -> None:
         raise DtypeError(f"x lies on {first}, the result on {second}; move one of them first")
 
 
+@leave_uncompiled
 def error_stats(x: Any, q_or_y: Any, *, backend: str | None = None) -> ErrorStats:
     """Compares an array with what quantization made of it.
 

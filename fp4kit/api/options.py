@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
 from fp4kit.scheme import DirectionlessFields
@@ -14,9 +15,7 @@ Backend = Literal["reference", "cpu", "cuda"]
 Nonfinite = Literal["raise", "propagate"]
 
 
-class CallData(TypedDict, total=False):
-    """What belongs to a call of `quantize` and not to its scheme."""
-
+class _AnyCallData(TypedDict, total=False):
     amax: Any
     decode_scale: Any
     encode_scale: Any
@@ -26,8 +25,27 @@ class CallData(TypedDict, total=False):
     dbias: Any
     nonfinite: Nonfinite
     backend: Backend | None
+
+
+class CallData(_AnyCallData, total=False):
+    """What belongs to a call of `quantize` and not to its scheme."""
+
     out: QuantizedTensor | DirectionPair | None
+
+
+class GroupData(_AnyCallData, total=False):
+    """The same of `quantize_grouped`."""
+
+    members: int | None
+    first_dims: Sequence[int] | None
+    last_dims: Sequence[int] | None
+    offsets: Sequence[int] | None
+    row_offsets: Sequence[int] | None
 
 
 class CallOptions(CallData, DirectionlessFields, total=False):
     """Every keyword argument of `quantize` but the direction, which decides the result's type."""
+
+
+class GroupOptions(GroupData, DirectionlessFields, total=False):
+    """Every keyword argument of `quantize_grouped` but the direction."""

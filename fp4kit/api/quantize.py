@@ -9,9 +9,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fp4kit import arrays
+from fp4kit.arrays.dtypes import dtype_name
 from fp4kit.arrays.overlap import places
+from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.backend.interface import Job
-from fp4kit.formats import DTYPES, one_of
+from fp4kit.formats import flag
 from fp4kit.scheme import Direction, Format, Scheme, as_scheme
 
 from . import pipeline
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from .options import CallData, CallOptions
 
 
+@leave_uncompiled
 def amax(x: Any, *, backend: str | None = None, out: Any = None) -> Any:
     """Largest magnitude of an array, NaN ignored.
 
@@ -85,6 +88,7 @@ def quantize(
 def quantize(x: Any, scheme: Scheme, **options: Unpack[CallData]) -> Any: ...
 
 
+@leave_uncompiled
 def quantize(
     x: Any,
     scheme: Scheme | str = "nvfp4",
@@ -161,9 +165,10 @@ def quantize(
     return pipeline.quantize(raw, wanted, data, prologue, out)
 
 
+@leave_uncompiled
 def dequantize(
     q: QuantizedTensor | ResidualTensor,
-    dtype: str = "float32",
+    dtype: Any = "float32",
     *,
     undo_rht: bool = False,
     backend: str | None = None,
@@ -177,7 +182,8 @@ def dequantize(
 
     Args:
         q: codes and scales of any format, layout, nibble order and variant.
-        dtype: `float32`, `float16` or `bfloat16`.
+        dtype: `float32`, `float16` or `bfloat16`, by name or as a dtype of NumPy, ml_dtypes, torch
+            or JAX.
         undo_rht: rotate the values of a rotated tensor back (from float32); otherwise they
             stay rotated.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
@@ -199,7 +205,7 @@ def dequantize(
     """
     if isinstance(q, ResidualTensor):
         return dequantize_residual(q, dtype, backend=backend, out=out)
-    one_of("dtype", dtype, DTYPES)
+    dtype, undo_rht = dtype_name(dtype), flag("undo_rht", undo_rht)
     plan, origin, packed, block_scale, second, read = decoding_arrays(q)
     engine = engine_for("dequantize", origin.device, dtype, plan.scheme, backend)
     with arrays.device_scope(origin):

@@ -8,10 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fp4kit import arrays
+from fp4kit.arrays.dtypes import dtype_name
 from fp4kit.arrays.overlap import is_same, place_of, places
+from fp4kit.arrays.torch_rules import leave_uncompiled, refuse_gradient
 from fp4kit.backend.interface import Job
 from fp4kit.errors import OptionError
-from fp4kit.formats import DTYPES, one_of
+from fp4kit.formats import flag
 from fp4kit.scheme import Scheme, as_scheme
 
 from .buffers import in_rows, result_buffer, rows_of
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from .options import Backend, Nonfinite
 
 
+@leave_uncompiled
 def quantize_dequantize(
     x: Any,
     scheme: Scheme | Format = "nvfp4",
@@ -71,7 +74,8 @@ def quantize_dequantize(
     Raises:
         OptionError: as in :func:`quantize`.
         ShapeError: as in :func:`quantize`, or if `out` does not fit.
-        DtypeError: as in :func:`quantize`.
+        DtypeError: for a torch tensor that requires a gradient (:mod:`fp4kit.torch` has one), and
+            as in :func:`quantize`.
         NonFiniteError: as in :func:`quantize`.
         BackendUnavailableError: as in :func:`quantize`.
 
@@ -82,6 +86,7 @@ def quantize_dequantize(
         5.142857074737549
     """
     wanted = as_scheme(scheme, fields)
+    flag("undo_rht", undo_rht)
     if wanted.direction == "both" or wanted.activation is not None:
         raise OptionError(
             "quantize_dequantize takes one direction, rowwise or columnwise, and no activation; "
@@ -92,7 +97,8 @@ def quantize_dequantize(
     scales = (amax, decode_scale, encode_scale)
     data = call_data(wanted, scales, seed, subsequence, nonfinite, backend)
     raw = arrays.ingest(x)
-    out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
+    refuse_gradient(x, "quantize_dequantize")
+    out_dtype = raw.dtype if dtype is None else dtype_name(dtype)
     (one,) = planned("quantize_dequantize", wanted, raw, raw.data.shape, data)
     call, given = one
     plan, engine, origin = call.plan, call.engine, raw.origin

@@ -4,27 +4,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fp4kit import arrays
 from fp4kit.arrays import Raw
-from fp4kit.arrays.index_arrays import host_integers, ingest_integers
+from fp4kit.arrays.dtypes import dtype_name
+from fp4kit.arrays.index_arrays import as_shape, host_integers, ingest_integers
 from fp4kit.arrays.overlap import places
+from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.backend.interface import Job
 from fp4kit.backend.operations import ResidualPlan
-from fp4kit.errors import DtypeError, OptionError, ShapeError
-from fp4kit.formats import DTYPES, NIBBLE_ORDERS, NVFP4, SCALE_LAYOUTS, one_of
+from fp4kit.errors import DtypeError, OptionError, ShapeError, brief
+from fp4kit.formats import NIBBLE_ORDERS, NVFP4, SCALE_LAYOUTS, one_of
 from fp4kit.scheme import Scheme
 
 from .backends import engine_for
 from .buffers import in_rows, result_buffer, rows_of
 from .calls import NONFINITE_POLICIES
 from .measure import check_finite
+from .stored_tensor import StoredTensor
 from .tensor import QuantizedTensor
 
 #: What residuals are quantized by.
@@ -33,8 +36,8 @@ MODES = ("activation", "weight")
 LAYOUTS = ("interleaved", "appended")
 
 
-@dataclass(frozen=True, eq=False)
-class ResidualTensor:
+@dataclass(frozen=True, eq=False, repr=False)
+class ResidualTensor(StoredTensor):
     """An nvfp4 tensor (..., K) with residual blocks for its last channels.
 
     Attributes:
@@ -52,6 +55,8 @@ class ResidualTensor:
         rounds: whether scaled values and residuals were rounded to bfloat16.
     """
 
+    _ARRAYS: ClassVar[tuple[str, ...]] = ("packed", "block_scale", "encode_scale", "order")
+
     packed: Any
     block_scale: Any
     encode_scale: Any
@@ -64,6 +69,41 @@ class ResidualTensor:
     nibble_order: str = "low_first"
     source_dtype: str = "float32"
     rounds: bool = False
+
+    def _named(self) -> list[str]:
+        names = ("residual_channels", "mode", "layout", "scale_layout", "nibble_order")
+        fields = self.__dataclass_fields__
+        shown = (name for name in names if getattr(self, name) != fields[name].default)
+        return ["'nvfp4'", *(f"{name}={getattr(self, name)!r}" for name in shown)]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> ResidualTensor:
+        """Some rows, as of a :class:`QuantizedTensor`; all channels, as residuals belong to them.
+
+        Raises:
+            OptionError: for parts that cannot be views, with what is possible.
+            IndexError: for numbers out of range, or too many.
+        """
+        whole = self.as_tensor()
+        part = whole[index]
+        if part.shape[-1] != whole.shape[-1]:
+            raise OptionError(
+                "a tensor with residuals is cut along rows alone: leave the last axis"
+            )
+        return replace(
+            self,
+            packed=part.packed,
+            block_scale=part.block_scale,
+            shape=(*part.shape[:-1], self.shape[-1]),
+        )
+
+    def dequantize(
+        self, dtype: Any = "float32", *, backend: str | None = None, out: Any = None
+    ) -> Any:
+        """The decoded values: see :func:`fp4kit.dequantize_residual`."""
+        return dequantize_residual(self, dtype, backend=backend, out=out)
 
     @cached_property
     def plan(self) -> ResidualPlan:
@@ -118,10 +158,11 @@ def residual_plan(
     one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
     one_of("nibble_order", nibble_order, NIBBLE_ORDERS)
     size = NVFP4.block_size
+    shape = as_shape(shape)
     if not shape or shape[-1] % size:
         raise ShapeError(f"residuals need a last axis that is a multiple of {size}, got {shape}")
     if isinstance(channels, bool) or not isinstance(channels, (int, np.integer)):
-        raise OptionError(f"residual_channels={channels!r} is not a number")
+        raise OptionError(f"residual_channels={brief(channels)} is not a number")
     if channels % size or not 0 <= channels <= shape[-1]:
         raise ShapeError(
             f"residual_channels={channels} must be a multiple of {size} from 0 to {shape[-1]}"
@@ -165,6 +206,7 @@ def _channel_order(reorder: Any, cols: int, raw: Raw, waits: bool) -> Any:
     return order
 
 
+@leave_uncompiled
 def quantize_residual(
     x: Any,
     residual_channels: int,
@@ -228,8 +270,9 @@ def quantize_residual(
     one_of("nonfinite", nonfinite, NONFINITE_POLICIES)
     if amax is not None and encode_scale is not None:
         raise OptionError("pass one of amax, encode_scale, not both")
-    chosen = intermediate or ("float32" if reorder is None else "bfloat16")
-    rounds = one_of("intermediate", chosen, ("float32", "bfloat16")) == "bfloat16"
+    if intermediate is None:
+        intermediate = "float32" if reorder is None else "bfloat16"
+    rounds = one_of("intermediate", intermediate, ("float32", "bfloat16")) == "bfloat16"
     plan = residual_plan(shape, residual_channels, mode, layout, scale_layout, nibble_order, rounds)
     engine = engine_for("quantize_residual", origin.device, dtype, NVFUSER, backend)
     lead = shape[:-1]
@@ -274,8 +317,9 @@ def quantize_residual(
         )
 
 
+@leave_uncompiled
 def dequantize_residual(
-    q: ResidualTensor, dtype: str = "float32", *, backend: str | None = None, out: Any = None
+    q: ResidualTensor, dtype: Any = "float32", *, backend: str | None = None, out: Any = None
 ) -> Any:
     """Decodes a tensor with residuals; :func:`fp4kit.dequantize` does the same.
 
@@ -285,7 +329,7 @@ def dequantize_residual(
 
     Args:
         q: what :func:`quantize_residual` gave.
-        dtype: `float32`, `float16` or `bfloat16`.
+        dtype: `float32`, `float16` or `bfloat16`, by name or as a dtype of any framework.
         backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
         out: C-contiguous array of `q.shape` and `dtype` to write into.
 
@@ -305,7 +349,7 @@ def dequantize_residual(
         >>> [round(float(dequantize_residual(quantize_residual(x, n))[0, 1]), 3) for n in (0, 16)]
         [6.0, 5.143]
     """
-    one_of("dtype", dtype, DTYPES)
+    dtype = dtype_name(dtype)
     if not isinstance(q, ResidualTensor):
         raise OptionError(
             f"a {type(q).__name__} has no residuals; pass the ResidualTensor that "

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from fp4kit import arrays
+from fp4kit.arrays.dtypes import dtype_name
 from fp4kit.arrays.overlap import places
+from fp4kit.arrays.torch_rules import leave_uncompiled, refuse_gradient
 from fp4kit.backend.interface import Backend, Rotation
 from fp4kit.errors import ShapeError
-from fp4kit.formats import DTYPES, one_of
+from fp4kit.formats import flag, one_of
 from fp4kit.scheme import (
     DIRECTIONS,
     RHT_ROUNDINGS,
@@ -40,6 +42,7 @@ def undo_rotation(
     engine.rotate(rotated, "float32", rotation, out, dtype)
 
 
+@leave_uncompiled
 def hadamard_transform(
     x: Any,
     mask: bool | int = True,
@@ -47,7 +50,7 @@ def hadamard_transform(
     direction: Direction = "rowwise",
     rounding: RhtRounding = "none",
     inverse: bool = False,
-    dtype: str | None = None,
+    dtype: Any = None,
     backend: str | None = None,
     out: Any = None,
 ) -> Any:
@@ -74,7 +77,8 @@ def hadamard_transform(
     Raises:
         OptionError: for unknown options.
         ShapeError: if the rotated axis is not a multiple of 16, or `out` does not fit.
-        DtypeError: for other element types.
+        DtypeError: for a torch tensor that requires a gradient (:mod:`fp4kit.torch` has one), and
+            for other element types.
         BackendUnavailableError: if the backend cannot serve the array, with the reason.
 
     Examples:
@@ -84,10 +88,11 @@ def hadamard_transform(
         True
     """
     raw = arrays.ingest(x)
+    refuse_gradient(x, "hadamard_transform")
     one_of("direction", direction, DIRECTIONS)
     one_of("rounding", rounding, RHT_ROUNDINGS)
-    bits = sign_mask(mask)
-    out_dtype = one_of("dtype", dtype or raw.dtype, DTYPES)
+    bits, inverse = sign_mask(mask), flag("inverse", inverse)
+    out_dtype = raw.dtype if dtype is None else dtype_name(dtype)
     shape = raw.data.shape
     if not shape:
         raise ShapeError("a rotation needs an array of at least one dimension, got shape ()")

@@ -8,7 +8,9 @@ from math import prod
 from typing import Any
 
 from fp4kit import arrays
+from fp4kit.arrays.index_arrays import as_shape
 from fp4kit.arrays.overlap import places
+from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.backend.interface import Request
 from fp4kit.errors import OptionError, ShapeError
 from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, SecondLevelScale, one_of
@@ -19,6 +21,7 @@ from .buffers import check_is_quantized, decoding_arrays, in_rows, result_buffer
 from .tensor import QuantizedTensor
 
 
+@leave_uncompiled
 def swizzle(
     scales: Any, layout: str = "swizzled_128x4", *, backend: str | None = None, out: Any = None
 ) -> Any:
@@ -59,6 +62,7 @@ def swizzle(
         return out if out is not None else arrays.emit(result, "uint8", raw.origin)
 
 
+@leave_uncompiled
 def unswizzle(
     scales: Any,
     shape: tuple[int, ...],
@@ -93,6 +97,7 @@ def unswizzle(
     """
     one_of("layout", layout, SCALE_LAYOUTS)
     raw = arrays.ingest_bytes(scales, "scales")
+    shape = as_shape(shape)
     if not shape:
         raise ShapeError("shape must have at least one dimension (blocks), got ()")
     rows, blocks = prod(shape[:-1]), shape[-1]
@@ -110,6 +115,7 @@ def unswizzle(
         return out if out is not None else arrays.emit(result, "uint8", raw.origin)
 
 
+@leave_uncompiled
 def convert_second_level(q: QuantizedTensor, target: SecondLevelScale) -> Any:
     """The second-level scale of `q` as another one.
 

@@ -10,10 +10,15 @@ from math import prod
 from typing import Any, NamedTuple
 
 from fp4kit.arrays.frameworks import shape_of
+from fp4kit.arrays.index_arrays import as_shape
 from fp4kit.errors import OptionError, ShapeError
 from fp4kit.formats import SECOND_LEVEL_SCALES
 from fp4kit.plan import Plan
 from fp4kit.scheme import Scheme, as_scheme
+
+from .stored_tensor import StoredTensor
+from .tensor_parts import decoded_scales, unpacked_codes
+from .tensor_slices import part_of
 
 
 @lru_cache(maxsize=1024)
@@ -65,7 +70,7 @@ def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
     return (*lead, plan.packed_shape[1]), scales
 
 
-class _Kept:
+class _Kept(StoredTensor):
     """Room for what `buffers` finds out about a tensor's arrays, outside its fields."""
 
     __slots__ = ("_decoding", "_target")
@@ -138,7 +143,7 @@ class QuantizedTensor(_Kept):
         else:
             stored = as_scheme(scheme, options)
         own = _stored_scheme(stored, given)
-        whole = tuple(map(int, shape))
+        whole = as_shape(shape)
         if not whole:
             raise ShapeError("a quantized tensor has at least one dimension, got shape ()")
         self._set(packed, block_scale, own, whole, values, source_dtype)
@@ -222,10 +227,6 @@ class QuantizedTensor(_Kept):
         """Which nibble the even element takes."""
         return self.scheme.nibble_order
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The fields: what is kept beside them is not for copies.
-        return dict(vars(self))
-
     @property
     def second_level(self) -> tuple[str, Any] | None:
         """(name, float32 array) of the second-level scale, or None."""
@@ -247,24 +248,63 @@ class QuantizedTensor(_Kept):
             raise ShapeError(f"{count} second-level scales do not divide {vectors} {what}")
         return _decoding_plan(self.scheme, rows, self.shape[-1], max(vectors // count, 1))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, block scales and second-level scale together."""
-        second = self.second_level
-        extra = 4 * prod(second[1].shape) if second is not None else 0
-        return int(prod(self.packed.shape) + prod(self.block_scale.shape) + extra)
+    def _named(self) -> list[str]:
+        return [repr(self.format), *self.scheme.words()]
 
-    @property
-    def bits_per_element(self) -> float:
-        """Stored bits per logical element, 0.0 for an empty tensor."""
-        elements = prod(self.shape)
-        return 8 * self.nbytes / elements if elements else 0.0
+    def __len__(self) -> int:
+        return self.shape[0]
 
-    def __repr__(self) -> str:
-        return (
-            f"QuantizedTensor({self.scheme.describe()}, shape={self.shape}, "
-            f"{self.bits_per_element:.3g} bits per element)"
-        )
+    def __getitem__(self, index: Any) -> QuantizedTensor:
+        """The quantized tensor of some rows: views of codes and scales (copies in JAX).
+
+        Leading dimensions take numbers, then one range, then whole axes; the last axis a range.
+        Blocks stay whole: ranges along them are multiples of the block size. Swizzled scales are
+        cut where their tiles end, at multiples of 128 (or 8) rows; second-level scales that rows
+        share at multiples of these.
+
+        Raises:
+            OptionError: for parts that cut through any of these, with what is possible.
+            IndexError: for numbers out of range, or too many.
+
+        Example:
+            >>> import numpy as np
+            >>> from fp4kit import quantize
+            >>> q = quantize(np.ones((4, 64), np.float32))
+            >>> q[1:3, 16:].shape
+            (2, 48)
+        """
+        return part_of(self, index)
+
+    def codes(self) -> Any:
+        """The codes one by one, in logical order: uint8 of the tensor's shape.
+
+        0 .. 15 for E2M1, the byte of an FP8 element, whatever the direction and the nibble order;
+        codes that pad the last block are left out. Their values are
+        `fp4kit.ALL_FORMATS[q.format].element.values[codes]`.
+        """
+        return unpacked_codes(self)
+
+    def block_scale_values(self) -> Any:
+        """The decoded block scales in logical order, whatever their layout: float32.
+
+        Rowwise (..., blocks): element (..., k) is scaled by number k // block_size of its row.
+        Columnwise (blocks, K): element (m, k), leading dimensions flattened, by (m // block_size,
+        k). The second level is not in them.
+        """
+        return decoded_scales(self)
+
+    def dequantize(
+        self,
+        dtype: Any = "float32",
+        *,
+        undo_rht: bool = False,
+        backend: str | None = None,
+        out: Any = None,
+    ) -> Any:
+        """The decoded values: see :func:`fp4kit.dequantize`."""
+        import fp4kit
+
+        return fp4kit.dequantize(self, dtype, undo_rht=undo_rht, backend=backend, out=out)
 
 
 class DirectionPair(NamedTuple):
@@ -277,3 +317,7 @@ class DirectionPair(NamedTuple):
 
     rowwise: QuantizedTensor
     columnwise: QuantizedTensor
+
+    def to(self, device: Any) -> DirectionPair:
+        """Both tensors on another device: see :meth:`QuantizedTensor.to`."""
+        return DirectionPair(self.rowwise.to(device), self.columnwise.to(device))

@@ -6,15 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import index as as_integer
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit import arrays
-from fp4kit.errors import DtypeError
+from fp4kit.errors import DtypeError, ShapeError, brief
 
 from .frameworks import Origin, open_raw
+
+
+def as_shape(value: Any, what: str = "shape") -> tuple[int, ...]:
+    """A shape as a tuple of Python numbers.
+
+    Raises:
+        ShapeError: if it is none.
+    """
+    try:
+        shape = tuple(map(as_integer, value))
+    except TypeError:
+        shape = (-1,)
+    if min(shape, default=0) < 0:
+        raise ShapeError(f"{what}={brief(value)} is no shape; pass a tuple of whole numbers from 0")
+    return shape
 
 
 def _accept_integers(what: str, dtype: str, itemsize: int) -> None:
