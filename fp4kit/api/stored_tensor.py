@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit import arrays
-from fp4kit.arrays.devices import device_name, framework_and_device, move
+from fp4kit.arrays.devices import device_name, framework_and_device, move, place_in_words
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.index_arrays import ingest_integers
 from fp4kit.errors import DtypeError, OptionError
@@ -111,10 +111,10 @@ class StoredTensor:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        framework = type(self.packed).__module__.partition(".")[0].removesuffix("lib")
         words = [*self._named(), f"shape={self.shape}"]
-        if framework != "numpy":
-            words.append(framework)
+        place = place_in_words(self.packed)
+        if place != "numpy":
+            words.append(place)
         words.append(f"{self.bits_per_element:.3g} bits per element")
         return f"{type(self).__name__}({', '.join(words)})"
 

@@ -53,6 +53,14 @@ def framework_and_device(x: Any) -> tuple[str, str]:
         ) from None
 
 
+def place_in_words(x: Any) -> str:
+    """An array's framework, and its device if that is a GPU that is easily told."""
+    framework = framework_of_type(type(x))
+    if framework == "cupy" or (framework == "torch" and x.device.type == "cuda"):
+        return f"{framework} on {framework_and_device(x)[1]}"
+    return framework or type(x).__module__.partition(".")[0].removesuffix("lib")
+
+
 def device_name(device: Any) -> str:
     """`cpu`, `numpy`, `cuda` (the current GPU) or `cuda:N`.
 
