@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from fp4kit.checkpoint.options import DEFAULT_SHARD_SIZE, parse_size
-from fp4kit.errors import OptionError
+from fp4kit.errors import OptionError, brief
 from fp4kit.io.read.open import check_source
 from fp4kit.scheme import (
     NibbleOrder,
@@ -25,7 +25,6 @@ from fp4kit.scheme import (
 )
 
 StrPath = str | os.PathLike[str]
-FloatType = Literal["float32", "float16", "bfloat16"]
 Layout = Literal["compressed-tensors", "modelopt", "comfy"]
 ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
 
@@ -74,6 +73,63 @@ class RestoreChoices(TypedDict, total=False):
 
 #: What the choices are for, in messages.
 KINDS = {FileChoices: "files", CheckpointChoices: "checkpoints"}
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, (list, tuple, set, frozenset)) and all(map(_is_text, value))
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+#: What arguments may be, by their names: a test, and words for it.
+_KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    ("source target path against", _is_path, "a path"),
+    ("force resume dry_run raw pad", _is_flag, "True or False"),
+    ("unscaled_fp8 allow_nothing follow_links", _is_flag, "True or False"),
+    ("include exclude", _is_list_of_text, "a list of patterns"),
+    ("tensors metadata", _is_mapping, "a mapping of names"),
+    ("device", _is_text, "the name of a device"),
+    ("experts_layout", _is_text, "the name of a layout of experts"),
+    ("max_shard_size", _is_text, "a size like 5GB"),
+    ("activations", _is_path, "the word uncalibrated or the path of a JSON file"),
+    ("progress", callable, "a function of (bytes done, bytes in all)"),
+)
+_KIND_OF = {name: (test, words) for names, test, words in _KINDS for name in names.split()}
+_MAY_BE_NONE = (
+    *("against", "progress", "metadata", "max_shard_size", "activations", "experts_layout"),
+)
+
+
+def check_arguments(given: Mapping[str, Any], optional: Sequence[str] = ()) -> None:
+    """Refuses arguments that are of another kind than their names say; words are checked later.
+
+    Args:
+        given: the arguments of a function on files by name, `choices` among them.
+        optional: further ones that may be None.
+
+    Raises:
+        OptionError: naming the argument, and what it may be.
+    """
+    for name, value in {**given, **given.get("choices", {})}.items():
+        if name not in _KIND_OF or (value is None and name in (*_MAY_BE_NONE, *optional)):
+            continue
+        test, words = _KIND_OF[name]
+        if not test(value):
+            raise OptionError(f"{name}={brief(value)} is not {words}")
 
 
 def checked(path: StrPath) -> Path:

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fp4kit.arrays.dtypes import dtype_name
 from fp4kit.checkpoint import operations as checkpoints
 from fp4kit.checkpoint.compare import is_checkpoint
 from fp4kit.checkpoint.options import ConvertOptions, DequantizeOptions
@@ -16,7 +17,7 @@ from fp4kit.io import dequantize as files
 from fp4kit.io.report import FileReport
 from fp4kit.io.stream.chunks import Progress
 
-from .choices import FloatType, Layout, RestoreChoices, StrPath, checked, known, shard_size
+from .choices import Layout, RestoreChoices, StrPath, check_arguments, checked, known, shard_size
 from .devices import resolve_device, resolve_devices
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def dequantize_file(
     source: StrPath,
     target: StrPath,
-    dtype: FloatType | None = None,
+    dtype: Any = None,
     *,
     device: str = "auto",
     force: bool = False,
@@ -38,7 +39,8 @@ def dequantize_file(
         source: a file of fp4kit's own, or in the layout of an engine, or with FP8 weights.
         target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor; for a
             source in a layout .safetensors.
-        dtype: element type of what was quantized; None for float32, or bfloat16 of a layout.
+        dtype: element type of what was quantized, by name or as a dtype of any framework; None for
+            float32, or bfloat16 of a layout.
         device: as for :func:`quantize_file`.
         force: replace an older target.
         progress: called with (bytes done, bytes in all) of the source.
@@ -61,6 +63,8 @@ def dequantize_file(
         >>> float(np.load(f"{folder}/w.npy").sum())
         32.0
     """
+    check_arguments(locals())
+    dtype = None if dtype is None else dtype_name(dtype)
     path = checked(source)
     if path.is_dir():
         raise OptionError(f"{path}: is a directory; use dequantize_checkpoint")
@@ -81,7 +85,7 @@ def dequantize_file(
 def dequantize_checkpoint(
     source: StrPath,
     target: StrPath,
-    dtype: FloatType = "bfloat16",
+    dtype: Any = "bfloat16",
     *,
     device: str = "auto",
     resume: bool = False,
@@ -95,7 +99,7 @@ def dequantize_checkpoint(
         source: model directory, pipeline or .safetensors file in a known layout, or with FP8
             weights.
         target: directory to create (or file, for one).
-        dtype: element type of the weights that were quantized.
+        dtype: element type of the weights that were quantized, by name or as a dtype object.
         device: as for :func:`quantize_checkpoint`, like `resume`, `force` and `progress`.
         resume: finish what an interrupted run of the same call began.
         force: start over, or replace a finished result of fp4kit.
@@ -118,9 +122,12 @@ def dequantize_checkpoint(
         >>> fp4kit.open(f"{folder}/back")["lm_head.weight"].dtype
         dtype(bfloat16)
     """
+    check_arguments(locals())
     given = known(choices, RestoreChoices)
     path = checked(source)
-    options = DequantizeOptions(dtype, shard_size(given.pop("max_shard_size", None)), **given)
+    options = DequantizeOptions(
+        dtype_name(dtype), shard_size(given.pop("max_shard_size", None)), **given
+    )
     return checkpoints.dequantize_checkpoint(
         path,
         Path(target),
@@ -171,6 +178,7 @@ def convert_checkpoint(
         >>> fp4kit.open(f"{folder}/mo").layout
         'modelopt'
     """
+    check_arguments(locals())
     path = checked(source)
     options = ConvertOptions(layout, shard_size(max_shard_size), follow_links=follow_links)
     if dry_run:

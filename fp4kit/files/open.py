@@ -17,6 +17,7 @@ import numpy as np
 
 from fp4kit.api.quantize import dequantize
 from fp4kit.api.tensor import QuantizedTensor
+from fp4kit.arrays.dtypes import dtype_name
 from fp4kit.checkpoint.layouts.comfy import is_marker
 from fp4kit.checkpoint.models.experts import nothing
 from fp4kit.checkpoint.read.code_names import ELEMENTS, FOREIGN, scale_names
@@ -28,14 +29,15 @@ from fp4kit.checkpoint.read.weight_files import folders_with_weights
 from fp4kit.checkpoint.views.mxfp4 import Mxfp4TransposedView, Mxfp4View
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import DtypeError, FileFormatError, Fp4kitError
-from fp4kit.formats import DTYPES as FLOATS
-from fp4kit.formats import MXFP4, one_of
+from fp4kit.formats import MXFP4
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.dequantize import entry_parts
 from fp4kit.io.dequantize import open_quantized as open_own
 from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, find_quantized, logical_tensors
 from fp4kit.io.read.open import check_source, open_source
 from fp4kit.io.read.source import Source, SourceTensor
+
+from .choices import check_arguments
 
 #: What :attr:`TensorFile.layout` says of fp4kit's own files.
 OWN_LAYOUT = "fp4kit"
@@ -356,7 +358,7 @@ def _layout_of(checkpoint: Checkpoint, opened: Opened) -> str | None:
 def open(
     path: str | os.PathLike[str],
     *,
-    decode: FloatType | None = None,
+    decode: Any = None,
     raw: bool = False,
 ) -> TensorFile:
     """Opens a file or checkpoint of tensors as a mapping; nothing but headers is read.
@@ -374,8 +376,9 @@ def open(
 
     Args:
         path: file or directory.
-        decode: element type to decode quantized weights to, `float32`, `float16` or `bfloat16`;
-            None to leave them quantized. Other tensors keep their type.
+        decode: element type to decode quantized weights to, `float32`, `float16` or `bfloat16`, by
+            name or as a dtype of any framework; None to leave them quantized. Other tensors
+            keep their type.
         raw: take every stored tensor as it is: codes and scales apart, nothing understood.
 
     Returns:
@@ -400,8 +403,9 @@ def open(
         [0. 0. 0. 0.]
         (4, 32)
     """
+    check_arguments({"path": path, "raw": raw})
     if decode is not None:
-        one_of("decode", decode, FLOATS)
+        decode = dtype_name(decode, "decode")
     where = Path(path)
     check_source(where)
     return TensorFile(where, decode=decode, raw=raw)

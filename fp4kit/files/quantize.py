@@ -25,6 +25,7 @@ from .choices import (
     FileChoices,
     Layout,
     StrPath,
+    check_arguments,
     checked,
     known,
     shard_size,
@@ -99,6 +100,7 @@ def quantize_file(
         >>> report.total_stats.sqnr > 30
         True
     """
+    check_arguments(locals(), ("target",))
     given = known(choices, FileChoices, scheme)
     path = checked(source)
     if path.is_dir():
@@ -173,6 +175,7 @@ def quantize_checkpoint(
         >>> report.shards.keys(), report.ignore
         (dict_keys(['model.safetensors']), ['lm_head'])
     """
+    check_arguments(locals(), ("target",))
     given = known(choices, CheckpointChoices, scheme)
     path = checked(source)
     size = shard_size(given.pop("max_shard_size", None))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fp4kit.checkpoint.layouts import get_layout
-from fp4kit.checkpoint.options import DEFAULT_SHARD_SIZE, parse_size
 from fp4kit.checkpoint.plan.checkpoint_plan import OLD_METADATA, WRITTEN_KEY
 from fp4kit.checkpoint.read.json_files import read_settings
 from fp4kit.checkpoint.read.weight_files import CONFIG
@@ -25,6 +24,7 @@ from fp4kit.io.stream.chunks import byte_ranges
 from fp4kit.io.write.files import check_output
 from fp4kit.io.write.open import open_writer
 
+from .choices import check_arguments, shard_size
 from .given import GivenTensors, SaveOptions
 from .layout_plan import plan_layout
 
@@ -40,7 +40,7 @@ def save(
     layout: Layout | None = None,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     metadata: Mapping[str, str] | None = None,
-    max_shard_size: str = DEFAULT_SHARD_SIZE,
+    max_shard_size: str | None = None,
     force: bool = False,
 ) -> FileReport:
     """Writes arrays and quantized tensors to a file, or to a directory that engines load.
@@ -89,6 +89,7 @@ def save(
         >>> fp4kit.verify(folder).faults
         []
     """
+    check_arguments(locals())
     target = Path(path)
     checked = _metadata(metadata)
     if layout is not None:
@@ -112,7 +113,7 @@ def save(
     if in_file and layout is None:
         return _save_file(given, force=force)
     given.settings(_config(target, config))
-    options = SaveOptions(layout or DIRECTORY_LAYOUT, parse_size(max_shard_size))
+    options = SaveOptions(layout or DIRECTORY_LAYOUT, shard_size(max_shard_size))
     return carry_out(plan_layout(given, options), target, force=force)
 
 

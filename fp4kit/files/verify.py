@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults, reader_notes
 from fp4kit.io.stream.chunks import Progress
 
-from .choices import ExpertsLayout, StrPath, checked
+from .choices import ExpertsLayout, StrPath, check_arguments, checked
 from .devices import resolve_device
 
 
@@ -65,6 +65,7 @@ def verify(
         >>> fp4kit.verify(file).ok
         True
     """
+    check_arguments(locals())
     source = checked(path)
     original = None if against is None else checked(against)
     used = "cpu" if original is None else resolve_device(device)
