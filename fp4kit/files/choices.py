@@ -101,7 +101,7 @@ _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("force resume dry_run raw pad", _is_flag, "True or False"),
     ("unscaled_fp8 allow_nothing follow_links", _is_flag, "True or False"),
     ("include exclude", _is_list_of_text, "a list of patterns"),
-    ("tensors metadata", _is_mapping, "a mapping of names"),
+    ("metadata", _is_mapping, "a mapping of strings"),
     ("device", _is_text, "the name of a device"),
     ("experts_layout", _is_text, "the name of a layout of experts"),
     ("max_shard_size", _is_text, "a size like 5GB"),
