@@ -14,7 +14,7 @@ from fp4kit.checkpoint.operations import convert_checkpoint
 from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY
 from fp4kit.checkpoint.verify.values import value_faults
-from fp4kit.checkpoint.views import joined as expert_join
+from fp4kit.checkpoint.views import experts as expert_join
 from fp4kit.io.stream import chunks
 from fused_experts import (
     KINDS,

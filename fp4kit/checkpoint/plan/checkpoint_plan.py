@@ -158,12 +158,7 @@ class CheckpointPlan:
 
 
 def check_source(checkpoint: Checkpoint, layout: Layout) -> None:
-    """Refuses a source that a layout is not for.
-
-    Raises:
-        OptionError: for a file without the config.json that its readers need, or a directory whose
-            settings they do not read.
-    """
+    """Refuses a source that a layout is not for."""
     if not checkpoint.is_directory and not layout.single_file:
         raise OptionError(
             f"{checkpoint.path}: layout {layout.name} needs a model directory with its config.json"
@@ -201,9 +196,6 @@ def pack(units: Iterable[Unit], checkpoint: Checkpoint, limit: int) -> list[Shar
         limit: bytes of a file at most; a larger unit is alone in one. Where there are very many
             tensors, files are smaller, so that neither their headers nor notes about them take
             much memory.
-
-    Raises:
-        FileFormatError: for a single file of more tensors than a header can describe.
     """
     bins: list[list[Unit]] = [[]]
     filled = header = count = 0

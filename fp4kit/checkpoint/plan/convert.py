@@ -153,11 +153,7 @@ def _refuse_others(opened: Opened, layout: Layout) -> None:
 
 
 def _check_activations(path: Path, quantized: Quantized) -> None:
-    """Refuses activation scales of which some are missing or no scales.
-
-    Raises:
-        FileFormatError: naming them.
-    """
+    """Refuses activation scales of which some are missing or no scales."""
     suffix = quantized.layout.activation_suffix
     bad = [
         f"{module}{suffix}"

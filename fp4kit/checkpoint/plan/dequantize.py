@@ -9,7 +9,8 @@ from fp4kit.checkpoint.models.experts import FusedTensor
 from fp4kit.checkpoint.options import DequantizeOptions
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.views.base import TensorView
-from fp4kit.checkpoint.views.joined import EntryView, join
+from fp4kit.checkpoint.views.entries import EntryView
+from fp4kit.checkpoint.views.experts import join
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError
@@ -17,7 +18,6 @@ from fp4kit.formats import DTYPES, one_of
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.quantize_plan import TensorPlan
 from fp4kit.io.read.source import SourceTensor
-from fp4kit.io.stream.device import DeviceBackend
 
 from .checkpoint_plan import CheckpointPlan, Unit, in_stored_order, pack
 from .expert_restore import WAY_OUT, find_fused
@@ -25,11 +25,7 @@ from .model_dtype import stating
 
 
 def _dtype_of(opened: Opened, fused: FusedTensor, dtype: str) -> str:
-    """Element type of a fused tensor: that of parts which were kept, if there are any.
-
-    Raises:
-        FileFormatError: if they have several, or one that holds no weights.
-    """
+    """Element type of a fused tensor: that of parts which were kept, if there are any."""
     source = opened.source
     kept = {
         source.tensors[part.name].dtype
@@ -47,13 +43,9 @@ def _dtype_of(opened: Opened, fused: FusedTensor, dtype: str) -> str:
 def _join_experts(opened: Opened, fused: list[FusedTensor], dtype: str) -> LogicalSource:
     """A checkpoint with some of its experts put together."""
     source, entries = opened.source, opened.entries
-    plans = [
-        entries[part.name].plan for each in fused for part in each.parts() if part.name in entries
-    ]
-    backend = DeviceBackend("cpu", DTYPES, "dequantize", plans)
     dtypes = {each.name: _dtype_of(opened, each, dtype) for each in fused}
     decoded: list[TensorView] = [
-        EntryView(source.checkpoint, entries[part.name], backend, dtypes[each.name])
+        EntryView(source.checkpoint, entries[part.name], dtypes[each.name])
         for each in fused
         for part in each.parts()
         if part.name in entries

@@ -36,11 +36,7 @@ UNCALIBRATED_AMAX = float(SECOND_LEVEL_RANGE)
 
 
 def check_options(options: CheckpointOptions) -> Layout:
-    """The layout that options name.
-
-    Raises:
-        OptionError: for unknown or contradictory options.
-    """
+    """The layout that options name."""
     layout = get_layout(options.layout)
     spec = get_format(options.format)
     if spec.name not in layout.formats:

@@ -26,10 +26,10 @@ from fp4kit.checkpoint.read.quantized import (
     is_usable,
     scale_bits,
 )
+from fp4kit.checkpoint.views.entries import read_factors
 from fp4kit.checkpoint.views.fp8 import Fp8View
 from fp4kit.checkpoint.views.opened import coded_weights, find_others, unknowns
 from fp4kit.checkpoint.views.search import FoundViews
-from fp4kit.checkpoint.views.smoothed import read_factors
 from fp4kit.errors import Fp4kitError
 from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source

@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit import arrays
+from fp4kit.api.backends import select
+from fp4kit.backend.interface import Plan, Request
+from fp4kit.backend.jobs import Job
 from fp4kit.checkpoint.models.experts import Excluded, FusedTensor, nothing
 from fp4kit.checkpoint.read.code_names import FLOATS
 from fp4kit.cpu.transpose import transpose
@@ -22,6 +25,8 @@ from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.reference import codecs
 
 Bytes = NDArray[np.uint8]
+#: Packed codes, block scales, and a second level where there is one.
+Coded = tuple[Bytes, Bytes, NDArray[np.float32] | None]
 #: Element types of which only the bits matter, by their number.
 UNSIGNED = {16: np.uint16, 32: np.uint32}
 #: Logical bytes that are computed at a time; temporary memory is a fraction of it, or one row.
@@ -236,11 +241,7 @@ def fetch(source: Source, name: str, offset: int, out: NDArray[np.generic]) -> N
 def fetch_scales(
     source: Source, tensor: SourceTensor, offset: int, shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Stored scales as float32, from element `offset` on.
-
-    Raises:
-        FileFormatError: if one is NaN or infinite.
-    """
+    """Stored scales as float32, from element `offset` on."""
     dtype = DTYPES[tensor.spec.dtype]
     if tensor.spec.dtype in FLOATS:
         raw = np.empty(shape, arrays.RAW_DTYPES[dtype.name])
@@ -256,6 +257,20 @@ def fetch_scales(
             "decoded"
         )
     return values
+
+
+def decode(plan: Plan, codes: Coded, out: NDArray[np.generic], dtype: str) -> None:
+    """Decodes rows of a quantized weight on the CPU.
+
+    Args:
+        plan: format and shape of these rows.
+        codes: packed codes, block scales, and the second level or None.
+        out: (rows, cols) of the element type to fill.
+        dtype: that type.
+    """
+    packed, scales, second = codes
+    backend = select(Request("dequantize", "cpu", dtype, plan.scheme), None)
+    backend.dequantize(Job(plan, None, dtype, second, packed, scales), out, dtype)
 
 
 def fetch_rows(source: Source, name: str, first: int, step: int, out: Bytes) -> None:

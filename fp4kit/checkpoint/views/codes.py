@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.interface import Plan
@@ -20,14 +19,23 @@ from fp4kit.io.read.source import Source
 from fp4kit.io.stream.chunks import chunk_plan, row_step
 from fp4kit.scheme import Scheme
 
+from .base import Bytes, fetch
 from .mxfp4 import Mxfp4View
-
-Bytes = NDArray[np.uint8]
 
 
 def swap_nibbles(packed: Bytes) -> Bytes:
     """Codes in the other nibble order."""
     return (packed << np.uint8(4)) | (packed >> np.uint8(4))
+
+
+def read_parts(source: Source, entry: QuantizedEntry, first: int, last: int) -> tuple[Bytes, Bytes]:
+    """Codes and block scales of some rows of a weight, as its layout has them."""
+    plan = chunk_plan(entry.plan, last - first)
+    shapes = plan.packed_shape, plan.scale_shape
+    parts = [np.empty(shape, np.uint8) for shape in shapes]
+    for part, data in zip(entry_parts(source, entry, first, last), parts, strict=True):
+        fetch(source, part.name, part.start, data)
+    return parts[0], parts[1]
 
 
 class Codes(ABC):
@@ -67,13 +75,8 @@ class EntryCodes(Codes):
         self._entry = entry
 
     def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:  # noqa: D102
-        buffers = []
-        for part in entry_parts(self._source, self._entry, first, last):
-            data = np.empty(part.stop - part.start, np.uint8)
-            self._source.read(part.name, part.start, data.data)
-            buffers.append(data)
         plan = chunk_plan(self.plan, last - first)
-        packed, scales = buffers[0].reshape(plan.packed_shape), buffers[1].reshape(plan.scale_shape)
+        packed, scales = read_parts(self._source, self._entry, first, last)
         if plan.format.codes_per_byte == 2 and plan.nibble_order == "high_first":
             packed = swap_nibbles(packed)
         if plan.scale_layout != "linear":
@@ -97,8 +100,4 @@ class Mxfp4Codes(Codes):
         self.view = view
 
     def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:  # noqa: D102
-        plan = chunk_plan(self.plan, last - first)
-        packed = np.empty(plan.packed_shape, np.uint8)
-        scales = np.empty((plan.rows, plan.blocks), np.uint8)
-        self.view.read_codes(first, last, packed, scales)
-        return packed, scales
+        return self.view.codes(first, last)

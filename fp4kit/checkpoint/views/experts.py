@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fused 3-D experts, shown as the linear layers of single experts: `experts.3.gate_proj.weight`."""
+"""Fused 3-D experts as linear layers of single ones, `experts.3.gate_proj.weight`, and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fp4kit.checkpoint.models.experts import (
 from fp4kit.checkpoint.read.code_names import FLOATS
 from fp4kit.cpu.transpose import transpose
 from fp4kit.errors import FileFormatError
-from fp4kit.io.containers import DTYPES
+from fp4kit.io.containers import DTYPE_CODES, DTYPES
 from fp4kit.io.read.source import Source, SourceTensor
 
 from .base import (
@@ -29,6 +29,7 @@ from .base import (
     Bytes,
     RowView,
     TensorView,
+    TransposedMatrices,
     ViewOptions,
     described,
     fetch,
@@ -141,12 +142,7 @@ def _is_experts(prefix: str, weights: dict[str, SourceTensor], source: Source) -
 
 
 def find_views(source: Source, options: ViewOptions) -> list[TensorView]:
-    """Views of every expert that is fused with others into 3-D float tensors.
-
-    Raises:
-        OptionError: if it cannot be told how they are fused; the message names the override.
-        FileFormatError: if a bias does not fit its weight.
-    """
+    """Views of every expert that is fused with others into 3-D float tensors."""
     fused: dict[str, dict[str, SourceTensor]] = {}
     for name, tensor in source.tensors.items():
         match = fused_weight(name)
@@ -185,3 +181,86 @@ def find_views(source: Source, options: ViewOptions) -> list[TensorView]:
                 check_bias(source, tensor, fused_as.name, expected)
             views += split(source, tensor, layout)
     return views
+
+
+# The inverse: single experts as the fused tensors that they were.
+
+
+class JoinedView(RowView):
+    """Single experts as one tensor [E, out, in], or biases as one [E, out]."""
+
+    def __init__(self, source: Source, fused: FusedTensor, dtype: str) -> None:
+        """Puts experts together."""
+        self._source = source
+        self._experts: list[list[ExpertPart]] = [[] for _ in range(fused.shape[0])]
+        stored = 0
+        for part in fused.parts():
+            self._experts[part.expert].append(part)
+            stored += source.tensors[part.name].stored
+        self._outputs = fused.outputs
+        #: Bytes of a row; of a bias, every element is one.
+        self.width = fused.inputs * (DTYPES[DTYPE_CODES[dtype]].bits // 8)
+        shape = (fused.shape[0], fused.outputs)
+        self.tensor = described(
+            fused.name,
+            DTYPE_CODES[dtype],
+            shape if fused.is_bias else (*shape, fused.inputs),
+            stored,
+            f"{fused.shape[0]} experts, put together ({fused.layout.note})",
+        )
+        self.consumed = tuple(part.name for members in self._experts for part in members)
+
+    def rows(self, first: int, last: int, out: Bytes) -> None:
+        """Rows of the tensor; those of a bias are whole experts."""
+        per_row = out.shape[1] // self.width
+        self.outputs(first * per_row, last * per_row, out.reshape(-1, self.width))
+
+    def outputs(self, first: int, last: int, out: Bytes) -> None:
+        """Fills what belongs to some outputs, experts one after the other."""
+        done = first
+        while done < last:
+            expert, begin = divmod(done, self._outputs)
+            end = min(begin + last - done, self._outputs)
+            target = out[done - first : done - first + end - begin]
+            for part in self._experts[expert]:
+                self._read(part, begin, end, target)
+            done += end - begin
+
+    def _read(self, part: ExpertPart, begin: int, end: int, out: Bytes) -> None:
+        """Fills the rows of one part that lie in begin..end of an expert."""
+        low = min(max(-(-(begin - part.start) // part.step), 0), part.rows)
+        high = min(max(-(-(end - part.start) // part.step), low), part.rows)
+        if low == high:
+            return
+        at = part.start + low * part.step - begin
+        target = out[at : at + (high - low - 1) * part.step + 1 : part.step]
+        data = target if part.step == 1 else np.empty(target.shape, np.uint8)
+        self._source.read(part.name, low * self.width, data.reshape(-1).data)
+        if part.step > 1:
+            target[:] = data
+
+
+class JoinedTransposed(TransposedMatrices):
+    """Single experts as one tensor [E, in, out]."""
+
+    def __init__(self, joined: JoinedView) -> None:
+        super().__init__(joined, joined.tensor.note)
+        self._joined = joined
+
+    def chunks(  # noqa: D102
+        self, matrix: int, begin: int, end: int
+    ) -> Iterator[tuple[int, Bytes, int]]:
+        width = self._joined.width
+        count = max(min(READ_BYTES // width, self._out), 1)
+        buffer = np.empty((count, width), np.uint8)
+        for row in range(0, self._out, count):
+            chunk = buffer[: min(count, self._out - row)]
+            start = matrix * self._out + row
+            self._joined.outputs(start, start + len(chunk), chunk)
+            yield row, chunk, begin
+
+
+def join(source: Source, fused: FusedTensor, dtype: str) -> RowView:
+    """The view of a fused tensor whose parts a source has."""
+    joined = JoinedView(source, fused, dtype)
+    return JoinedTransposed(joined) if fused.layout.transposed and not fused.is_bias else joined

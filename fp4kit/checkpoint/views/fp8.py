@@ -240,12 +240,7 @@ def _view(
 
 
 def find_views(source: Source, options: ViewOptions) -> list[TensorView]:
-    """Views of every FP8 weight, and of integers whose marker says what they are.
-
-    Raises:
-        FileFormatError: if a weight has no scale, one that does not fit, or is not what its marker
-            says.
-    """
+    """Views of every FP8 weight, and of integers whose marker says what they are."""
     block = configured_block(source, options.config)
     views: list[TensorView] = []
     for name, tensor in source.tensors.items():

@@ -17,9 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.api.backends import select
-from fp4kit.backend.interface import Plan, Request
-from fp4kit.backend.jobs import Job
+from fp4kit.backend.interface import Plan
 from fp4kit.checkpoint.models.expert_types import interleaving, order_is_clear, transposes_floats
 from fp4kit.checkpoint.models.experts import (
     Excluded,
@@ -42,6 +40,7 @@ from .base import (
     TensorView,
     TransposedMatrices,
     ViewOptions,
+    decode,
     described,
     fetch_rows,
     where,
@@ -93,18 +92,15 @@ class Mxfp4View(RowView):
         cols = max(self._cols, 1)
         return self.tensor.spec.nbytes // 4 // cols, self._cols
 
-    def read_codes(self, first: int, last: int, packed: Bytes, scale: Bytes) -> None:
-        """Reads the stored bytes of some rows, verbatim.
+    def codes(self, first: int, last: int) -> tuple[Bytes, Bytes]:
+        """The stored bytes of some rows, verbatim.
 
-        Args:
-            first: first logical row.
-            last: after the last one.
-            packed: uint8 (last - first, cols / 2) to fill with codes, even element low.
-            scale: uint8 (last - first, cols / 32) to fill with E8M0 bytes.
-
-        Raises:
-            FileFormatError: if a scale byte is 255 (NaN).
+        Returns:
+            Codes, uint8 (last - first, cols / 2), even element low, and E8M0 bytes, uint8
+            (last - first, cols / 32).
         """
+        packed = np.empty((last - first, self._cols // MXFP4.codes_per_byte), np.uint8)
+        scale = np.empty((last - first, self._cols // MXFP4.block_size), np.uint8)
         stored = self._start + first * self._step
         fetch_rows(self._source, self._codes.name, stored, self._step, packed)
         fetch_rows(self._source, self._scales.name, stored, self._step, scale)
@@ -115,17 +111,11 @@ class Mxfp4View(RowView):
                 f"{where(self._source, self._scales.name)} holds a NaN scale ({E8M0_NAN}): block "
                 f"{block} of row {row} of {self.tensor.name!r}; the checkpoint is damaged"
             )
+        return packed, scale
 
     def rows(self, first: int, last: int, out: Bytes) -> None:  # noqa: D102
         packed, scale = self.codes(first, last)
-        decode(packed, scale, out.view(np.float32))
-
-    def codes(self, first: int, last: int) -> tuple[Bytes, Bytes]:
-        """The same as :meth:`read_codes`, in new arrays."""
-        packed = np.empty((last - first, self._cols // MXFP4.codes_per_byte), np.uint8)
-        scale = np.empty((last - first, self._cols // MXFP4.block_size), np.uint8)
-        self.read_codes(first, last, packed, scale)
-        return packed, scale
+        _decode(packed, scale, out.view(np.float32))
 
 
 class Mxfp4TransposedView(TransposedMatrices):
@@ -152,7 +142,7 @@ class Mxfp4TransposedView(TransposedMatrices):
             stop = min(row + count, self._out)
             packed, scale = self.stored.codes(first + row, first + stop)
             wide = np.empty((stop - row, width), np.float32)
-            decode(
+            _decode(
                 np.ascontiguousarray(packed[:, nibbles]),
                 np.ascontiguousarray(scale[:, blocks]),
                 wide,
@@ -160,18 +150,9 @@ class Mxfp4TransposedView(TransposedMatrices):
             yield row, wide, begin - blocks.start * size
 
 
-def decode(packed: Bytes, scale: Bytes, out: NDArray[np.float32]) -> None:
-    """Decodes rows of MXFP4, even element in the low nibble.
-
-    Args:
-        packed: uint8 (rows, cols / 2).
-        scale: uint8 (rows, cols / 32), E8M0 bytes.
-        out: float32 (rows, cols) to fill.
-    """
-    rows, cols = out.shape
-    plan = Plan(Scheme("mxfp4").parts[0], rows, cols)
-    backend = select(Request("dequantize", "cpu", "float32", plan.scheme), None)
-    backend.dequantize(Job(plan, None, "float32", None, packed, scale), out, "float32")
+def _decode(packed: Bytes, scale: Bytes, out: NDArray[np.float32]) -> None:
+    """Decodes rows of MXFP4, even element in the low nibble."""
+    decode(Plan(Scheme("mxfp4").parts[0], *out.shape), (packed, scale, None), out, "float32")
 
 
 def _scale_of(source: Source, codes: SourceTensor, name: str) -> SourceTensor:
@@ -281,12 +262,7 @@ def _whole(source: Source, excluded: Excluded) -> set[str]:
 
 
 def find_views(source: Source, options: ViewOptions) -> list[TensorView]:
-    """Views of every MXFP4 weight, and of the biases of fused experts, from headers alone.
-
-    Raises:
-        FileFormatError: if codes have no scales, or some that do not fit.
-        OptionError: if it cannot be told in which order gate and up are fused.
-    """
+    """Views of every MXFP4 weight, and of the biases of fused experts, from headers alone."""
     # Those that are decoded are separated all the same, unless nobody knows how.
     clear = order_is_clear(options.config, options.experts_layout)
     whole = _whole(source, options.excluded) if options.fused and not clear else set()

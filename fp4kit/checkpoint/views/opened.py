@@ -28,10 +28,10 @@ from fp4kit.io.tensor_names import unknown_beside
 
 from .base import Overlay, TensorView, ViewOptions
 from .codes import Codes, EntryCodes, Mxfp4Codes
+from .entries import SmoothedView
 from .logical import LogicalSource
 from .mxfp4 import Mxfp4View
 from .search import FoundViews, search
-from .smoothed import FoldedView
 
 #: Quantizations of other tools that are decoded on the way: what they are called, and why.
 DECODED_METHODS = ("fp8", "mxfp4")
@@ -223,7 +223,7 @@ def open_quantized(
 def _folded(checkpoint: Checkpoint, quantized: Quantized) -> list[TensorView]:
     """The weights that AWQ smoothed, as they take effect."""
     return [
-        FoldedView(checkpoint, entry, quantized.pre_scales[module_of(name)])
+        SmoothedView(checkpoint, entry, quantized.pre_scales[module_of(name)])
         for name, entry in quantized.entries.items()
         if module_of(name) in quantized.pre_scales
     ]

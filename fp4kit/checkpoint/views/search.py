@@ -85,10 +85,6 @@ def search(source: Source, options: ViewOptions) -> FoundViews:
     """Finds every view of a checkpoint's stored tensors, from headers and config.json alone.
 
     NVFP4 codes are not decoded here: their layouts are read by `fp4kit dequantize`.
-
-    Raises:
-        FileFormatError: if a part of a quantized tensor is missing or does not fit.
-        OptionError: if it cannot be told how experts are fused.
     """
     decoded = fp8.find_views(source, options) + mxfp4.find_views(source, options)
     overlay = Overlay(source, decoded)

@@ -26,20 +26,15 @@ from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.write.files import Output, permissions_of
 from fp4kit.io.write.safetensors import SafetensorsWriter
 
-from .recode import transfers_of
 from .state import State
-from .transfer import Transfer, run_transfers
+from .transfer import Transfer, run_transfers, transfers_of
 
 #: What is noted about each tensor of a finished shard.
 NOTED = {"action", "reason", "sums", "second", "recipe"}
 
 
 def make_backend(plan: CheckpointPlan, device: str) -> DeviceBackend | None:
-    """The backend on a device, asked about everything that will occur; None if nothing will.
-
-    Raises:
-        BackendUnavailableError: with the reason.
-    """
+    """The backend on a device, asked about everything that will occur; None if nothing will."""
     decoded = [
         (work.tensor.dtype, work.origin.plan)
         for work in plan.works
