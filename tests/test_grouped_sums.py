@@ -273,7 +273,7 @@ def test_public_function(cupy, tables, name, options, width):
     want = call(np.asarray, dbias=want_sums, backend="cpu", **options)
     np.testing.assert_array_equal(got_sums.get(), want_sums)
     pairs = [(got, want)]
-    if options.get("axis") == "both":
+    if options.get("direction") == "both":
         pairs = [(got.rowwise, want.rowwise), (got.columnwise, want.columnwise)]
     for one, other in pairs:
         np.testing.assert_array_equal(one.packed.get(), other.packed)

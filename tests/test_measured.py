@@ -157,7 +157,7 @@ def test_what_is_measured():
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 10**6])
 def test_the_grid_covers_all_rows(rows):
-    plan = make_plan(rows, 4096, per_token=True, nibble_order="high_first")
+    plan = make_plan(rows, 4096, second_level="per_token", nibble_order="high_first")
     team = cuda_measured.Team(64, 4)
     launch = cuda_measured.measured_launch(plan, "bfloat16", team, resident=528)
     assert launch.grid == (min(-(-rows // 4), 528),)
@@ -253,7 +253,7 @@ CALLS += [(shape, dtype) for shape in SHAPES[4::4] for dtype in ("float16", "flo
 @pytest.mark.parametrize(("shape", "dtype"), CALLS, ids=str)
 def test_shapes(cuda, monkeypatch, shape, dtype, word):
     x = values(*shape, dtype, seed=sum(shape))
-    options = {"amax": word, "nonfinite": "propagate", "pad": True}
+    options = {"second_level": word, "nonfinite": "propagate", "pad": True}
     device = on_device(x)
     q = fp4kit.quantize(device, **options)
     fits = shape[1] <= cuda_measured.THREADS * MOST_LANES[x.itemsize] * 16
@@ -306,7 +306,7 @@ def test_layouts_of_short_and_long_rows(cuda, layout, nibbles):
 def test_stochastic_rounding(cuda, shape, dtype, word):
     x = values(*shape, dtype)
     options = {"rounding": "stochastic", "seed": 2**64 - 3, "subsequence": 2**32 - 1}
-    options |= {"amax": word, "nonfinite": "propagate"}
+    options |= {"second_level": word, "nonfinite": "propagate"}
     check(
         fp4kit.quantize(on_device(x), **options),
         fp4kit.quantize(x, backend="reference", **options),
@@ -338,7 +338,7 @@ def test_graph_capture(cuda, word):
     import cupy
 
     first, second = (values(77, 4096, "bfloat16", seed) for seed in (1, 2))
-    options = {"amax": word, "nonfinite": "propagate", "scale_layout": "swizzled_128x4"}
+    options = {"second_level": word, "nonfinite": "propagate", "scale_layout": "swizzled_128x4"}
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = on_device(first)

@@ -31,7 +31,7 @@ def test_stochastic_rows(dtypes, dtype, format, layout):
         x = rng.standard_normal(first + rows * cols, F32).astype(dtypes[dtype])
         device = cupy.asarray(x.view(np.uint8)).view(x.dtype)
         got, want = (
-            fp4kit.quantize(array[first:].reshape(rows, cols), format, stream=cols, **options)
+            fp4kit.quantize(array[first:].reshape(rows, cols), format, subsequence=cols, **options)
             for array in (device, x)
         )
         np.testing.assert_array_equal(got.packed.get(), want.packed)

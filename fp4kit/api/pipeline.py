@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fp4kit import arrays
-from fp4kit.arrays import Raw
+from fp4kit.arrays import Raw, is_contiguous
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.overlap import Place, place_of
-from fp4kit.backend.interface import Job
+from fp4kit.backend.interface import Backend, Job
 from fp4kit.errors import OptionError
 from fp4kit.plan import Plan
 from fp4kit.scheme import Scheme
@@ -22,7 +22,16 @@ from .buffers import Target, in_rows, new_target, output_buffers, per_token_amax
 from .calls import Call, CallData, call_for
 from .measure import checked
 from .prologue import ArrayPrologue
+from .repeat import Repeat, remember, repeatable
 from .tensor import DirectionPair, QuantizedTensor
+
+
+class Reused(NamedTuple):
+    """A result to overwrite, or None, and the call that does it, as the caller made it."""
+
+    out: QuantizedTensor | DirectionPair | None
+    x: Any
+    arguments: tuple[Any, ...]
 
 
 class Planned(NamedTuple):
@@ -100,7 +109,7 @@ def quantize(
     scheme: Scheme,
     data: CallData,
     prologue: ArrayPrologue | None,
-    out: QuantizedTensor | DirectionPair | None,
+    reused: Reused,
 ) -> QuantizedTensor | DirectionPair:
     """`fp4kit.quantize`, its arguments checked.
 
@@ -109,11 +118,14 @@ def quantize(
         scheme: what is wanted.
         data: what belongs to the call.
         prologue: what is still to be done to the array first, or None.
-        out: the result to overwrite, or None.
+        reused: the result to overwrite, if there is one.
     """
+    out = reused.out
     read: tuple[Place, ...] = ()
     if out is not None:
         read = (place_of("x", raw.data), *(() if prologue is None else prologue.places))
+    # Nothing is looked at, or made of the array, before the kernel that quantizes it.
+    is_direct = raw.origin.device_kind == "cuda" and prologue is None and not data.refuses
     if prologue is not None and (data.refuses or _measures(scheme, data)):
         # The result is looked at before it is quantized.
         raw, prologue = prologue.run(data.refuses, data.measures(scheme), data.backend), None
@@ -123,22 +135,43 @@ def quantize(
     origin = raw.origin
     with arrays.device_scope(origin):
         targets = []
-        for one, reused in zip(run, outs, strict=True):
-            target = _target(one, data.given.name, reused, shape, origin, read)
+        for one, own in zip(run, outs, strict=True):
+            target = _target(one, data.given.name, own, shape, origin, read)
             targets.append(target)
             read += target.places
         first = run[0].call
         rows = None if prologue is not None else rows_of(raw, first.plan.rows, first.plan.cols)
         if data.refuses and not first.is_empty:
             raw = checked(first.engine, rows, raw)
-        seconds = _quantize(run, data, rows, raw, prologue, targets)
+        jobs, seconds = _quantize(run, data, rows, raw, prologue, targets)
         results = [
-            _wrap(one.call, target, second, reused, raw, shape)
-            for one, target, second, reused in zip(run, targets, seconds, outs, strict=True)
+            _wrap(one.call, target, second, own, raw, shape)
+            for one, target, second, own in zip(run, targets, seconds, outs, strict=True)
         ]
+        if out is not None and is_direct and not first.is_empty and is_contiguous(raw.data):
+            _remember(reused, first.engine, scheme, data, raw, jobs, targets)
     if isinstance(out, DirectionPair):
         return out
     return results[0] if len(results) == 1 else DirectionPair(*results)
+
+
+def _remember(
+    reused: Reused,
+    engine: Backend,
+    scheme: Scheme,
+    data: CallData,
+    raw: Raw,
+    jobs: list[Job],
+    targets: list[Target],
+) -> None:
+    """Has the result remember a call that can be repeated, and forget any other."""
+    assert reused.out is not None
+    launch = repeatable(engine, scheme, data.given.name, jobs, targets)
+    repeat = None
+    if launch is not None:
+        out = reused.out if isinstance(reused.out, DirectionPair) else (reused.out,)
+        repeat = Repeat(reused.arguments, reused.x, raw, launch, targets, out)
+    remember(reused.out, repeat)
 
 
 def _measures(scheme: Scheme, data: CallData) -> bool:
@@ -184,8 +217,8 @@ def _quantize(
     raw: Raw,
     prologue: ArrayPrologue | None,
     targets: list[Target],
-) -> list[Any]:
-    """Fills the targets; returns what the recipe keeps as the second level of each direction."""
+) -> tuple[list[Job], list[Any]]:
+    """Fills the targets; returns what was done, and what the recipe keeps as second levels."""
     call, plan = run[0].call, run[0].call.plan
     jobs = [
         Job(
@@ -204,19 +237,19 @@ def _quantize(
     if own_levels and of_rows and len(run) == 1 and not call.is_empty:
         measured = call.engine.quantize_measured(jobs[0])
         if measured is not None:
-            return [measured]
+            return jobs, [measured]
     seconds = second_levels(run, data.given.name, rows, raw)
     if call.is_empty:
         if prologue is not None:
             prologue.run(False, False, data.backend)
-        return seconds
+        return jobs, seconds
     jobs = [
         job._replace(second=used_second(job.plan, second, raw.origin))
         for job, second in zip(jobs, seconds, strict=True)
     ]
     if prologue is not None:
         if prologue.fused(call.engine, jobs):
-            return seconds
+            return jobs, seconds
         made = prologue.run(False, False, data.backend)
         rows = rows_of(made, plan.rows, plan.cols)
         jobs = [job._replace(x=rows) for job in jobs]
@@ -224,7 +257,7 @@ def _quantize(
         call.engine.quantize(jobs[0])
     else:
         call.engine.quantize_both(jobs[0], jobs[1])
-    return seconds
+    return jobs, seconds
 
 
 def _wrap(

@@ -20,7 +20,9 @@ from . import pipeline
 from .backends import engine_for
 from .buffers import decoding_arrays, in_rows, result_buffer, rows_of
 from .calls import call_data
+from .pipeline import Reused
 from .prologue import prologue_of
+from .repeat import last_call
 from .residual import ResidualTensor, dequantize_residual
 from .rotation import undo_rotation
 from .tensor import DirectionPair, QuantizedTensor
@@ -155,6 +157,14 @@ def quantize(
         >>> q.packed.shape, q.block_scale.shape, float(q.amax[0])
         ((2, 8), (2, 1), 6.0)
     """
+    arguments = (
+        scheme, amax, decode_scale, encode_scale, seed, subsequence, activation_input, dbias,
+        nonfinite, backend,
+    )  # fmt: skip
+    if out is not None and not fields:
+        known = last_call(out)
+        if known is not None and known.run(x, arguments):
+            return out
     wanted = as_scheme(scheme, fields)
     scales = (amax, decode_scale, encode_scale)
     data = call_data(wanted, scales, seed, subsequence, nonfinite, backend)
@@ -162,7 +172,7 @@ def quantize(
     prologue = None
     if wanted.activation is not None or activation_input is not None or dbias is not None:
         prologue = prologue_of(raw, wanted.activation, activation_input, dbias)
-    return pipeline.quantize(raw, wanted, data, prologue, out)
+    return pipeline.quantize(raw, wanted, data, prologue, Reused(out, x, arguments))
 
 
 @leave_uncompiled

@@ -66,6 +66,13 @@ def device_scope(origin: Origin) -> AbstractContextManager[Any]:
     return scope
 
 
+def is_current_device(number: int) -> bool:
+    """Whether a GPU is CuPy's current device."""
+    import cupy
+
+    return bool(cupy.cuda.runtime.getDevice() == number)
+
+
 def is_capturing() -> bool:
     """Whether the current stream's work becomes part of a graph."""
     import cupy

@@ -91,6 +91,18 @@ def caller_stream(pointer: int) -> Any:
     return cupy.cuda.Stream.from_external(_RawStream(pointer))
 
 
+@lru_cache(maxsize=256)
+def _known_stream(pointer: int) -> Any:
+    return caller_stream(pointer)
+
+
+def torch_stream(device: int) -> Any:
+    """Torch's current stream of a device, to be entered as CuPy's."""
+    torch = loaded("torch")
+    assert torch is not None
+    return _known_stream(torch.cuda.current_stream(device).cuda_stream)
+
+
 def _name_framework(kind: type) -> str | None:
     """`numpy`, `masked`, `cupy` or `torch`, None where the object itself must be asked."""
     if issubclass(kind, np.ma.MaskedArray):
@@ -241,6 +253,25 @@ def _check_tensor(x: Any, torch: Any, what: str) -> None:
         )
 
 
+def _cupy_view(x: Any, device: int) -> Any:
+    """A CuPy array of a torch tensor's memory, without the detour of DLPack; None if it has none.
+
+    No stream waits for another: both frameworks work on torch's current one.
+    """
+    import cupy
+
+    count = x.numel()
+    if not count:
+        return None
+    item = x.element_size()
+    strides = tuple(stride * item for stride in x.stride())
+    span = sum((size - 1) * step for size, step in zip(x.shape, strides, strict=True)) + item
+    memory = cupy.cuda.UnownedMemory(x.data_ptr(), span, x, device)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    dtype = np.dtype(str(x.dtype).removeprefix("torch."))
+    return cupy.ndarray(tuple(x.shape), dtype, pointer, strides)
+
+
 def _open_torch(x: Any, what: str, accept: Accept) -> tuple[Any, str, Origin]:
     torch = loaded("torch")
     assert torch is not None
@@ -265,8 +296,10 @@ def _open_torch(x: Any, what: str, accept: Accept) -> tuple[Any, str, Origin]:
 
         device = x.device.index or 0
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        with cupy.cuda.Device(device), caller_stream(stream):
-            data = cupy.from_dlpack(bits)
+        data = _cupy_view(bits, device)
+        if data is None:
+            with cupy.cuda.Device(device), caller_stream(stream):
+                data = cupy.from_dlpack(bits)
         return data, dtype, Origin("torch", f"cuda:{device}", stream=stream)
     except DtypeError:
         raise

@@ -9,6 +9,7 @@ bfloat16 bits. Allocation, contiguity, frameworks and validation are the caller'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,20 @@ class Backend(Operations, ABC):
     @abstractmethod
     def quantize(self, job: Job) -> None:
         """Fills `packed` and `block_scale` of a job."""
+
+    def prepare(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
+        """What does jobs again for an array at another address, of the same alignment.
+
+        Args:
+            jobs: of one direction, or of the rows and the columns.
+            measured: as :meth:`quantize_measured`, into the job's `second`; otherwise as
+                :meth:`quantize` or :meth:`quantize_both`.
+
+        Returns:
+            A function of the address, which launches on the current device and stream; None if the
+            backend is not faster that way.
+        """
+        return None
 
     @abstractmethod
     def plan_amax(self, plan: Plan, x: RawArray, dtype: str) -> RawArray:

@@ -9,6 +9,7 @@ the host needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -162,15 +163,28 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
     # --------------------------------------------------------------------------------------------
 
     def quantize(self, job: Job) -> None:
+        self._prepare((job,))(job.x.data.ptr)
+
+    def quantize_both(self, rowwise: Job, columnwise: Job) -> None:
+        self._prepare((rowwise, columnwise))(rowwise.x.data.ptr)
+
+    def prepare(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
+        return self.prepare_measured(jobs[0]) if measured else self._prepare(jobs)
+
+    def _prepare(self, jobs: tuple[Job, ...]) -> Callable[[int], None]:
+        """The kernel for jobs of one array, ready for its address and for others aligned alike."""
+        job = jobs[0]
         plan, source, codes = job.plan, job.x.data.ptr, job.packed.data.ptr
         aligned = is_aligned(source | codes)
         vector = aligned and cuda_launch.rows_are_vectors(plan.cols, job.dtype)
-        if not (plan.is_plain or cuda_launch.quantizes_flat(plan, plan.scales, vector)):
-            self.quantize_deviating(job, vector)
-            return
+        flat = plan.is_plain or cuda_launch.quantizes_flat(plan, plan.scales, vector)
+        if len(jobs) > 1 or not flat:
+            return self.prepare_deviating(jobs, vector)
         random = cuda_launch.seed_arguments(plan, job.seed)
-        ready = cuda_ready.quantize(current_device(), plan, job.dtype, _count(job.second), aligned)
-        ready.launch(source, *addresses_of(job), *random)
+        scales = _count(job.second)
+        launch = cuda_ready.quantize(current_device(), plan, job.dtype, scales, aligned).launch
+        rest = (*addresses_of(job), *random)
+        return lambda address: launch(address, *rest)
 
     def quantize_activated(self, prologue: Prologue, jobs: tuple[Job, ...]) -> bool:
         sources = sources_of(prologue, jobs[0].plan.cols)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from .launch import (
     seed_arguments,
 )
 from .ready import Ready, multiprocessors, resident_blocks, seed_count
-from .run import current_device, is_aligned, scratch
+from .run import addresses_of, current_device, is_aligned, scratch
 from .variants import is_padded
 
 #: The fewest threads that share a row.
@@ -138,16 +138,28 @@ class MeasuredRows(Backend):
     """The part of the CUDA backend that measures rows as it quantizes them."""
 
     def quantize_measured(self, job: Job) -> RawArray | None:
-        plan, source, codes = job.plan, job.x.data.ptr, job.packed.data.ptr
-        ready = _ready(current_device(), plan, job.dtype)
-        if ready is None or not is_aligned(source | codes):
+        second = scratch(job.plan.scales, np.float32)
+        run = self.prepare_measured(job._replace(second=second))
+        if run is None:
             return None
-        second = scratch(plan.scales, np.float32)
-        if is_padded(plan):
-            job.block_scale.data.memset_async(0, job.block_scale.nbytes)
-        random = seed_arguments(plan, job.seed)
-        ready.launch(source, second.data.ptr, codes, job.block_scale.data.ptr, *random)
+        run(job.x.data.ptr)
         return second
+
+    def prepare_measured(self, job: Job) -> Callable[[int], None] | None:
+        """The kernel that fills the job's second level too; None if none does it."""
+        plan, codes = job.plan, job.packed.data.ptr
+        ready = _ready(current_device(), plan, job.dtype)
+        if ready is None or not is_aligned(job.x.data.ptr | codes):
+            return None
+        launch, padded = ready.launch, is_padded(plan)
+        rest = (*addresses_of(job), *seed_arguments(plan, job.seed))
+
+        def work(address: int) -> None:
+            if padded:
+                job.block_scale.data.memset_async(0, job.block_scale.nbytes)
+            launch(address, *rest)
+
+        return work
 
 
 def sample_instances() -> list[Instance]:

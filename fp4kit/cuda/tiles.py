@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fp4kit.backend.interface import Backend, Job, Plan, Prologue, RawArray, Rotation
@@ -25,7 +27,6 @@ from . import (
 )
 from .launch import rows_are_vectors, seed_arguments
 from .run import address_of, addresses_of, current_device, is_aligned, scratch
-from .variants import Directions
 
 
 def _clear_padding(job: Job) -> None:
@@ -52,29 +53,36 @@ def _launch(
 class CudaTiles(Backend):
     """The part of the CUDA backend that serves what is not plain, but for measured rows."""
 
-    def quantize_deviating(self, job: Job, vector: bool) -> None:
-        """`quantize` of a plan that is not plain; `vector`: all allow 16-byte accesses."""
-        plan = job.plan
-        if cuda_search.searches_flat(plan, vector):
-            _clear_padding(job)
-            ready = cuda_ready.quantize_searched(current_device(), plan, job.dtype)
-            ready.launch(job.x.data.ptr, *addresses_of(job))
-            return
-        self._quantize_tiles(cuda_variants.directions_of((plan,)), job, job, vector)
+    def prepare_deviating(self, jobs: tuple[Job, ...], vector: bool) -> Callable[[int], None]:
+        """The kernel for plans that are not plain, or for both directions.
 
-    def quantize_both(self, rowwise: Job, columnwise: Job) -> None:
-        directions = Directions(rowwise.plan, columnwise.plan)
-        pointers = rowwise.x.data.ptr | rowwise.packed.data.ptr | columnwise.packed.data.ptr
-        vector = is_aligned(pointers) and rows_are_vectors(rowwise.plan.cols, rowwise.dtype)
-        self._quantize_tiles(directions, rowwise, columnwise, vector)
+        Args:
+            jobs: of one direction, or of the rows and the columns.
+            vector: whether the array and the codes of the first allow 16-byte accesses.
+        """
+        row, column = jobs[0], jobs[-1]
+        plan, dtype, device = row.plan, row.dtype, current_device()
+        if len(jobs) == 1 and cuda_search.searches_flat(plan, vector):
+            launch = cuda_ready.quantize_searched(device, plan, dtype).launch
+            results = addresses_of(row)
 
-    def _quantize_tiles(self, directions: Directions, row: Job, column: Job, vector: bool) -> None:
-        """One launch for the directions that have a plan."""
-        for job in (row,) if row is column else (row, column):
-            _clear_padding(job)
+            def search(address: int) -> None:
+                _clear_padding(row)
+                launch(address, *results)
+
+            return search
+        directions = cuda_variants.directions_of(tuple(job.plan for job in jobs))
+        vector = vector and is_aligned(column.packed.data.ptr)
         pieces = is_aligned(row.block_scale.data.ptr | column.block_scale.data.ptr)
-        tiles = cuda_ready.quantize_tiles(current_device(), directions, row.dtype, vector, pieces)
-        _launch(tiles, (row.x.data.ptr, 0), row, column, seed_arguments(directions.any, row.seed))
+        tiles = cuda_ready.quantize_tiles(device, directions, dtype, vector, pieces)
+        random = seed_arguments(directions.any, row.seed)
+
+        def work(address: int) -> None:
+            for job in jobs:
+                _clear_padding(job)
+            _launch(tiles, (address, 0), row, column, random)
+
+        return work
 
     def quantize_activated_tiles(
         self, prologue: Prologue, sources: tuple[int, int], jobs: tuple[Job, ...]

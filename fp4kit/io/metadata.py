@@ -27,7 +27,7 @@ from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, short
 from fp4kit.formats import ALL_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, Recipe, one_of
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.json_text import strict_json
-from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.read.source import Source
 from fp4kit.io.storage import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
 from fp4kit.plan import plan_of
 from fp4kit.reference.scaling import convert_second_level, quiet
@@ -38,18 +38,6 @@ METADATA_KEY = "fp4kit"
 VERSION, SEARCH_VERSION = 1, 2
 #: Values and keys of an entry, without the sizes of its shape.
 _MAX_VALUES = 64
-#: The fields of a Scheme that files store.
-FILE_FIELDS = (
-    "format",
-    "recipe",
-    "scale_rule",
-    "scale_layout",
-    "nibble_order",
-    "pad",
-    "scale_search",
-    "search_error",
-    "e4m3_max",
-)
 #: Thousands of experts have the same shape, and then the same plan.
 shared_plan = lru_cache(4096)(plan_of)
 
@@ -162,10 +150,6 @@ class QuantizedEntry:
         }
 
 
-#: A tensor of a file: a plain one, or a quantized one as a whole.
-Logical = QuantizedEntry | SourceTensor
-
-
 def describe(entries: Iterable[QuantizedEntry]) -> str:
     """The value of the `fp4kit` metadata entry."""
     tensors = {entry.name: entry.facts() for entry in entries}
@@ -185,7 +169,7 @@ def search_facts(scheme: Scheme) -> dict[str, Any]:
         return {}
     return {
         "scale_search": scheme.scale_search,
-        "search_error": scheme.search_error,
+        "error": scheme.search_error,
         "e4m3_max": scheme.e4m3_max,
     }
 
@@ -194,10 +178,9 @@ def _parse_search(facts: dict[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`search_facts`, as fields of a scheme."""
     if "scale_search" not in facts:
         return {}
-    # What files called `error` before Schemes.
-    error = facts["error"] if "error" in facts else facts["search_error"]
-    found = {name: facts[name] for name in ("scale_search", "e4m3_max")}
-    return {**found, "search_error": one_of("search_error", error, SEARCH_ERRORS)}
+    error = one_of("error", facts["error"], SEARCH_ERRORS)
+    e4m3_max = facts["e4m3_max"]
+    return {"scale_search": facts["scale_search"], "search_error": error, "e4m3_max": e4m3_max}
 
 
 def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
@@ -398,10 +381,10 @@ def orphan_codes(source: Source, entries: Iterable[QuantizedEntry]) -> list[str]
     ]
 
 
-def logical_tensors(source: Source, entries: Iterable[QuantizedEntry]) -> dict[str, Logical]:
+def logical_tensors(source: Source, entries: Iterable[QuantizedEntry]) -> dict[str, Any]:
     """Logical tensors by name, in file order: a :class:`QuantizedEntry` or a source tensor."""
     owner = {part.name: entry for entry in entries for part in entry.parts}
-    logical: dict[str, Logical] = {}
+    logical: dict[str, Any] = {}
     for name, tensor in source.tensors.items():
         entry = owner.get(name)
         key, value = (entry.name, entry) if entry is not None else (name, tensor)
