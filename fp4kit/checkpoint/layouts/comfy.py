@@ -46,7 +46,7 @@ def _recorded(
     """What the headers of the shards say under a key; each speaks of its own weights."""
     found: dict[str, Any] = {}
     for text in dict.fromkeys(header[key] for header in headers if key in header):
-        found |= parse_metadata({key: text}, key, where, read)
+        found |= parse_metadata({key: text}, key, where, read) or {}
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace as with_changes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,12 @@ from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY, describe, recorded
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.read.quantized import Quantized, is_usable, scale_bits
-from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.metadata import Constant, QuantizedEntry
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions
-from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.json_text import parse_metadata
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import as_scheme
@@ -44,20 +44,20 @@ Scale = NDArray[np.float32]
 OPPOSITE = {"encode_scale": "decode_scale", "decode_scale": "encode_scale"}
 
 
+def _patterns(content: Any) -> dict[str, int]:
+    """Names to the bits of their second levels."""
+    if not all(type(bits) is int and 0 <= bits < 2**32 for bits in content.values()):
+        raise ValueError("not all of its values are 32-bit patterns")
+    return dict(content)
+
+
 class SecondLevelChange:
     """Second levels from one layout's direction to another's, and back to the same bits."""
 
     def __init__(self, checkpoint: Checkpoint, old: Layout, new: Layout) -> None:
         self._old, self._new = old.storage.keeps, new.storage.keeps
-        text = checkpoint.metadata.get(SECOND_LEVEL_KEY)
-        try:
-            self._before = {} if text is None else dict(strict_json(text))
-            if not all(type(bits) is int and 0 <= bits < 2**32 for bits in self._before.values()):
-                raise ValueError("not all of its values are 32-bit patterns")
-        except (ValueError, TypeError) as error:
-            raise FileFormatError(
-                f"{checkpoint.path}: metadata {SECOND_LEVEL_KEY!r}: damaged: {error}"
-            ) from None
+        before = parse_metadata(checkpoint.metadata, SECOND_LEVEL_KEY, checkpoint.path, _patterns)
+        self._before = before or {}
         #: Bits that the header of the result has to keep.
         self.kept: dict[str, int] = {}
 
@@ -90,28 +90,25 @@ class SecondLevelChange:
         return before if scale_bits(back) == scale_bits(value) else None
 
 
-def _entry(
-    layout: Layout, entry: QuantizedEntry, dtype: str, change: SecondLevelChange
+def _converted(
+    layout: Layout, entry: QuantizedEntry, quantized: Quantized, change: SecondLevelChange
 ) -> QuantizedEntry:
     """A weight in the new layout, under the recipe that its readers decode by."""
     recipe = layout.recipe if entry.plan.format.has_second_level else None
     fields = {"recipe": recipe, "scale_rule": entry.plan.scale_rule}
-    made = layout.entry(entry.name, entry.shape, dtype, as_scheme(entry.plan.format.name, fields))
-    second = None if entry.second is None else change.changed(entry.name, entry.second)
-    return with_changes(made, second=second)
-
-
-def _with_activation(
-    layout: Layout, entry: QuantizedEntry, quantized: Quantized, change: SecondLevelChange
-) -> QuantizedEntry:
+    scheme = as_scheme(entry.plan.format.name, fields)
+    made = layout.entry(entry.name, entry.shape, entry.dtype, scheme)
+    if entry.second is None:
+        return made
+    made = with_changes(made, second=change.changed(entry.name, entry.second))
     module = module_of(entry.name)
     value = quantized.activations.get(module)
-    if value is None or entry.second is None:
-        return entry
+    if value is None:
+        return made
     # Its own name differs between layouts.
     scale = change.changed(module, value).astype("<f4").tobytes()
     spec = TensorSpec(f"{module}{layout.activation_suffix}", "F32", layout.activation_shape)
-    return with_changes(entry, constants=(*entry.constants, Constant(spec, scale)))
+    return with_changes(made, constants=(*made.constants, Constant(spec, scale)))
 
 
 def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) -> Quantized:
@@ -218,14 +215,12 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
         works[name] = TensorPlan(tensor, "keep", tensor.note or "not quantized")
         units[name] = Unit([works[name]])
     for name, entry in quantized.entries.items():
-        made = _entry(layout, entry, entry.dtype, change)
-        made = _with_activation(layout, made, quantized, change)
+        made = _converted(layout, entry, quantized, change)
         logical = SourceTensor(
             TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.stored
         )
         works[name] = TensorPlan(logical, "transfer", entry=made, origin=entry)
-        weight_codes: Codes = codes[name]
-        units[name] = Unit([works[name]], codes=[weight_codes])
+        units[name] = Unit([works[name]], codes=[codes[name]])
     refuse_collisions(checkpoint.path, works.values())
     formats = [entry.plan.format.name for entry in quantized.entries.values()]
     plan = CheckpointPlan(

@@ -133,8 +133,6 @@ def _parse_group(group: dict[str, Any]) -> Iterator[FusedTensor]:
 
 def recorded(source: Source) -> list[FusedTensor]:
     """The fused tensors that the header of a checkpoint notes."""
-    if EXPERTS_KEY not in source.metadata:
-        return []
 
     def read(content: Any) -> tuple[object, list[FusedTensor]]:
         version = content["version"]
@@ -142,7 +140,8 @@ def recorded(source: Source) -> list[FusedTensor]:
         return version, [tensor for group in groups for tensor in _parse_group(group)]
 
     where = f"{source.path}: metadata {EXPERTS_KEY!r}"
-    version, tensors = parse_metadata(source.metadata, EXPERTS_KEY, source.path, read)
+    found = parse_metadata(source.metadata, EXPERTS_KEY, source.path, read)
+    version, tensors = found or (VERSION, [])
     if version != VERSION:
         raise FileFormatError(
             f"{where}: version {version!r} is not known, this fp4kit reads {VERSION}; update fp4kit"

@@ -133,11 +133,11 @@ def strict_json(
 
 def parse_metadata(
     metadata: Mapping[str, str], key: str, where: object, read: Callable[[Any], Parsed]
-) -> Parsed:
-    """What header metadata says in JSON under a key.
+) -> Parsed | None:
+    """What header metadata says in JSON under a key, None without it.
 
     Args:
-        metadata: the header metadata, which has the key.
+        metadata: the header metadata.
         key: the key.
         where: the file, for the message.
         read: takes the content apart; raises ValueError, KeyError, TypeError or AttributeError for
@@ -146,6 +146,8 @@ def parse_metadata(
     Raises:
         FileFormatError: if it is damaged.
     """
+    if key not in metadata:
+        return None
     try:
         return read(strict_json(metadata[key]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
