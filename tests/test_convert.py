@@ -17,7 +17,7 @@ from fp4kit.io.compare import compare_files
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.dequantize import dequantize_file
 from fp4kit.io.inspect import inspect_file
-from fp4kit.io.quantize import plan_quantize_file, quantize_file
+from fp4kit.io.quantize import quantize_file
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import QuantizeOptions
 from fp4kit.io.stream import chunks
@@ -171,7 +171,7 @@ def test_outputs_of_dequantize_can_be_quantized_again(suffix, dtype, tmp_path):
 def test_void_dtype_reaches_the_reader(tmp_path):
     array = random_array((2, 32))
     np.savez(tmp_path / "f.npz", w=array, s=np.array("text"))
-    report = plan_quantize_file(tmp_path / "f.npz", QuantizeOptions())
+    report = quantize_file(tmp_path / "f.npz", None, QuantizeOptions())
     assert all(tensor.reason.startswith("dropped: ") for tensor in report.tensors)
     assert all(tensor.bytes_before > 0 for tensor in report.tensors)
     assert [tensor.dtype for tensor in inspect_file(tmp_path / "f.npz").tensors][1:] == ["<U4"]
@@ -271,7 +271,7 @@ def test_the_dry_run_says_what_the_run_does(tmp_path):
     arrays = {"a": random_array((4, 32)), "b": random_array((32,)), "c": random_array((2, 2, 16))}
     source = save(tmp_path / "in.safetensors", arrays)
     options = QuantizeOptions(include=("a", "b"))
-    plan = plan_quantize_file(source, options)
+    plan = quantize_file(source, None, options)
     report = quantize_file(source, tmp_path / "q.safetensors", options)
     keys = ("name", "shape", "dtype", "action", "reason", "format", "bytes_before", "bytes_after")
     for planned, done in zip(plan.tensors, report.tensors, strict=True):
@@ -293,14 +293,14 @@ def test_name_collisions_are_errors_before_work(tmp_path):
     arrays = {"a": random_array((4, 32)), "a_packed": np.zeros(3, np.float32)}
     source = save(tmp_path / "in.safetensors", arrays)
     for call in (
-        lambda: plan_quantize_file(source, QuantizeOptions()),
+        lambda: quantize_file(source, None, QuantizeOptions()),
         lambda: quantize_file(source, tmp_path / "q.safetensors", QuantizeOptions()),
     ):
         with pytest.raises(FileFormatError, match="'a_packed'; exclude one"):
             call()
     assert not (tmp_path / "q.safetensors").exists()
-    plan_quantize_file(source, QuantizeOptions(exclude=("a",)))
-    plan_quantize_file(source, QuantizeOptions(format="mxfp8"))
+    quantize_file(source, None, QuantizeOptions(exclude=("a",)))
+    quantize_file(source, None, QuantizeOptions(format="mxfp8"))
 
 
 @pytest.mark.parametrize(

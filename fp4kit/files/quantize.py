@@ -115,10 +115,8 @@ def quantize_file(
     used = "cpu" if dry_run and device == "auto" else resolve_device(device)
     given = {"allow_nothing": False, **given}
     options = QuantizeOptions(device=used, force=force, **given)
-    if dry_run:
-        return files.plan_quantize_file(path, options, decode)
     out = default_target(path, given["format"]) if target is None else Path(target)
-    return files.quantize_file(path, out, options, progress, decode)
+    return files.quantize_file(path, None if dry_run else out, options, progress, decode)
 
 
 def quantize_checkpoint(

@@ -15,13 +15,14 @@ from fp4kit.formats import DTYPES, one_of
 from fp4kit.io.containers import DTYPE_CODES, SUFFIXES, TensorSpec
 from fp4kit.io.metadata import (
     METADATA_KEY,
+    Logical,
     QuantizedEntry,
     find_quantized,
     logical_tensors,
     orphan_codes,
 )
 from fp4kit.io.read.open import open_source
-from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.read.source import Source
 from fp4kit.io.report import FileReport, TensorReport
 from fp4kit.io.stream.chunks import (
     ByteRange,
@@ -42,7 +43,6 @@ from fp4kit.io.tensor_names import unknown_beside
 from fp4kit.io.write.files import check_output, output_suffix
 from fp4kit.io.write.open import open_writer
 
-Logical = QuantizedEntry | SourceTensor
 #: Rows of a quantized tensor (or bytes of another one) from a number to another.
 Rows = tuple[Logical, int, int]
 
@@ -128,26 +128,17 @@ def dequantize_file(
 ) -> FileReport:
     """Turns a quantized file back into plain numbers.
 
-    The result equals :func:`fp4kit.dequantize` of each tensor byte for byte; tensors that are not
-    quantized are carried through unchanged, whatever `dtype` says.
+    The work behind :func:`fp4kit.dequantize_file`, where options and errors are said. The result
+    equals :func:`fp4kit.dequantize` of each tensor byte for byte; tensors that are not quantized
+    are carried through unchanged, whatever `dtype` says.
 
     Args:
-        source: .safetensors file from :func:`fp4kit.io.quantize.quantize_file`, or with
-            compressed-tensors' names.
+        source: .safetensors file of fp4kit's, or with compressed-tensors' names.
         target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor.
         dtype: `float32`, `float16` or `bfloat16`.
         device: `cpu` or `cuda`.
         force: replace an existing output.
         progress: called with (bytes done, bytes in all) of the source.
-
-    Returns:
-        One entry per logical tensor.
-
-    Raises:
-        OptionError: for unknown options, an existing output without `force`, output == input.
-        FileFormatError: if the source is malformed or holds nothing quantized.
-        BackendUnavailableError: if the device cannot be used.
-        OutputError: if the output cannot be written.
     """
     started = time.perf_counter()
     one_of("dtype", dtype, DTYPES)

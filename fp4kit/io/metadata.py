@@ -27,7 +27,7 @@ from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, short
 from fp4kit.formats import ALL_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, Recipe, one_of
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.json_text import strict_json
-from fp4kit.io.read.source import Source
+from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.storage import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
 from fp4kit.plan import plan_of
 from fp4kit.reference.scaling import convert_second_level, quiet
@@ -148,6 +148,10 @@ class QuantizedEntry:
             "second_level": second,
             **search_facts(plan.scheme),
         }
+
+
+#: A tensor of a file: a plain one, or a quantized one as a whole.
+Logical = QuantizedEntry | SourceTensor
 
 
 def describe(entries: Iterable[QuantizedEntry]) -> str:
@@ -381,10 +385,10 @@ def orphan_codes(source: Source, entries: Iterable[QuantizedEntry]) -> list[str]
     ]
 
 
-def logical_tensors(source: Source, entries: Iterable[QuantizedEntry]) -> dict[str, Any]:
+def logical_tensors(source: Source, entries: Iterable[QuantizedEntry]) -> dict[str, Logical]:
     """Logical tensors by name, in file order: a :class:`QuantizedEntry` or a source tensor."""
     owner = {part.name: entry for entry in entries for part in entry.parts}
-    logical: dict[str, Any] = {}
+    logical: dict[str, Logical] = {}
     for name, tensor in source.tensors.items():
         entry = owner.get(name)
         key, value = (entry.name, entry) if entry is not None else (name, tensor)

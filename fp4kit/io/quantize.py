@@ -66,12 +66,6 @@ def _refuse_quantized(source: Source) -> None:
         )
 
 
-def _open(path: Path, options: QuantizeOptions) -> Source:
-    """The source as the options have it read."""
-    check_cast(options.cast)
-    return with_cast(open_source(path, options.void_dtype), options.cast)
-
-
 def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
     """Decides about every tensor of a source from its header.
 
@@ -107,112 +101,80 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
     return plans
 
 
-def _warnings(works: list[TensorPlan], options: QuantizeOptions) -> list[str]:
-    """What to say of a plan."""
-    nothing = all(work.entry is None for work in works)
-    return _idle(works, options) + ["no tensor is quantized; all are kept"] * nothing
-
-
-def _idle(works: list[TensorPlan], options: QuantizeOptions) -> list[str]:
+def _idle(plans: list[TensorPlan], options: QuantizeOptions) -> list[str]:
     """What to say of patterns that do nothing."""
-    reasons = {work.tensor.name: work.reason for work in works}
+    reasons = {plan.tensor.name: plan.reason for plan in plans}
     return Patterns(options.include, "include").idle(reasons)
 
 
-def _metadata(source: Source, works: list[TensorPlan]) -> dict[str, str]:
+def _metadata(source: Source, plans: list[TensorPlan]) -> dict[str, str]:
     """The output's metadata: all of the source's, `format` (readers insist on it), and ours."""
-    entries = [work.entry for work in works if work.entry is not None]
+    entries = [plan.entry for plan in plans if plan.entry is not None]
     return {"format": "pt", **source.metadata, METADATA_KEY: describe(entries)}
-
-
-def _report(
-    source: Source,
-    target: Path | None,
-    works: list[TensorPlan],
-    options: QuantizeOptions,
-    started: float,
-) -> FileReport:
-    tensors = [work.report(measured=target is not None) for work in works]
-    return FileReport(
-        source=str(source.path),
-        target=None if target is None else str(target),
-        tensors=tensors,
-        options=asdict(options),
-        seconds=time.perf_counter() - started,
-        warnings=_warnings(works, options) + overflow_warnings(tensors),
-    )
-
-
-def as_stored(source: Source) -> Source:
-    """A source as it is."""
-    return source
-
-
-def plan_quantize_file(
-    source: Path, options: QuantizeOptions, decode: Decode = as_stored
-) -> FileReport:
-    """What :func:`quantize_file` would do, from the file's headers alone; nothing is written.
-
-    Args:
-        source: .safetensors, .npy or .npz file.
-        options: how it would be quantized.
-        decode: what makes floats of codes that the file holds.
-
-    Raises:
-        OptionError: for unknown or contradictory options.
-        FileFormatError: if the file is malformed, quantized already, or names would collide.
-    """
-    started = time.perf_counter()
-    with decode(_open(source, options)) as opened:
-        works = plan_tensors(opened, options)
-        return _report(opened, None, works, options, started)
 
 
 @by_ieee
 def quantize_file(
     source: Path,
-    target: Path,
+    target: Path | None,
     options: QuantizeOptions,
     progress: Progress | None = None,
-    decode: Decode = as_stored,
+    decode: Decode | None = None,
 ) -> FileReport:
     """Quantizes the float tensors of a file with two or more dimensions along their last axis.
 
-    All other tensors are carried through unchanged, byte for byte, and listed with the reason. The
-    output describes itself: :func:`fp4kit.io.dequantize.dequantize_file` needs no options.
+    The work behind :func:`fp4kit.quantize_file`, where options and errors are said.
 
     Args:
         source: .safetensors, .npy or .npz file.
-        target: .safetensors file to write, atomically.
+        target: .safetensors file to write, atomically; None to plan from the headers alone.
         options: how to quantize.
         progress: called with (bytes done, bytes in all) of the source.
         decode: what makes floats of codes that the file holds.
 
     Returns:
         One entry per tensor of the source, with error statistics of those quantized.
-
-    Raises:
-        OptionError: for unknown options, an existing output without `force`, output == input.
-        FileFormatError: if the source is malformed or quantized already.
-        NonFiniteError: if a tensor holds NaN or infinity.
-        BackendUnavailableError: if the device cannot be used.
-        OutputError: if the output cannot be written.
     """
     started = time.perf_counter()
-    output_suffix(target, (".safetensors",))
-    with decode(_open(source, options)) as opened:
-        works = plan_tensors(opened, options)
-        plans = [work.entry.plan for work in works if work.entry is not None]
-        backend = None
-        if plans:
-            dtypes = {work.tensor.dtype for work in works if work.entry is not None}
-            backend = DeviceBackend(options.device, dtypes, "quantize", plans[:1])
-        outputs = [spec for work in works for spec in work.outputs]
-        nbytes = sum(spec.nbytes for spec in outputs)
-        output = check_output(source, target, force=options.force, nbytes=nbytes)
-        tally = Tally(progress, sum(work.tensor.spec.nbytes for work in works if work.outputs))
-        with SafetensorsWriter(output, outputs, _metadata(opened, works)) as writer:
-            quantize_tensors(opened, works, backend, writer.write, tally)
-            opened.check_unchanged()
-            writer.finish(_metadata(opened, works))
-        return _report(opened, target, works, options, started)
+    if target is not None:
+        output_suffix(target, (".safetensors",))
+    check_cast(options.cast)
+    opened = with_cast(open_source(source, options.void_dtype), options.cast)
+    with opened if decode is None else decode(opened) as opened:
+        plans = plan_tensors(opened, options)
+        if target is not None:
+            _write(opened, target, plans, options, progress)
+    tensors = [plan.report(measured=target is not None) for plan in plans]
+    nothing = all(plan.entry is None for plan in plans)
+    return FileReport(
+        source=str(source),
+        target=None if target is None else str(target),
+        tensors=tensors,
+        options=asdict(options),
+        seconds=time.perf_counter() - started,
+        warnings=_idle(plans, options)
+        + ["no tensor is quantized; all are kept"] * nothing
+        + overflow_warnings(tensors),
+    )
+
+
+def _write(
+    source: Source,
+    target: Path,
+    plans: list[TensorPlan],
+    options: QuantizeOptions,
+    progress: Progress | None,
+) -> None:
+    entries = [plan.entry for plan in plans if plan.entry is not None]
+    backend = None
+    if entries:
+        dtypes = {entry.dtype for entry in entries}
+        backend = DeviceBackend(options.device, dtypes, "quantize", [entries[0].plan])
+    outputs = [spec for plan in plans for spec in plan.outputs]
+    nbytes = sum(spec.nbytes for spec in outputs)
+    output = check_output(source.path, target, force=options.force, nbytes=nbytes)
+    tally = Tally(progress, sum(plan.tensor.spec.nbytes for plan in plans if plan.outputs))
+    with SafetensorsWriter(output, outputs, _metadata(source, plans)) as writer:
+        quantize_tensors(source, plans, backend, writer.write, tally)
+        source.check_unchanged()
+        writer.finish(_metadata(source, plans))

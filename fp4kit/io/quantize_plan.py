@@ -26,23 +26,23 @@ from fp4kit.io.stream.chunks import ByteRange, byte_ranges, row_ranges, row_step
 
 
 def refuse_nothing(
-    path: object, works: Iterable[TensorPlan], idle: Sequence[str], *, padding: bool
+    path: object, plans: Iterable[TensorPlan], idle: Sequence[str], *, padding: bool
 ) -> None:
     """Refuses a plan that quantizes nothing: an output that looks quantized must be so.
 
     Args:
         path: the source.
-        works: what would happen to each tensor.
+        plans: what would happen to each tensor.
         idle: lines about patterns that do nothing.
         padding: as for :func:`advice`.
 
     Raises:
         OptionError: with the reasons, and how many tensors have each.
     """
-    planned = list(works)
-    if any(work.entry is not None for work in planned):
+    planned = list(plans)
+    if any(plan.entry is not None for plan in planned):
         return
-    reasons = [work.reason for work in planned]
+    reasons = [plan.reason for plan in planned]
     why = grouped(reasons) or "it holds no tensor"
     help = "".join(f"; {part}" for part in (*idle, advice(reasons, padding=padding)) if part)
     raise OptionError(
@@ -111,9 +111,9 @@ class TensorPlan:
         )
 
 
-def units(works: Iterable[TensorPlan]) -> Iterator[list[TensorPlan]]:
+def units(plans: Iterable[TensorPlan]) -> Iterator[list[TensorPlan]]:
     """Neighbours that share a second level, in order."""
-    for _, members in groupby(works, key=lambda work: id(work.second)):
+    for _, members in groupby(plans, key=lambda plan: id(plan.second)):
         yield list(members)
 
 
@@ -159,14 +159,14 @@ def rows_of_plan(plan: TensorPlan, limit: int | None = None) -> list[Rows]:
     return [Rows(plan, *span) for span in row_ranges(rows, plan.tensor.row_bytes, step, limit)]
 
 
-def refuse_collisions(path: object, works: Iterable[TensorPlan]) -> None:
+def refuse_collisions(path: object, plans: Iterable[TensorPlan]) -> None:
     """Refuses a plan in which two tensors would be written under one name."""
     owners: dict[str, str] = {}
-    for work in works:
-        for spec in work.outputs:
-            other = owners.setdefault(spec.name, work.tensor.name)
-            if other != work.tensor.name:
+    for plan in plans:
+        for spec in plan.outputs:
+            other = owners.setdefault(spec.name, plan.tensor.name)
+            if other != plan.tensor.name:
                 raise FileFormatError(
-                    f"{path}: tensors {other!r} and {work.tensor.name!r} would both be written as "
+                    f"{path}: tensors {other!r} and {plan.tensor.name!r} would both be written as "
                     f"{spec.name!r}; exclude one of them from quantizing"
                 )

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
 from fp4kit.scheme import Scheme, as_scheme
+
+from .metadata import Logical
 
 
 def kind_of(reason: str) -> str:
@@ -101,30 +103,6 @@ class QuantizeOptions:
         return as_scheme(self.format, fields)
 
 
-class Reported(Protocol):
-    """A tensor of a file: a plain one, or a quantized one as a whole."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its logical shape."""
-
-    @property
-    def dtype(self) -> str:
-        """Its element type."""
-
-    @property
-    def format(self) -> str | None:
-        """Its block format, None for a plain one."""
-
-    @property
-    def stored(self) -> int:
-        """Bytes that it takes in the file."""
-
-
 @dataclass(frozen=True, slots=True)
 class TensorReport:
     """One tensor of a file: what was (or would be) done with it.
@@ -157,7 +135,7 @@ class TensorReport:
 
     @classmethod
     def of(
-        cls, tensor: Reported, action: str, reason: str = "", after: int | None = None, **more: Any
+        cls, tensor: Logical, action: str, reason: str = "", after: int | None = None, **more: Any
     ) -> TensorReport:
         """The report of a tensor.
 

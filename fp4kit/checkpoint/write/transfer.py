@@ -27,7 +27,7 @@ from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.quantize_plan import TensorPlan
 from fp4kit.io.quantize_tensors import finish_tensor, write_codes
 from fp4kit.io.stream.chunks import Tally, Write, chunk_plan, row_ranges, row_step
-from fp4kit.io.stream.pipeline import WriteBehind
+from fp4kit.io.stream.pipeline import Pipeline
 
 from .lossless import block_scales, scan_group
 
@@ -129,7 +129,7 @@ def _in_order(entry: QuantizedEntry, rows: int, packed: Bytes, scales: Bytes) ->
 
 def run_transfers(transfers: Iterable[Transfer], write: Write, tally: Tally) -> None:
     """Takes every weight over: codes, block scales, second level, constants."""
-    with WriteBehind() as behind:
+    with Pipeline() as pipeline:
         for transfer in transfers:
             codes, entry = transfer.codes, transfer.entry
             step = lcm(codes.step, row_step(entry.plan))
@@ -140,7 +140,7 @@ def run_transfers(transfers: Iterable[Transfer], write: Write, tally: Tally) -> 
                 if transfer.scale_map is not None:
                     scales = transfer.scale_map(packed, scales)
                 parts = _in_order(entry, last - first, packed, scales)
-                behind.submit(partial(write_codes, write, entry, first, *parts))
+                pipeline.submit(partial(write_codes, write, entry, first, *parts))
                 tally.add((last - first) * codes.plan.cols * transfer.logical_bytes)
-            behind.wait()
+            pipeline.finish()
             finish_tensor(write, entry)

@@ -32,7 +32,7 @@ from . import chunks
 from .chunks import Bytes, Chunk, Key
 from .device import DeviceBackend
 from .gpu_memory import Cuda, Slots, slot_size
-from .pipeline import HostPipeline, Pipeline, Resident, Staged, end, spans
+from .pipeline import Pipeline, Resident, Staged, end, spans
 
 #: A chunk: long enough that its launches take less host time than its transfer.
 GPU_CHUNK_BYTES = 32 << 20
@@ -80,11 +80,13 @@ class GpuPipeline(Pipeline):
         self._inputs = Slots(self._cuda, self._resident_bytes + 4 * GPU_CHUNK_BYTES)
         self._results = Slots(self._cuda, min(RESULT_BYTES, quarter))
 
+    def reads_whole(self, nbytes: int) -> bool:
+        return False
+
     def holds(self, nbytes: Sequence[int]) -> bool:
         return len(nbytes) * slot_size(max(nbytes)) <= self._resident_bytes
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the compute stream current: for kernels and for what they allocate."""
         return self._cuda.scope(self._compute)
 
     def largest(self, values: Sequence[Any], kernels: Backend) -> Any:
@@ -140,7 +142,6 @@ class GpuPipeline(Pipeline):
         return staged
 
     def upload(self, staged: Staged) -> Resident:
-        """Starts the copy of a chunk to the device; the compute stream waits for it."""
         size = sum(staged.spans[-1])
         buffer, free = self._inputs.take(max(size, 1), self._check)
         with self._cuda.scope():
@@ -247,4 +248,4 @@ def open_pipeline(
     """
     if backend is not None and backend.on_gpu:
         return GpuPipeline(backend.origin, source, ordered=ordered)
-    return HostPipeline(ordered=ordered)
+    return Pipeline(ordered=ordered)

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks of a file through a device: read ahead, computed, written behind.
 
-An operation is written once, against :class:`Pipeline`; the CPU's is here, that of a GPU in
+An operation is written once, against :class:`Pipeline`, which is the CPU's; that of a GPU is in
 :mod:`fp4kit.io.stream.gpu_pipeline`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -73,88 +72,6 @@ def end(positions: Sequence[tuple[int, int]]) -> int:
     return positions[-1][0] + aligned(positions[-1][1]) if positions else 0
 
 
-class Pipeline(ABC):
-    """What moves chunks through a device. Use it as a context manager inside that of the writer.
-
-    Attributes:
-        chunk_bytes: what tensors are cut into; None as :func:`chunks.row_ranges` does.
-        pending: chunks whose error sums may be under way.
-    """
-
-    chunk_bytes: int | None = None
-    pending = 0
-
-    def reads_whole(self, nbytes: int) -> bool:
-        """Whether tensors of some bytes in all are read as one chunk."""
-        return False
-
-    def holds(self, nbytes: Sequence[int]) -> bool:
-        """Whether chunks of some bytes can wait on the device for one another."""
-        return False
-
-    def computing(self) -> contextlib.AbstractContextManager[None]:
-        """What kernels are launched under."""
-        return contextlib.nullcontext()
-
-    @abstractmethod
-    def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
-        """Reads chunks in order and ahead.
-
-        Yields:
-            The chunk's key and its bytes, for :meth:`upload` or :meth:`store_host` before the next.
-        """
-
-    @abstractmethod
-    def largest(self, values: Sequence[Any], kernels: Backend) -> Any:
-        """The largest of float32 (1,) device arrays."""
-
-    @abstractmethod
-    def upload(self, staged: Staged) -> Resident:
-        """A chunk on the device, for the kernels that are launched next."""
-
-    @abstractmethod
-    def free(self, chunk: Resident) -> None:
-        """Gives a chunk's memory back after the kernels launched so far."""
-
-    @abstractmethod
-    def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:
-        """Device memory for results of some sizes: the buffer, and its parts."""
-
-    @abstractmethod
-    def store(
-        self, buffer: Any, counts: Sequence[int], write: Callable[[list[Bytes]], None]
-    ) -> None:
-        """Has results written once the kernels launched so far are done.
-
-        Args:
-            buffer: from :meth:`result`.
-            counts: sizes, as given there.
-            write: called with the parts on the host, by one thread at a time.
-        """
-
-    @abstractmethod
-    def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:
-        """Has a chunk written that needs no device."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Waits until everything is computed and handed to the writer."""
-
-    @abstractmethod
-    def __enter__(self) -> Pipeline: ...
-
-    @abstractmethod
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
-
-
-def _fill(chunk: Chunk[Any], staged: Staged) -> Staged:
-    """Reads every part of a chunk into its place."""
-    for part, view in zip(chunk.parts, staged.parts, strict=True):
-        if len(view):
-            part.source.read(part.name, part.start, view.data)
-    return staged
-
-
 def read_ahead(work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
     """Reads chunks in order, the next one in the background while the last one is in use.
 
@@ -178,94 +95,114 @@ def read_ahead(work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
             yield waiting[0], waiting[1].result()
 
 
-class WriteBehind:
-    """Writes the results of one chunk in the background while the next one is computed.
+def _fill(chunk: Chunk[Any], staged: Staged) -> Staged:
+    for part, view in zip(chunk.parts, staged.parts, strict=True):
+        if len(view):
+            part.source.read(part.name, part.start, view.data)
+    return staged
 
-    At most one write is under way, so that two sets of output buffers are enough: :meth:`buffer`
-    hands them out in turn. Use it as a context manager inside that of the writer.
+
+class Pipeline:
+    """Moves chunks through the CPU: two buffers to read into, and two sets of results.
+
+    The results of one chunk are written in the background while the next one is computed. Use it
+    as a context manager inside that of the writer.
+
+    Attributes:
+        chunk_bytes: what tensors are cut into; None as :func:`chunks.row_ranges` does.
+        pending: chunks whose error sums may be under way.
     """
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "fp4kit-write")
-        self._buffers: tuple[dict[int, Bytes], dict[int, Bytes]] = ({}, {})
-        self._turn = 0
-        self._waiting: Future[None] | None = None
+    chunk_bytes: int | None = None
+    pending = 0
 
-    def buffer(self, use: int, count: int) -> Bytes:
-        """A buffer of `count` bytes, valid until what is submitted next is written."""
-        buffers = self._buffers[self._turn]
-        if use not in buffers or len(buffers[use]) < count:
-            # The old one goes first, or both would count.
-            buffers.pop(use, None)
-            buffers[use] = np.empty(count, np.uint8)
-        return buffers[use][:count]
-
-    def submit(self, write: Callable[[], None]) -> None:
-        """Starts a write once the last one is done, whose error would be raised here."""
-        self.wait()
-        self._waiting = self._pool.submit(write)
-        self._turn = 1 - self._turn
-
-    def wait(self) -> None:
-        """Waits for the last write."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            waiting.result()
-
-    def __enter__(self) -> WriteBehind:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-
-class HostPipeline(Pipeline):
-    """Chunks through the CPU: two buffers to read into, and two sets of results."""
-
-    def __init__(self, *, ordered: bool) -> None:
+    def __init__(self, *, ordered: bool = False) -> None:
         """Starts the threads.
 
         Args:
-            ordered: writes must come in order.
+            ordered: writes must come in order, as in an archive.
         """
-        self._behind = WriteBehind()
         self._ordered = ordered
+        self._writer = ThreadPoolExecutor(1, "fp4kit-write")
+        self._buffers: tuple[dict[int, Bytes], dict[int, Bytes]] = ({}, {})
+        self._turn = 0
+        self._writing: Future[None] | None = None
 
     def reads_whole(self, nbytes: int) -> bool:
+        """Whether tensors of some bytes in all are read as one chunk."""
         return nbytes <= chunks.WHOLE_BYTES
 
+    def holds(self, nbytes: Sequence[int]) -> bool:
+        """Whether chunks of some bytes can wait on the device for one another."""
+        return False
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """What kernels are launched under."""
+        return contextlib.nullcontext()
+
     def staged(self, work: Iterable[Chunk[Key]]) -> Iterator[tuple[Key, Staged]]:
+        """Reads chunks in order and ahead.
+
+        Yields:
+            The chunk's key and its bytes, for :meth:`upload` or :meth:`store_host` before the next.
+        """
         return read_ahead(work)
 
     def largest(self, values: Sequence[Any], kernels: Backend) -> Any:
+        """The largest of float32 (1,) device arrays."""
         return np.maximum.reduce(values)
 
     def upload(self, staged: Staged) -> Resident:
+        """A chunk on the device, for the kernels that are launched next."""
         return Resident(staged.parts)
 
     def free(self, chunk: Resident) -> None:
-        pass
+        """Gives a chunk's memory back after the kernels launched so far."""
 
     def result(self, counts: Sequence[int]) -> tuple[Any, list[Any]]:
-        parts = [self._behind.buffer(use, count) for use, count in enumerate(counts)]
+        """Device memory for results of some sizes: the buffer, and its parts."""
+        buffers = self._buffers[self._turn]
+        for use, count in enumerate(counts):
+            if use not in buffers or len(buffers[use]) < count:
+                # The old one goes first, or both would count.
+                buffers.pop(use, None)
+                buffers[use] = np.empty(count, np.uint8)
+        parts = [buffers[use][:count] for use, count in enumerate(counts)]
         return parts, parts
 
     def store(
         self, buffer: Any, counts: Sequence[int], write: Callable[[list[Bytes]], None]
     ) -> None:
-        self._behind.submit(partial(write, buffer))
+        """Has results written once the kernels launched so far are done.
+
+        Args:
+            buffer: from :meth:`result`.
+            counts: sizes, as given there.
+            write: called with the parts on the host, by one thread at a time.
+        """
+        self.submit(partial(write, buffer))
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Starts a write once the last one is done, whose error would be raised here."""
+        self.finish()
+        self._writing = self._writer.submit(write)
+        self._turn = 1 - self._turn
 
     def store_host(self, staged: Staged, write: Callable[[Bytes], None]) -> None:
+        """Has a chunk written that needs no device."""
         if self._ordered:
-            self._behind.wait()
+            self.finish()
         for part in staged.parts:
             write(part)
 
     def finish(self) -> None:
-        self._behind.wait()
+        """Waits until everything is computed and handed to the writer."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
-    def __enter__(self) -> HostPipeline:
+    def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._behind.__exit__()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._writer.shutdown()
