@@ -44,7 +44,7 @@ class Given:
     other: Path = Path()
     target: Path | None = None
     format: Any = "nvfp4"
-    recipe: str | None = "te"
+    recipe: str | None = None
     scale_rule: str | None = None
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
@@ -151,9 +151,7 @@ OPTIONS: dict[str, Decorator] = {
     "recipe": click.option(
         "--recipe",
         type=click.Choice(list(ALL_RECIPES)),
-        default="te",
-        show_default=True,
-        help="nvfp4 only: whose order of operations to follow, byte for byte.",
+        help="nvfp4 only: whose order of operations to follow, byte for byte.  [default: te]",
     ),
     "scale_rule": click.option(
         "--scale-rule",

@@ -12,8 +12,10 @@ from fp4kit.checkpoint.options import UNCALIBRATED
 from fp4kit.files.choices import CheckpointChoices, FileChoices
 from fp4kit.files.quantize import default_target, quantize_checkpoint, quantize_file
 from fp4kit.formats import ALL_FORMATS
+from fp4kit.io.metadata import FILE_FIELDS
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport
+from fp4kit.scheme import Scheme
 
 from .options import Given, flag_of, is_given, layout, output, refuse, source, takes
 from .progress import progress_bar
@@ -32,6 +34,9 @@ CHECKPOINT_ONLY = (
     "follow_links",
 )
 FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
+#: What the library takes beside a Scheme.
+FILE_CHOICES = FileChoices.__optional_keys__ - set(FILE_FIELDS)
+CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS)
 
 
 @click.command(
@@ -70,8 +75,6 @@ def command(given: Given) -> None:
     Exits with 1 and writes nothing if no tensor would be quantized.
     """
     _check_format(given)
-    if not ALL_FORMATS[given.format].has_second_level:
-        given.recipe = None
     _check_search(given)
     check_source(given.source)
     whole = given.source.is_dir() or given.layout is not None
@@ -88,21 +91,22 @@ def command(given: Given) -> None:
     given.target = target = given.target or default_target(given.source, given.format)
     report_file = check_report(given, inputs)
     options = given.pick("device", "force", "dry_run")
-    options |= given.pick(*(CheckpointChoices if whole else FileChoices).__optional_keys__)
+    options |= given.pick(*(CHECKPOINT_CHOICES if whole else FILE_CHOICES))
+    scheme = Scheme(**given.pick(*FILE_FIELDS))
     label = f"Quantizing {given.source.name}"
     with resumable(target), progress_bar(label, idle=given.dry_run) as progress:
         if whole:
             report: FileReport = quantize_checkpoint(
                 given.source,
                 target,
-                given.format,
+                scheme,
                 layout=given.layout or "compressed-tensors",
                 resume=given.resume,
                 progress=progress,
                 **options,
             )
         else:
-            report = quantize_file(given.source, target, given.format, progress=progress, **options)
+            report = quantize_file(given.source, target, scheme, progress=progress, **options)
     finish(report, given, quantized=True, report_file=report_file)
 
 
@@ -119,6 +123,6 @@ def _check_search(given: Given) -> None:
     if given.scale_search is None:
         for name in filter(is_given, ("search_error", "e4m3_max")):
             raise click.UsageError(f"{flag_of(name)} belongs to --scale-search; name one")
-    elif given.format != "nvfp4" or given.recipe != "te":
+    elif given.format != "nvfp4" or given.recipe not in (None, "te"):
         what = given.format if given.format != "nvfp4" else f"recipe {given.recipe}"
         raise click.UsageError(f"--scale-search is for nvfp4 with recipe te, not {what}")

@@ -281,5 +281,5 @@ def encoding(tensor: TensorReport) -> str:
     rule = facts.get("recipe") or facts.get("scale_rule")
     words = [rule, facts["scale_layout"], facts["nibble_order"]]
     if "scale_search" in facts:
-        words.append(f"{facts['scale_search']} ({facts['error']}, {facts['e4m3_max']})")
+        words.append(f"{facts['scale_search']} ({facts['search_error']}, {facts['e4m3_max']})")
     return ", ".join(map(str, words))

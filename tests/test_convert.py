@@ -17,11 +17,13 @@ from fp4kit.io.compare import compare_files
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.dequantize import dequantize_file
 from fp4kit.io.inspect import inspect_file
+from fp4kit.io.metadata import FILE_FIELDS
 from fp4kit.io.quantize import quantize_file
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import QuantizeOptions
 from fp4kit.io.stream import chunks
 from fp4kit.io.write.safetensors import SafetensorsWriter
+from fp4kit.scheme import Scheme
 from sample_arrays import NUMPY
 from tensor_files import metadata_of, random_array, read_all, save
 
@@ -60,7 +62,7 @@ def test_files_equal_the_array_api(rule, layout, order, tmp_path):
     }
     source = save(tmp_path / "in.safetensors", arrays)
     quantized = tmp_path / "q.safetensors"
-    report = quantize_file(source, quantized, QuantizeOptions(**options))
+    report = quantize_file(source, quantized, QuantizeOptions(Scheme(**options)))
     stored = read_all(quantized)
     spec = ALL_FORMATS[rule["format"]]
     facts = json.loads(metadata_of(quantized)["fp4kit"])["tensors"]
@@ -102,7 +104,7 @@ def test_files_equal_the_array_api(rule, layout, order, tmp_path):
 @pytest.mark.parametrize("rule", ALL_RULES, ids=rule_id)
 @pytest.mark.parametrize("layout", SCALE_LAYOUTS)
 def test_slabs_give_identical_files(rule, layout, tmp_path, monkeypatch):
-    options = QuantizeOptions(**rule, scale_layout=layout, force=True)
+    options = QuantizeOptions(Scheme(**rule, scale_layout=layout), force=True)
     arrays = {
         "a": random_array((515, 64)),
         "b": random_array((3, 90, 64), "float32", 1),
@@ -196,7 +198,7 @@ def test_the_gpu_writes_the_same_bytes(rule, tmp_path):
     files = {}
     for device in ("cpu", "cuda"):
         quantized, back = tmp_path / f"{device}.safetensors", tmp_path / f"{device}.npz"
-        options = QuantizeOptions(**rule, scale_layout="swizzled_128x4", device=device)
+        options = QuantizeOptions(Scheme(**rule, scale_layout="swizzled_128x4"), device=device)
         quantize_file(source, quantized, options)
         dequantize_file(quantized, back, "bfloat16", device=device)
         (one, _) = compare_files(source, quantized, device=device).tensors
@@ -300,7 +302,7 @@ def test_name_collisions_are_errors_before_work(tmp_path):
             call()
     assert not (tmp_path / "q.safetensors").exists()
     quantize_file(source, None, QuantizeOptions(exclude=("a",)))
-    quantize_file(source, None, QuantizeOptions(format="mxfp8"))
+    quantize_file(source, None, QuantizeOptions(Scheme("mxfp8")))
 
 
 @pytest.mark.parametrize(
@@ -312,6 +314,7 @@ def test_name_collisions_are_errors_before_work(tmp_path):
         ({"format": "mxfp4", "recipe": "torchao"}, "is for nvfp4"),
         ({"scale_layout": "zigzag"}, "scale_layout='zigzag'"),
         ({"nibble_order": "both"}, "nibble_order='both'"),
+        ({"scale_layout": "grouped_128x4"}, "is for groups"),
         ({"include": ("nothing*",)}, r"no tensor matches include='nothing\*'"),
         ({"exclude": ("re:(",)}, "bad regular expression"),
         ({"void_dtype": "fp8"}, "void_dtype='fp8'"),
@@ -319,8 +322,11 @@ def test_name_collisions_are_errors_before_work(tmp_path):
 )
 def test_wrong_options_are_errors_before_work(changes, fault, tmp_path):
     source = save(tmp_path / "in.safetensors", {"norm": random_array((32,))})
+    schemes = {name: changes[name] for name in FILE_FIELDS if name in changes}
+    rest = {name: value for name, value in changes.items() if name not in schemes}
+    target = tmp_path / "q.safetensors"
     with pytest.raises(OptionError, match=fault):
-        quantize_file(source, tmp_path / "q.safetensors", QuantizeOptions(**changes))
+        quantize_file(source, target, QuantizeOptions(Scheme(**schemes), **rest))
     assert not (tmp_path / "q.safetensors").exists()
 
 
@@ -369,3 +375,15 @@ def test_two_gigabytes_take_less_than_700_megabytes_of_memory(count, shape, tmp_
     result = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     kilobytes, _ = result.stdout.split()
     assert int(kilobytes) < 700e3
+
+
+def test_a_scheme_is_what_its_fields_are(tmp_path):
+    source = save(tmp_path / "in.safetensors", {"a": random_array((64, 64))})
+    scheme = Scheme("nvfp4", recipe="torchao", scale_layout="swizzled_128x4")
+    one, other = tmp_path / "one.safetensors", tmp_path / "other.safetensors"
+    fp4kit.quantize_file(source, one, scheme, device="cpu")
+    fields = {"recipe": "torchao", "scale_layout": "swizzled_128x4"}
+    fp4kit.quantize_file(source, other, "nvfp4", device="cpu", **fields)
+    assert one.read_bytes() == other.read_bytes()
+    with pytest.raises(OptionError, match="cannot be passed beside a Scheme"):
+        fp4kit.quantize_file(source, tmp_path / "q.safetensors", scheme, recipe="te")

@@ -18,6 +18,7 @@ from fp4kit.io.quantize import quantize_file
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import QuantizeOptions
 from fp4kit.io.write.files import OutputError
+from fp4kit.scheme import Scheme
 from tensor_files import random_array, save
 
 
@@ -31,7 +32,7 @@ def test_nonfinite_values_are_named_and_nothing_is_written(bad, form, tmp_path):
     source = save(tmp_path / "in.safetensors", {"ok": random_array((4, 32)), "w": array})
     counts = "2 NaN and 0 infinite" if np.isnan(bad) else "0 NaN and 2 infinite"
     with pytest.raises(NonFiniteError) as caught:
-        quantize_file(source, tmp_path / "q.safetensors", QuantizeOptions(format=form))
+        quantize_file(source, tmp_path / "q.safetensors", QuantizeOptions(Scheme(form)))
     message = str(caught.value)
     assert message.startswith(f"{source}: tensor 'w' holds {counts} values")
     assert "at index (1, 150, 3)" in message

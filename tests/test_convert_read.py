@@ -17,6 +17,7 @@ from fp4kit.io.dequantize import dequantize_file
 from fp4kit.io.inspect import inspect_file
 from fp4kit.io.quantize import quantize_file
 from fp4kit.io.report import QuantizeOptions
+from fp4kit.scheme import Scheme
 from tensor_files import metadata_of, random_array, read_all, save, write_file
 
 # ------------------------------------------------------------------------------------------------
@@ -125,10 +126,10 @@ def test_a_file_without_our_metadata_decodes_as_compressed_tensors(tmp_path):
     source = save(tmp_path / "in.safetensors", {"a.weight": random_array((4, 32))})
     quantized, bare = tmp_path / "q.safetensors", tmp_path / "bare.safetensors"
     for options in (
-        QuantizeOptions(recipe="compressed-tensors", force=True),
-        QuantizeOptions(format="mxfp4", force=True),
-        QuantizeOptions(format="mxfp8", force=True),
-        QuantizeOptions(format="mxfp8_e5m2", force=True),
+        QuantizeOptions(Scheme(recipe="compressed-tensors"), force=True),
+        QuantizeOptions(Scheme("mxfp4"), force=True),
+        QuantizeOptions(Scheme("mxfp8"), force=True),
+        QuantizeOptions(Scheme("mxfp8_e5m2"), force=True),
     ):
         quantize_file(source, quantized, options)
         rewrite(quantized, bare, metadata={})
@@ -143,7 +144,7 @@ def test_inspect_folds_quantized_tensors(tmp_path):
     arrays = {"a.weight": random_array((4, 32)), "norm": random_array((32,))}
     source = save(tmp_path / "in.safetensors", arrays, {"note": "x"})
     quantized = tmp_path / "q.safetensors"
-    quantize_file(source, quantized, QuantizeOptions(nibble_order="high_first"))
+    quantize_file(source, quantized, QuantizeOptions(Scheme(nibble_order="high_first")))
     report = inspect_file(quantized)
     listed = {tensor.name: tensor for tensor in report.tensors}
     assert sorted(listed) == sorted(arrays)
@@ -171,7 +172,7 @@ def test_comparing_quantized_and_dequantized_files_agrees(layout, tmp_path):
     }
     source = save(tmp_path / "in.safetensors", arrays)
     quantized, back = tmp_path / "q.safetensors", tmp_path / "back.npz"
-    report = quantize_file(source, quantized, QuantizeOptions(scale_layout=layout))
+    report = quantize_file(source, quantized, QuantizeOptions(Scheme(scale_layout=layout)))
     dequantize_file(quantized, back, "float32")
     coded, plain = compare_files(source, quantized), compare_files(source, back)
     by_name = {tensor.name: tensor for tensor in report.tensors}

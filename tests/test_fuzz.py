@@ -20,6 +20,7 @@ from fp4kit.io.quantize import QuantizeOptions, quantize_file
 from fp4kit.io.read import safetensors as reader
 from fp4kit.io.read.npy import RECORD_MEMBER
 from fp4kit.io.read.open import open_source
+from fp4kit.scheme import Scheme
 from fuzzing import NeverUnpickled, as_text, damage_bytes, damage_values, fuzz
 from tensor_files import file_bytes, random_array, read_one, save
 
@@ -108,7 +109,7 @@ def test_metadata_blocks(times, tmp_path):
         [{}, {"format": "mxfp8"}, {"scale_layout": "swizzled_128x4"}, {"scale_search": "sweep"}]
     ):
         path = tmp_path / f"q{number}.safetensors"
-        quantize_file(source, path, QuantizeOptions(**options))
+        quantize_file(source, path, QuantizeOptions(Scheme(**options)))
         files.append(split(path))
     read = [0]
     path, target = tmp_path / "f.safetensors", tmp_path / "t.npz"

@@ -14,6 +14,7 @@ from fp4kit.io.dequantize import dequantize_file
 from fp4kit.io.quantize import quantize_file
 from fp4kit.io.report import QuantizeOptions
 from fp4kit.io.stream import gpu_pipeline
+from fp4kit.scheme import Scheme
 
 
 def arrays():
@@ -48,7 +49,7 @@ def test_same_bytes(fake_gpu, tmp_path, monkeypatch, resident, format, layout, c
         report = quantize_file(
             source,
             q,
-            QuantizeOptions(format=format, scale_layout=layout, device=device),
+            QuantizeOptions(Scheme(format, scale_layout=layout), device=device),
             lambda *done, calls=calls: calls.append(done),
         )
         assert calls[-1][0] == calls[-1][1]
@@ -76,7 +77,7 @@ def test_same_bytes_of_padded_and_cast_rows(fake_gpu, tmp_path, monkeypatch, for
     for device in ("cpu", "cuda"):
         q, back = tmp_path / f"{device}.safetensors", tmp_path / f"{device}-back.npz"
         options = QuantizeOptions(
-            format=format, scale_layout=layout, device=device, cast="float32", pad=True
+            Scheme(format, scale_layout=layout, pad=True), device=device, cast="float32"
         )
         quantize_file(source, q, options)
         dequantize_file(q, back, "float32", device=device)

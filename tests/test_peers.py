@@ -115,11 +115,12 @@ def test_compressed_tensors_decompresses_the_written_file(kind, recipe, tmp_path
     safetensors = pytest.importorskip("safetensors.torch")
     from fp4kit.io.quantize import quantize_file
     from fp4kit.io.report import QuantizeOptions
+    from fp4kit.scheme import Scheme
 
     x = make_input(kind, "bfloat16")
     safetensors.save_file({"a.weight": to_torch(x)}, tmp_path / "in.safetensors")
     target = tmp_path / "out.safetensors"
-    quantize_file(tmp_path / "in.safetensors", target, QuantizeOptions(recipe=recipe))
+    quantize_file(tmp_path / "in.safetensors", target, QuantizeOptions(Scheme(recipe=recipe)))
     loaded = safetensors.load_file(target)
     state = {name.removeprefix("a."): tensor for name, tensor in loaded.items()}
     assert set(state) == {"weight_packed", "weight_scale", "weight_global_scale"}

@@ -14,6 +14,7 @@ import pytest
 import fp4kit
 from fp4kit.io.quantize import quantize_file
 from fp4kit.io.report import QuantizeOptions
+from fp4kit.scheme import Scheme
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")
@@ -67,9 +68,7 @@ def test_transformers_computes_with_the_written_weights(format_name, tmp_path):
     quantize_file(
         tmp_path / "plain" / "model.safetensors",
         quantized / "model.safetensors",
-        QuantizeOptions(
-            format=format_name, recipe="te", exclude=("lm_head*", "model.embed_tokens*")
-        ),
+        QuantizeOptions(Scheme(format_name), exclude=("lm_head*", "model.embed_tokens*")),
     )
     described = json.loads((tmp_path / "plain" / "config.json").read_text())
     described["quantization_config"] = quantization_config(format_name)

@@ -120,7 +120,8 @@ def test_the_version_says_that_scales_were_searched(source, tmp_path):
 
 @pytest.mark.parametrize("damage", [
     {"scale_search": "guess"},
-    {"error": None},
+    {"search_error": None},
+    {"search_error": "worst"},
     {"error": "worst"},
     {"e4m3_max": 300},
     {"e4m3_max": "256"},
@@ -183,7 +184,7 @@ def test_checkpoints_decode_by_their_own_tensors(
         call("dequantize", target, "-o", back, "--device", "cpu", "--dtype", "float32")
         decoded[name] = safetensors.numpy.load_file(back / "model.safetensors")
     header = content(tmp_path / "searched" / "model.safetensors")[0]["__metadata__"]
-    facts = {"scale_search": search, "error": error, "e4m3_max": e4m3_max}
+    facts = {"scale_search": search, "search_error": error, "e4m3_max": e4m3_max}
     assert json.loads(header["fp4kit_scale_search"]) == facts
     with open_source(model / "model.safetensors") as opened:
         for module in ("model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj"):
@@ -196,3 +197,19 @@ def test_checkpoints_decode_by_their_own_tensors(
             assert errors[1] < 0.95 * errors[0], name
             q = fp4kit.quantize(x, scale_search=search, search_error=error, e4m3_max=e4m3_max)
             np.testing.assert_allclose(decoded["searched"][name], fp4kit.dequantize(q), rtol=1e-6)
+
+
+def test_what_files_called_the_error_before_is_read(source, tmp_path):
+    """Files of version 2 said `error` where a Scheme says `search_error`."""
+    target, old = tmp_path / "q.safetensors", tmp_path / "old.safetensors"
+    call("quantize", source, "-o", target, "--device", "cpu", "--scale-search", "four_over_six",
+         "--search-error", "mae", "--e4m3-max", "256")  # fmt: skip
+    header, data = content(target)
+    metadata = json.loads(header["__metadata__"][METADATA_KEY])
+    metadata["tensors"]["a"]["error"] = metadata["tensors"]["a"].pop("search_error")
+    header["__metadata__"][METADATA_KEY] = json.dumps(metadata)
+    rewritten(old, header, data)
+    assert "four_over_six (mae, 256)" in call("inspect", old)
+    for path in (target, old):
+        dequantize_file(path, tmp_path / f"{path.stem}.npz", "float32")
+    assert (tmp_path / "q.npz").read_bytes() == (tmp_path / "old.npz").read_bytes()

@@ -15,6 +15,7 @@ from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.views.search import decoded_file
 from fp4kit.errors import OptionError
 from fp4kit.io import quantize as files
+from fp4kit.io.metadata import FILE_FIELDS
 from fp4kit.io.report import FileReport, QuantizeOptions
 from fp4kit.io.stream.chunks import Progress
 from fp4kit.io.tensor_names import Patterns
@@ -114,8 +115,9 @@ def quantize_file(
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
     used = "cpu" if dry_run and device == "auto" else resolve_device(device)
     given = {"allow_nothing": False, **given}
-    options = QuantizeOptions(device=used, force=force, **given)
-    out = default_target(path, given["format"]) if target is None else Path(target)
+    wanted = Scheme(**{name: given.pop(name) for name in FILE_FIELDS})
+    options = QuantizeOptions(wanted, device=used, force=force, **given)
+    out = default_target(path, wanted.format) if target is None else Path(target)
     return files.quantize_file(path, None if dry_run else out, options, progress, decode)
 
 

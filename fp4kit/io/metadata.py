@@ -38,6 +38,18 @@ METADATA_KEY = "fp4kit"
 VERSION, SEARCH_VERSION = 1, 2
 #: Values and keys of an entry, without the sizes of its shape.
 _MAX_VALUES = 64
+#: The fields of a Scheme that files store.
+FILE_FIELDS = (
+    "format",
+    "recipe",
+    "scale_rule",
+    "scale_layout",
+    "nibble_order",
+    "pad",
+    "scale_search",
+    "search_error",
+    "e4m3_max",
+)
 #: Thousands of experts have the same shape, and then the same plan.
 shared_plan = lru_cache(4096)(plan_of)
 
@@ -173,7 +185,7 @@ def search_facts(scheme: Scheme) -> dict[str, Any]:
         return {}
     return {
         "scale_search": scheme.scale_search,
-        "error": scheme.search_error,
+        "search_error": scheme.search_error,
         "e4m3_max": scheme.e4m3_max,
     }
 
@@ -182,9 +194,10 @@ def _parse_search(facts: dict[str, Any]) -> dict[str, Any]:
     """The inverse of :func:`search_facts`, as fields of a scheme."""
     if "scale_search" not in facts:
         return {}
-    error = one_of("error", facts["error"], SEARCH_ERRORS)
-    e4m3_max = facts["e4m3_max"]
-    return {"scale_search": facts["scale_search"], "search_error": error, "e4m3_max": e4m3_max}
+    # What files called `error` before Schemes.
+    error = facts["error"] if "error" in facts else facts["search_error"]
+    found = {name: facts[name] for name in ("scale_search", "e4m3_max")}
+    return {**found, "search_error": one_of("search_error", error, SEARCH_ERRORS)}
 
 
 def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:

@@ -6,13 +6,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
-from fp4kit.formats import DTYPES, get_format
-from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, describe, find_quantized, orphan_codes
+from fp4kit.formats import DTYPES
+from fp4kit.io.metadata import (
+    METADATA_KEY,
+    QuantizedEntry,
+    describe,
+    find_quantized,
+    orphan_codes,
+)
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions, refuse_nothing
 from fp4kit.io.quantize_tensors import quantize_tensors
 from fp4kit.io.read.cast import check_cast, with_cast
@@ -24,7 +29,7 @@ from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.tensor_names import Patterns, refuse_adapter
 from fp4kit.io.write.files import check_output, output_suffix
 from fp4kit.io.write.safetensors import SafetensorsWriter
-from fp4kit.plan import Plan, plan_of
+from fp4kit.plan import plan_of
 
 Decode = Callable[[Source], Source]
 
@@ -50,10 +55,6 @@ def _reason_to_keep(tensor: SourceTensor, include: Patterns, exclude: Patterns, 
     return ""
 
 
-def _plan_for(shape: tuple[int, ...], options: QuantizeOptions) -> Plan:
-    return plan_of(shape, options.scheme.parts[0], pad=options.pad)
-
-
 def _refuse_quantized(source: Source) -> None:
     """Refuses a source that holds quantized tensors already: nothing is quantized twice."""
     entries = find_quantized(source)
@@ -75,14 +76,13 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
         FileFormatError: if names would collide, or the source is quantized already.
     """
     include, exclude = Patterns(options.include, "include"), Patterns(options.exclude, "exclude")
-    block = get_format(options.format).block_size
-    _plan_for((1, block), options)
+    block = 1 if options.scheme.pad else options.scheme.spec.block_size
+    part, pad = options.scheme.parts[0], options.scheme.pad
+    plan_of((1, options.scheme.spec.block_size), part)
     _refuse_quantized(source)
     refuse_adapter(source.path, source.tensors)
     for patterns in (include, exclude):
         patterns.check_used(source.tensors, f"{source.path}: ")
-    if options.pad:
-        block = 1
     plans = []
     for tensor in source.tensors.values():
         if not tensor.readable:
@@ -93,7 +93,7 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
             plans.append(TensorPlan(tensor, "keep", reason))
             continue
         shape = tensor.spec.shape
-        entry = QuantizedEntry(tensor.name, shape, tensor.dtype, _plan_for(shape, options))
+        entry = QuantizedEntry(tensor.name, shape, tensor.dtype, plan_of(shape, part, pad=pad))
         plans.append(TensorPlan(tensor, "quantize", entry=entry))
     refuse_collisions(source.path, plans)
     if not options.allow_nothing:
@@ -150,7 +150,7 @@ def quantize_file(
         source=str(source),
         target=None if target is None else str(target),
         tensors=tensors,
-        options=asdict(options),
+        options=options.to_dict(),
         seconds=time.perf_counter() - started,
         warnings=_idle(plans, options)
         + ["no tensor is quantized; all are kept"] * nothing

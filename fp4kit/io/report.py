@@ -14,9 +14,9 @@ from typing import Any
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
-from fp4kit.scheme import Scheme, as_scheme
+from fp4kit.scheme import Scheme
 
-from .metadata import Logical
+from .metadata import FILE_FIELDS, Logical
 
 
 def kind_of(reason: str) -> str:
@@ -45,62 +45,33 @@ SHOWN_REASONS = 8
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """How the tensors of a file are quantized; the fields mirror :func:`fp4kit.quantize`.
+    """How the tensors of a file are quantized.
 
     Attributes:
-        format: `nvfp4`, `mxfp4`, `mxfp8` or `mxfp8_e5m2`.
-        recipe: NVFP4 recipe, None for te.
-        scale_rule: MX scale rule, None for the format's default.
-        scale_layout: order of the block scales in the file.
-        nibble_order: nibble that the even element takes.
-        scale_search: `four_over_six` or `sweep`, None for the recipe's own scales.
-        search_error: what a search compares, None for the mean squared error.
-        e4m3_max: largest block scale of a search, 448 or 256.
+        scheme: what is wanted of each tensor, as far as files store it.
         device: `cpu` or `cuda` (already resolved from `auto`).
         include: name patterns (globs, or `re:` regular expressions); empty means all.
         exclude: name patterns carried through unchanged.
         void_dtype: what 2-byte void data in .npy/.npz files is (`bfloat16`), None to refuse it.
         cast: `float32` to take float64 tensors as if they were stored as that, None to keep them.
-        pad: fill rows up to whole blocks with zeros; the true shape stays in the metadata.
         allow_nothing: go on although no tensor is quantized.
         force: overwrite an existing output.
     """
 
-    format: str = "nvfp4"
-    recipe: str | None = None
-    scale_rule: str | None = None
-    scale_layout: str = "linear"
-    nibble_order: str = "low_first"
-    scale_search: str | None = None
-    search_error: str | None = None
-    e4m3_max: int = 448
+    scheme: Scheme = field(default_factory=Scheme)
     device: str = "cpu"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     void_dtype: str | None = None
     cast: str | None = None
-    pad: bool = False
     allow_nothing: bool = True
     force: bool = False
 
-    @property
-    def scheme(self) -> Scheme:
-        """What is wanted of each tensor.
-
-        Raises:
-            OptionError: for unknown or contradictory fields.
-        """
-        fields = {
-            "recipe": self.recipe,
-            "scale_rule": self.scale_rule,
-            "scale_layout": self.scale_layout,
-            "nibble_order": self.nibble_order,
-            "pad": self.pad,
-            "scale_search": self.scale_search,
-            "search_error": self.search_error,
-            "e4m3_max": self.e4m3_max,
-        }
-        return as_scheme(self.format, fields)
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain data."""
+        scheme = {name: getattr(self.scheme, name) for name in FILE_FIELDS}
+        rest = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**scheme, **{name: value for name, value in rest.items() if name != "scheme"}}
 
 
 @dataclass(frozen=True, slots=True)
