@@ -113,6 +113,16 @@ FP4KIT_OPERATION(add_magnitudes_rn,
 // The larger of two numbers that are no less than +0.0; a NaN is ignored if the other is a number.
 FP4KIT_OPERATION(max_number, "max.f32 %0, %1, %2;",
     (is_nan(a) || (!is_nan(b) && as_bits(a) <= as_bits(b)) ? b : a))
+// The larger of two magnitudes, NaN being larger than all else.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+FP4KIT_OPERATION(max_magnitude,
+    "{.reg .f32 x, y; abs.f32 x, %1; abs.f32 y, %2; max.NaN.f32 %0, x, y;}",
+    (as_float(max_u32(magnitude_bits(a), magnitude_bits(b)))))
+#else
+FP4KIT_HD float max_magnitude(float a, float b) {
+  return as_float(max_u32(magnitude_bits(a), magnitude_bits(b)));
+}
+#endif
 #undef FP4KIT_OPERATION
 
 FP4KIT_HD float fma_rn(float a, float b, float c) {

@@ -15,19 +15,22 @@ constexpr int kTileRows8 = 8;
 constexpr int kTileBytes128 = kTileRows128 * kTileCols;
 constexpr int kTileBytes8 = kTileRows8 * kTileCols;
 
-// Offset of scale (row, col) in a stored matrix of `stored_cols` columns, padding included. The
-// 128x4 tile is 32 rows of 16 bytes: rows r, r + 32, r + 64, r + 96 with four columns each.
+// Place of scale (row, col) of a tile: the 128x4 one is 32 lines of 16 bytes, line r holding rows
+// r, r + 32, r + 64, r + 96 with four columns each.
+FP4KIT_HD constexpr u32 place_in_tile(bool tall, u32 row, u32 col) {
+  if (!tall) return row % kTileRows8 * kTileCols + col % kTileCols;
+  const u32 r = row % kTileRows128;
+  return r % 32 * 16 + r / 32 * kTileCols + col % kTileCols;
+}
+
+// Offset of scale (row, col) in a stored matrix of `stored_cols` columns, padding included.
 FP4KIT_HD i64 scale_offset(int layout, i64 row, i64 col, i64 stored_cols) {
   if (layout == kLayoutLinear) return row * stored_cols + col;
-  const i64 tiles = stored_cols / kTileCols;
-  const u32 tile_col = static_cast<u32>(col) % kTileCols;
-  if (layout == kLayoutSwizzled128x4) {
-    const u32 r = static_cast<u32>(row) % kTileRows128;
-    const i64 tile = (row / kTileRows128) * tiles + col / kTileCols;
-    return tile * kTileBytes128 + (r % 32) * 16 + (r / 32) * kTileCols + tile_col;
-  }
-  const i64 tile = (row / kTileRows8) * tiles + col / kTileCols;
-  return tile * kTileBytes8 + (static_cast<u32>(row) % kTileRows8) * kTileCols + tile_col;
+  const bool tall = layout == kLayoutSwizzled128x4;
+  const i64 tile =
+      (tall ? row / kTileRows128 : row / kTileRows8) * (stored_cols / kTileCols) + col / kTileCols;
+  return tile * (tall ? kTileBytes128 : kTileBytes8) +
+         place_in_tile(tall, static_cast<u32>(row), static_cast<u32>(col));
 }
 
 // The codes and scales of a matrix in one direction, whose rows (or columns) are its vectors.

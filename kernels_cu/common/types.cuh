@@ -85,6 +85,12 @@ struct Conditional<false, A, B> {
   using Type = B;
 };
 
+// A number as a type.
+template <int kNumber>
+struct Number {
+  static constexpr int kValue = kNumber;
+};
+
 template <class A, class B>
 struct SameType {
   static constexpr bool kValue = false;

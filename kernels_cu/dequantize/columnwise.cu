@@ -53,13 +53,6 @@ struct Decoding {
   Range range;
 };
 
-struct VectorCodes {
-  static constexpr bool kVector = true;
-};
-struct SingleCodes {
-  static constexpr bool kVector = false;
-};
-
 template <class T>
 FP4KIT_DEVICE bool is_aligned(const T* address, u64 size) {
   return (reinterpret_cast<u64>(address) & (size - 1)) == 0;
@@ -119,7 +112,7 @@ FP4KIT_DEVICE void dequantize_transposed(const QuantizedView& side,
   const bool inside = b * kGroupSize < rows_left;
   u32 code[kEach][kHalves][2];
   u32 byte[kEach][kHalves];
-  const auto load = [&](auto access) {
+  const auto load = [&](auto vector_codes) {
 #pragma unroll
     for (u32 k = 0; k < kEach; ++k) {
 #pragma unroll
@@ -127,17 +120,18 @@ FP4KIT_DEVICE void dequantize_transposed(const QuantizedView& side,
         const u32 v = (first_w + k * (kThreads / kDown)) * kHalves + half;
         code[k][half][0] = code[k][half][1] = byte[k][half] = 0;
         if (inside && v < cols_left) {
-          load_codes<decltype(access)::kVector, kBytes>(
+          load_codes<decltype(vector_codes)::kValue != 0, kBytes>(
               codes_of_tile + v * pitch + b * kBytes, code[k][half]);
           byte[k][half] = scales.load(v, b / Format::kGroups);
         }
       }
     }
   };
+  // Apart from each other, so that no load waits for another.
   if (is_aligned(codes_of_tile, kBytes)) {
-    load(VectorCodes{});
+    load(Number<1>());
   } else {
-    load(SingleCodes{});
+    load(Number<0>());
   }
   if constexpr (kTable) {
     if (threadIdx.x < kEntries) {

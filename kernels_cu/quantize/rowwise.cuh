@@ -86,14 +86,10 @@ FP4KIT_DEVICE i64 rowwise_scale_offset(u32 block, const RowShape& shape) {
   } else {
     const u32 row = shape.row_of(block);
     const u32 col = block - row * shape.blocks;
-    constexpr u32 kRows = kLayout == kLayoutSwizzled128x4 ? kTileRows128 : kTileRows8;
-    const i64 tile = static_cast<i64>(row / kRows) * shape.tiles + col / kTileCols;
-    const u32 r = row % kRows;
-    if constexpr (kLayout == kLayoutSwizzled128x4) {
-      return tile * kTileBytes128 + (r % 32) * 16 + (r / 32) * kTileCols + col % kTileCols;
-    } else {
-      return tile * kTileBytes8 + r * kTileCols + col % kTileCols;
-    }
+    constexpr bool kTall = kLayout == kLayoutSwizzled128x4;
+    const i64 tile =
+        static_cast<i64>(row / (kTall ? kTileRows128 : kTileRows8)) * shape.tiles + col / kTileCols;
+    return tile * (kTall ? kTileBytes128 : kTileBytes8) + place_in_tile(kTall, row, col);
   }
 }
 

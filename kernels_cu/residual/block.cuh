@@ -35,24 +35,6 @@ struct ResidualFactors {
   FP4KIT_HD float operator()(u32 byte) const { return factor[byte]; }
 };
 
-// The larger of two magnitudes, NaN being larger than all else.
-FP4KIT_HD float max_magnitude(float a, float b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  float result;
-  asm("{\n"
-      ".reg .f32 first, second;\n"
-      "abs.f32 first, %1;\n"
-      "abs.f32 second, %2;\n"
-      "max.NaN.f32 %0, first, second;\n"
-      "}"
-      : "=f"(result)
-      : "f"(a), "f"(b));
-  return result;
-#else
-  return as_float(max_u32(magnitude_bits(a), magnitude_bits(b)));
-#endif
-}
-
 // The largest magnitude of a block, NaN if there is one.
 FP4KIT_HD float amax_or_nan(const float (&y)[kGroupSize]) {
   float part[4];

@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(kThreads, FP4KIT_RESIDUAL_DEQUANTIZE_STAGED)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = 4 * h + i;  // of two neighbouring channels
-          u32& low = word_at(word, low_place(kept[i], base));
-          u32& high = word_at(word, high_place(kept[i], base));
+          u32& low = word_at(word, place_in<false>(kept[i], base));
+          u32& high = word_at(word, place_in<true>(kept[i], base));
           if constexpr (kRows == 1) {
             low = decoded[0].word[2 * at];
             high = decoded[0].word[2 * at + 1];

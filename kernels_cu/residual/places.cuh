@@ -98,23 +98,16 @@ FP4KIT_HD u32 index_place(u32 block, u32 i, u32 main_blocks) {
 }
 
 // Two places are kept in a word; each as an offset in bytes, added to `base`, by one instruction.
-FP4KIT_HD u32 low_place(u32 kept, u32 base) {
+template <bool kHigh>
+FP4KIT_HD u32 place_in(u32 kept, u32 base) {
 #ifdef __CUDA_ARCH__
   u32 result;
-  asm("dp2a.lo.u32.u32 %0, %1, 4, %2;" : "=r"(result) : "r"(kept), "r"(base));
+  asm("dp2a.lo.u32.u32 %0, %1, %3, %2;"
+      : "=r"(result)
+      : "r"(kept), "r"(base), "n"(kHigh ? 1024 : 4));
   return result;
 #else
-  return base + (kept & 0xFFFFu) * 4;
-#endif
-}
-
-FP4KIT_HD u32 high_place(u32 kept, u32 base) {
-#ifdef __CUDA_ARCH__
-  u32 result;
-  asm("dp2a.lo.u32.u32 %0, %1, 1024, %2;" : "=r"(result) : "r"(kept), "r"(base));
-  return result;
-#else
-  return base + (kept >> 16) * 4;
+  return base + (kHigh ? kept >> 16 : kept & 0xFFFFu) * 4;
 #endif
 }
 

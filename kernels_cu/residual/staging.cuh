@@ -14,6 +14,11 @@ namespace fp4kit {
 // often.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 constexpr bool kCountsArrivals = true;
+#if __CUDA_ARCH__ >= 900
+#define FP4KIT_WAIT "try_wait"  // gives way for a while
+#else
+#define FP4KIT_WAIT "test_wait"
+#endif
 #else
 constexpr bool kCountsArrivals = false;
 #endif
@@ -44,13 +49,7 @@ struct SplitBarrier {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      asm volatile(
-          "{\n"
-          ".reg .b64 token;\n"
-          "mbarrier.arrive.shared.b64 token, [%0];\n"
-          "}"
-          :
-          : "r"(address())
+      asm volatile("{.reg .b64 token; mbarrier.arrive.shared.b64 token, [%0];}" ::"r"(address())
           : "memory");
     }
 #endif
@@ -62,27 +61,11 @@ struct SplitBarrier {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     u32 over;
     do {
-#if __CUDA_ARCH__ >= 900
-      asm volatile(
-          "{\n"
-          ".reg .pred over;\n"
-          "mbarrier.try_wait.parity.shared.b64 over, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, over;\n"
-          "}"
+      asm volatile("{.reg .pred over; mbarrier." FP4KIT_WAIT
+                   ".parity.shared.b64 over, [%1], %2; selp.u32 %0, 1, 0, over;}"
           : "=r"(over)
           : "r"(address()), "r"(parity)
           : "memory");
-#else
-      asm volatile(
-          "{\n"
-          ".reg .pred over;\n"
-          "mbarrier.test_wait.parity.shared.b64 over, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, over;\n"
-          "}"
-          : "=r"(over)
-          : "r"(address()), "r"(parity)
-          : "memory");
-#endif
     } while (over == 0);
 #else
     static_cast<void>(parity);
@@ -142,8 +125,8 @@ struct Staged {
     u32 places[kChannels];
 #pragma unroll
     for (u32 i = 0; i < kChannels / 2; ++i) {
-      places[2 * i] = low_place(kept[i], base);
-      places[2 * i + 1] = high_place(kept[i], base);
+      places[2 * i] = place_in<false>(kept[i], base);
+      places[2 * i + 1] = place_in<true>(kept[i], base);
     }
 #pragma unroll
     for (u32 set = 0; set < kTogether; ++set) {

@@ -112,11 +112,6 @@ struct Values {
 // How large scaled elements may be: anything, below 9 (e2m1_magic), or at most 4.5.
 constexpr int kReachAny = 0, kReachNine = 1, kReachFour = 2;
 
-template <int kValueOf>
-struct Number {
-  static constexpr int kValue = kValueOf;
-};
-
 template <int kReach>
 FP4KIT_HD u32 magic_within(float y) {
   return kReach == kReachFour ? e2m1_magic_to_four(y) : e2m1_magic<kReach == kReachAny>(y);

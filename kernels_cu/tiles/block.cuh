@@ -127,11 +127,10 @@ struct ScalePlace {
     if constexpr (kLayout == kLayoutLinear) {
       return base + v * stride + b;
     } else if constexpr (kLayout == kLayoutSwizzled128x4) {
-      return base +
-             (c / kTileCols * kTileBytes128 + r % 32 * 16 + r / 32 * kTileCols + c % kTileCols);
+      return base + (c / kTileCols * kTileBytes128 + place_in_tile(true, r, c));
     } else {
       return base + r / kTileRows8 * stride +
-             (c / kTileCols * kTileBytes8 + r % kTileRows8 * kTileCols + c % kTileCols);
+             (c / kTileCols * kTileBytes8 + place_in_tile(false, r, c));
     }
   }
 
