@@ -18,8 +18,9 @@ import pytest
 import checkpoints as c
 import fp4kit
 from command_line import succeed
-from file_kinds import LAYOUTS
+from file_kinds import KINDS, LAYOUTS
 from fp4kit import Scheme
+from fuzzing import as_text, damage_bytes, damage_values, fuzz
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 X = np.random.default_rng(0).standard_normal((32, 64), np.float32)
@@ -172,6 +173,30 @@ def test_one_tensor_at_a_time(tmp_path):
             assert tracemalloc.get_traced_memory()[1] < 2.2 * array.nbytes
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "kind", ["safetensors of every type", "own search", "comfy file", "fp8 file"]
+)
+def test_damage_of_any_kind_is_one_line(tmp_path, kind):
+    """Whatever a file says, it is read, or refused in one line, in bounded time and memory."""
+    content = KINDS[kind](tmp_path).read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header, path, read = json.loads(content[8:size]), tmp_path / "damaged.safetensors", [0]
+
+    def case(rng):
+        text = as_text(rng, damage_values(rng, header, rng.choice([0, 1, 1, 2, 4])))
+        text = damage_bytes(rng, text, rng.choice([0, 0, 0, 1, 3]))
+        data = damage_bytes(rng, content[size:], rng.choice([0, 0, 1, 2]))
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        decode, raw = rng.choice([None, "float32"]), rng.random() < 0.1
+        with fp4kit.open(path, decode=decode, raw=raw) as file:
+            for name in file:
+                assert tuple(file[name].shape) == file.info(name).shape
+        read[0] += 1
+
+    fuzz(f"open {kind}", 100, case)
+    assert read[0] > 5
 
 
 # ------------------------------------------------------------------------------------------------
