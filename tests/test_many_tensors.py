@@ -14,7 +14,7 @@ from fp4kit.checkpoint.layouts.ignore_list import IgnoreList
 from fp4kit.checkpoint.operations import plan_quantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.plan import checkpoint_plan as plan
-from fp4kit.checkpoint.plan.quantize import plan_checkpoint
+from fp4kit.checkpoint.plan.quantize import plan_quantize
 from fp4kit.checkpoint.read import directory
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.verify.structure import structure_faults
@@ -60,7 +60,7 @@ def test_memory_of_a_plan(tmp_path):
     tracemalloc.start()
     try:
         with Checkpoint(source) as checkpoint:
-            planned = plan_checkpoint(checkpoint, CheckpointOptions())
+            planned = plan_quantize(checkpoint, CheckpointOptions())
             assert len(planned.works) == 6000
             _, peak = tracemalloc.get_traced_memory()
     finally:

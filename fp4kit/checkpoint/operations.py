@@ -18,12 +18,12 @@ from .options import CheckpointOptions, CommonOptions, ConvertOptions, Dequantiz
 from .plan.checkpoint_plan import CheckpointPlan
 from .plan.convert import plan_convert
 from .plan.dequantize import plan_dequantize
-from .plan.quantize import plan_checkpoint
+from .plan.quantize import plan_quantize
 from .read.components import denoisers, is_pipeline, quantized_components
 from .read.directory import Checkpoint
 from .report import CheckpointReport, make_report
 from .write.output import carry_out
-from .write.pipeline import Pipeline
+from .write.pipeline import DiffusersPipeline
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,7 +60,7 @@ class RunOptions(TypedDict, total=False):
     progress: Progress | None
 
 
-QUANTIZE = Operation(plan_checkpoint, denoisers)
+QUANTIZE = Operation(plan_quantize, denoisers)
 DEQUANTIZE = Operation(plan_dequantize, quantized_components)
 CONVERT = Operation(plan_convert, quantized_components)
 
@@ -73,7 +73,7 @@ def _open(source: Path, options: CommonOptions) -> Checkpoint:
 def _plan(operation: Operation[Asked], source: Path, options: Asked) -> CheckpointReport:
     """What an operation would do to a checkpoint, or to components of a pipeline."""
     if is_pipeline(source):
-        pipeline = Pipeline(source, operation.components(source), options.follow_links)
+        pipeline = DiffusersPipeline(source, operation.components(source), options.follow_links)
         return pipeline.plan(lambda path: _plan(operation, path, options))
     started = time.perf_counter()
     with _open(source, options) as checkpoint:
@@ -91,7 +91,7 @@ def _run(
             again: RunOptions = {**run, "resume": resume, "force": force}
             return _run(operation, source / name, target / name, options, again)
 
-        pipeline = Pipeline(source, operation.components(source), options.follow_links)
+        pipeline = DiffusersPipeline(source, operation.components(source), options.follow_links)
         planned = pipeline.plan(lambda path: _plan(operation, path, options))
         flags = run.get("resume", False), run.get("force", False)
         return pipeline.carry_out(target, planned, convert, *flags)

@@ -11,7 +11,7 @@ from fp4kit.checkpoint.layouts.base import WEIGHT
 from fp4kit.checkpoint.models.fusion import groups
 from fp4kit.checkpoint.plan.checkpoint_plan import (
     CheckpointPlan,
-    Unit,
+    WorkUnit,
     check_source,
     pack,
 )
@@ -121,13 +121,13 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
         held = entries.get(name)
         if held is None:
             works[name] = TensorPlan(given.tensors[name], "keep", "not quantized")
-            units.append(Unit([works[name]]))
+            units.append(WorkUnit([works[name]]))
             continue
         entry = _entry(layout, held)
         spec = TensorSpec(name, DTYPE_CODES[held.dtype], held.shape)
         logical = SourceTensor(spec, held.dtype, held.stored)
         works[name] = TensorPlan(logical, "transfer", "codes and scales taken over", entry=entry)
-        units.append(Unit([works[name]], codes=[EntryCodes(given, held)]))
+        units.append(WorkUnit([works[name]], codes=[EntryCodes(given, held)]))
     if len(formats) > 1:
         raise OptionError(
             f"{given.path}: holds {' and '.join(formats)}, and layout {layout.name} names one "

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.plan.quantize import plan_checkpoint
+from fp4kit.checkpoint.plan.quantize import plan_quantize
 from fp4kit.checkpoint.plan.rules import Rules
 from fp4kit.checkpoint.read.directory import Checkpoint
 
@@ -123,7 +123,7 @@ def ignored(source: Path, compressed_tensors: list[str]) -> IgnoreLists:
     """
     options = CheckpointOptions(layout="modelopt")
     with Checkpoint(source) as checkpoint:
-        plan = plan_checkpoint(checkpoint, options)
+        plan = plan_quantize(checkpoint, options)
         described = plan.layout.hf_quant_config(plan.summary) if plan.layout else None
     assert described is not None
     return IgnoreLists(compressed_tensors, described["quantization"]["exclude_modules"])

@@ -44,7 +44,7 @@ FILE_TENSORS = 150_000
 
 
 @dataclass(eq=False, slots=True)
-class Unit:
+class WorkUnit:
     """Tensors that are converted together, because an engine fuses them: one shared scale.
 
     Attributes:
@@ -68,7 +68,7 @@ class Shard:
     """One file of the output."""
 
     name: str
-    units: list[Unit]
+    units: list[WorkUnit]
 
     @property
     def works(self) -> list[TensorPlan]:
@@ -170,7 +170,7 @@ def check_source(checkpoint: Checkpoint, layout: Layout) -> None:
         )
 
 
-def in_stored_order(source: LogicalSource, units: dict[str, Unit]) -> list[Unit]:
+def in_stored_order(source: LogicalSource, units: dict[str, WorkUnit]) -> list[WorkUnit]:
     """Units of single tensors, by logical name, as the checkpoint stores them."""
     owners: dict[str, list[str]] = {}
     for name, unit in units.items():
@@ -187,7 +187,7 @@ def shard_names(base: str, count: int) -> list[str]:
     return [f"{base}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def pack(units: Iterable[Unit], checkpoint: Checkpoint, limit: int) -> list[Shard]:
+def pack(units: Iterable[WorkUnit], checkpoint: Checkpoint, limit: int) -> list[Shard]:
     """Cuts units into files.
 
     Args:
@@ -197,7 +197,7 @@ def pack(units: Iterable[Unit], checkpoint: Checkpoint, limit: int) -> list[Shar
             tensors, files are smaller, so that neither their headers nor notes about them take
             much memory.
     """
-    bins: list[list[Unit]] = [[]]
+    bins: list[list[WorkUnit]] = [[]]
     filled = header = count = 0
     for unit in units:
         specs = [spec for work in unit.works for spec in work.outputs]

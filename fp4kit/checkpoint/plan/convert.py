@@ -32,7 +32,7 @@ from fp4kit.io.read.source import SourceTensor
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import as_scheme
 
-from .checkpoint_plan import CheckpointPlan, Unit, check_source, in_stored_order, pack
+from .checkpoint_plan import CheckpointPlan, WorkUnit, check_source, in_stored_order, pack
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import state_decoded_dtype
 from .quantize import embedding_modules
@@ -209,18 +209,18 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     source = opened.source
     change = SecondLevelChange(checkpoint, quantized.layout, layout)
     codes = opened.codes
-    units: dict[str, Unit] = {}
+    units: dict[str, WorkUnit] = {}
     works: dict[str, TensorPlan] = {}
     for name, tensor in source.tensors.items():
         works[name] = TensorPlan(tensor, "keep", tensor.note or "not quantized")
-        units[name] = Unit([works[name]])
+        units[name] = WorkUnit([works[name]])
     for name, entry in quantized.entries.items():
         made = _converted(layout, entry, quantized, change)
         logical = SourceTensor(
             TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.stored
         )
         works[name] = TensorPlan(logical, "transfer", entry=made, origin=entry)
-        units[name] = Unit([works[name]], codes=[codes[name]])
+        units[name] = WorkUnit([works[name]], codes=[codes[name]])
     refuse_collisions(checkpoint.path, works.values())
     formats = [entry.plan.format.name for entry in quantized.entries.values()]
     plan = CheckpointPlan(

@@ -19,7 +19,7 @@ from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.quantize_plan import TensorPlan
 from fp4kit.io.read.source import SourceTensor
 
-from .checkpoint_plan import CheckpointPlan, Unit, in_stored_order, pack
+from .checkpoint_plan import CheckpointPlan, WorkUnit, in_stored_order, pack
 from .expert_restore import WAY_OUT, find_fused
 from .model_dtype import stating
 
@@ -83,21 +83,21 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
     shapes |= {name: entry.shape for name, entry in opened.entries.items()}
     found = find_fused(checkpoint, shapes, options.experts_layout)
     source = _join_experts(opened, found.fused, options.dtype)
-    joined = {each.name: each for each in found.fused}
+    joined = {each.name for each in found.fused}
     parts = {part.name for each in found.fused for part in each.parts()}
-    units: dict[str, Unit] = {}
+    units: dict[str, WorkUnit] = {}
     for name, tensor in list(source.tensors.items()):
         plain, reason = tensor, tensor.note or "not quantized"
         action = "dequantize" if name in joined and source.is_decoded(name) else "keep"
         if source.is_decoded(name) and name not in joined and options.dtype != tensor.dtype:
             plain = source.cast(name, options.dtype)
-        units[name] = Unit([TensorPlan(plain, action, reason)])
+        units[name] = WorkUnit([TensorPlan(plain, action, reason)])
     for name, entry in opened.entries.items():
         if name in parts:
             continue
         spec = TensorSpec(name, DTYPE_CODES[options.dtype], entry.shape)
         plain = SourceTensor(spec, options.dtype, entry.stored)
-        units[name] = Unit([TensorPlan(plain, "dequantize", origin=entry)])
+        units[name] = WorkUnit([TensorPlan(plain, "dequantize", origin=entry)])
     return CheckpointPlan(
         source=source,
         options=options,

@@ -22,7 +22,7 @@ from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_collisions, 
 from fp4kit.io.read.source import SourceTensor
 from fp4kit.io.tensor_names import unknown_beside
 
-from .checkpoint_plan import CheckpointPlan, Unit, check_source, pack
+from .checkpoint_plan import CheckpointPlan, WorkUnit, check_source, pack
 from .expert_restore import note
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import model_dtype, state_decoded_dtype
@@ -84,22 +84,22 @@ def _units(
     codes: dict[str, Codes],
     works: dict[str, TensorPlan],
     fused: dict[str, list[str]],
-) -> list[Unit]:
+) -> list[WorkUnit]:
     """Works in output order; the members of a group stand where the first of them does."""
     group_of = {name: key for key, names in fused.items() for name in names}
-    units: list[Unit] = []
+    units: list[WorkUnit] = []
     done: set[str] = set()
     for name in source.tensors:
         key = group_of.get(name, "")
         if works[name].entry is None or not key:
-            units.append(Unit([works[name]], codes=_codes(codes, [works[name]])))
+            units.append(WorkUnit([works[name]], codes=_codes(codes, [works[name]])))
         elif key not in done:
             done.add(key)
             members = [works[member] for member in fused[key]]
             shared = SecondLevel()
             for member in members:
                 member.second = shared
-            units.append(Unit(members, key, _codes(codes, members)))
+            units.append(WorkUnit(members, key, _codes(codes, members)))
     return units
 
 
@@ -217,7 +217,7 @@ def _reader_warnings(plan: CheckpointPlan) -> list[str]:
     return state_decoded_dtype(plan)
 
 
-def plan_checkpoint(checkpoint: Checkpoint, options: CheckpointOptions) -> CheckpointPlan:
+def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> CheckpointPlan:
     """Decides about every tensor of a checkpoint; no data is read.
 
     Args:

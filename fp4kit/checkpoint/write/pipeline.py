@@ -21,7 +21,7 @@ from fp4kit.checkpoint.report import CheckpointReport
 from .output import check_place, check_space, check_start, copy_file
 
 
-class Pipeline:
+class DiffusersPipeline:
     """A pipeline of which some components are converted and everything else is copied."""
 
     def __init__(self, path: Path, components: Iterable[str], follow_links: bool) -> None:

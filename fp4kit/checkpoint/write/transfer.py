@@ -19,7 +19,7 @@ import numpy as np
 from fp4kit import arrays
 from fp4kit.api.backends import get_backend
 from fp4kit.checkpoint.layouts import Layout
-from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, Unit
+from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, WorkUnit
 from fp4kit.checkpoint.views.base import Bytes
 from fp4kit.checkpoint.views.codes import Codes, Mxfp4Codes, swap_nibbles
 from fp4kit.formats import MXFP4, get_recipe
@@ -57,7 +57,7 @@ class Transfer:
         return np.dtype(arrays.RAW_DTYPES[self.entry.dtype]).itemsize
 
 
-def transfers_of(plan: CheckpointPlan, unit: Unit) -> list[Transfer]:
+def transfers_of(plan: CheckpointPlan, unit: WorkUnit) -> list[Transfer]:
     """The transfers of a unit: empty if its members are no codes, or must be requantized."""
     if not unit.codes:
         return []
@@ -68,7 +68,7 @@ def transfers_of(plan: CheckpointPlan, unit: Unit) -> list[Transfer]:
     return take_over(plan.layout, unit)
 
 
-def take_over(layout: Layout, unit: Unit) -> list[Transfer]:
+def take_over(layout: Layout, unit: WorkUnit) -> list[Transfer]:
     """The transfers of MXFP4 weights, empty if values would change.
 
     Each work of the unit learns what becomes of it.
