@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fp4kit import layout
+from fp4kit.backend.jobs import Job
 from fp4kit.cuda import launch as cuda_launch
 from fp4kit.cuda.compile import kernel_directory, options
 from fp4kit.formats import (
@@ -252,7 +253,8 @@ def check_blocks(library, dtype, plan, x, second):
     byte, factor, codes, first, last, decoded = run_blocks(library, dtype, plan, x, second)
     packed = np.empty(plan.packed_shape, np.uint8)
     block_scale = np.empty(plan.scale_shape, np.uint8)
-    reference.quantize(plan, x, dtype, second, packed, block_scale)
+    job = Job(plan, x, dtype, second, packed, block_scale)
+    reference.quantize(job)
     np.testing.assert_array_equal(byte, block_scale[:, 0])
     with scaling.quiet():
         if plan.recipe is None:
@@ -267,7 +269,7 @@ def check_blocks(library, dtype, plan, x, second):
                 assert_same_floats(got, np.ascontiguousarray(side[:, 0]))
     np.testing.assert_array_equal(codes, packed)
     raw = np.empty_like(x)
-    reference.dequantize(plan, packed, block_scale, second, raw, dtype)
+    reference.dequantize(job, raw, dtype)
     assert_same_floats(decoded, codecs.to_float32(raw, dtype))
 
 
@@ -346,7 +348,8 @@ def test_any_codes_under_any_scale_byte(library, dtype, name, recipe, has_second
     assert error == 0
     raw = got.copy() if dtype == "bfloat16" else got.copy().view(dtype)
     values = second if has_second else None
-    ReferenceBackend().dequantize(plan, packed, byte[:, None], values, raw, dtype)
+    job = Job(plan, None, dtype, values, packed, byte[:, None])
+    ReferenceBackend().dequantize(job, raw, dtype)
     wanted = raw.view(bits).copy()
     canonical = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}[dtype]
     wanted[np.isnan(codecs.to_float32(raw, dtype))] = canonical
