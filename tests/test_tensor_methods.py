@@ -63,6 +63,7 @@ def test_facts(q, group, residual):
     # An empty member has a second-level value, too.
     assert (group.device, group.nbytes) == ("cpu", 48 * 16 + 48 * 2 + 3 * 4)
     assert (residual.shape, residual.size, len(residual)) == ((4, 64), 256, 4)
+    assert (residual.format, group.format) == ("nvfp4", "nvfp4")
     assert residual.nbytes == 4 * 40 + 128 * 8 + 4
     assert residual.bits_per_element == 8 * residual.nbytes / 256
 

@@ -70,11 +70,16 @@ class ResidualTensor(StoredTensor):
     source_dtype: str = "float32"
     rounds: bool = False
 
+    @property
+    def format(self) -> str:
+        """Name of the format."""
+        return NVFP4.name
+
     def _named(self) -> list[str]:
         names = ("residual_channels", "mode", "layout", "scale_layout", "nibble_order")
         fields = self.__dataclass_fields__
         shown = (name for name in names if getattr(self, name) != fields[name].default)
-        return ["'nvfp4'", *(f"{name}={getattr(self, name)!r}" for name in shown)]
+        return [repr(self.format), *(f"{name}={getattr(self, name)!r}" for name in shown)]
 
     def __len__(self) -> int:
         return self.shape[0]

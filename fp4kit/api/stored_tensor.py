@@ -16,7 +16,7 @@ from fp4kit.arrays.devices import device_name, framework_and_device, move, place
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.index_arrays import ingest_integers
 from fp4kit.errors import DtypeError, OptionError
-from fp4kit.formats import DTYPES
+from fp4kit.formats import DTYPES, get_format
 
 Self = TypeVar("Self", bound="StoredTensor")
 _BYTES = ("packed", "block_scale")
@@ -46,6 +46,11 @@ class StoredTensor:
     packed: Any
     shape: tuple[int, ...]
 
+    @property
+    def format(self) -> str:
+        """Name of the format."""
+        raise NotImplementedError
+
     def dequantize(self, dtype: Any = "float32", *, backend: str | None = None) -> Any:
         """The decoded values; each class says how."""
         raise NotImplementedError
@@ -63,10 +68,10 @@ class StoredTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, block scales and second-level scale together."""
-        held = {name: value for name, value in self._arrays().items() if name != "order"}
+        sizes = {"packed": 1, "block_scale": get_format(self.format).scales.bytes, "order": 0}
         return sum(
-            prod(getattr(value, "shape", ())) * (1 if name in _BYTES else 4)
-            for name, value in held.items()
+            prod(getattr(value, "shape", ())) * sizes.get(name, 4)
+            for name, value in self._arrays().items()
         )
 
     @property
