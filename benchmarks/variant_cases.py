@@ -20,7 +20,7 @@ from fp4kit import arrays, bench
 from fp4kit.api.backends import get_backend
 from fp4kit.api.buffers import decoding_arrays
 from fp4kit.backend.jobs import Job
-from fp4kit.formats import ALL_FORMATS
+from fp4kit.formats import BLOCK_FORMATS
 
 DTYPE = "bfloat16"
 ITEM = 2
@@ -44,7 +44,7 @@ Builder = Callable[[], bench.Case]
 
 def encoded_bytes(elements: int, format: str = "nvfp4") -> int:
     """Codes and linear scales of so many elements."""
-    spec = ALL_FORMATS[format]
+    spec = BLOCK_FORMATS[format]
     return elements * spec.element.bits // 8 + elements // spec.block_size
 
 
@@ -117,7 +117,7 @@ def quantize_case(
     x = inputs.x if x is None else x
     options = {"nonfinite": "propagate", **options}
     out = fp4kit.quantize(x, **options)
-    if not measured and ALL_FORMATS[options.get("format", "nvfp4")].has_second_level:
+    if not measured and BLOCK_FORMATS[options.get("format", "nvfp4")].has_second_level:
         options["amax"] = given_amax(out)
         if options.get("second_level") == "row_scaled":  # what an amax for each row says as well
             del options["second_level"]

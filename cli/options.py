@@ -21,6 +21,8 @@ from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
     DTYPES,
+    GRANULARITIES,
+    GRID_RECIPES,
     NIBBLE_ORDERS,
     SCALE_LAYOUTS,
     SCALE_RULES,
@@ -46,6 +48,7 @@ class Given:
     format: Any = "nvfp4"
     recipe: str | None = None
     scale_rule: str | None = None
+    granularity: str | None = None
     scale_layout: str = "linear"
     nibble_order: str = "low_first"
     scale_search: str | None = None
@@ -150,8 +153,15 @@ OPTIONS: dict[str, Decorator] = {
     ),
     "recipe": click.option(
         "--recipe",
-        type=click.Choice(list(ALL_RECIPES)),
-        help="nvfp4 only: whose order of operations to follow, byte for byte.  [default: te]",
+        type=click.Choice(list({**ALL_RECIPES, **GRID_RECIPES})),
+        help="nvfp4: whose order of operations to follow, byte for byte.  [default: te] fp8: "
+        f"likewise, of {', '.join(GRID_RECIPES)}; by default it follows from --granularity.",
+    ),
+    "granularity": click.option(
+        "--granularity",
+        type=click.Choice(GRANULARITIES),
+        help="fp8 only: what shares a float32 scale: the tensor, each row, or blocks of 128 x 128."
+        "  [default: tensor, or what --recipe or --layout has]",
     ),
     "scale_rule": click.option(
         "--scale-rule",

@@ -53,7 +53,7 @@ CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS)
     output(
         "File to write, .safetensors, or directory to create.  [default: IN with -<format> added]"
     ),
-    *("format", "recipe", "scale_rule", "scale_layout", "nibble_order"),
+    *("format", "recipe", "granularity", "scale_rule", "scale_layout", "nibble_order"),
     *("scale_search", "search_error", "e4m3_max", "device", "threads", "include", "exclude"),
     layout(
         "Model directories: for which engines to store the result. comfy also takes a single "
@@ -112,9 +112,11 @@ def command(given: Given) -> None:
 
 def _check_format(given: Given) -> None:
     """Refuses flags of the other kind of format, in the terms of the command line."""
-    flag, other = "recipe", "scale_rule"
-    if ALL_FORMATS[given.format].has_second_level:
+    flag, other, spec = "recipe", "scale_rule", ALL_FORMATS[given.format]
+    if spec.has_second_level or spec.has_scale_grid:
         flag, other = other, flag
+    if not spec.has_scale_grid:
+        refuse(("granularity",), f"for fp8, not {given.format}")
     refuse((flag,), f"not for {given.format}; choose a {flag_of(other)} instead")
 
 

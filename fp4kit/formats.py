@@ -111,6 +111,46 @@ SCALE_TYPES = {
         ScaleType("float32", "float32", 4),
     )
 }
+GRANULARITIES = ("tensor", "channel", "block")
+#: Rows and columns that share a scale under granularity `block`.
+GRID_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class GridRecipe:
+    """How one project scales a matrix by float32 numbers: facts, no arithmetic.
+
+    The order of operations stands in :mod:`fp4kit.reference.grid`.
+
+    Attributes:
+        name: public name.
+        granularities: what its scales span, the default first.
+        rounds_scale: the scale is computed in the type of the input.
+        rounds_quotient: x / scale is rounded to the type of the input before it is encoded.
+        zero_is_epsilon: zeros have the epsilon of the type of the input as their scale, else 1.
+    """
+
+    name: str
+    granularities: tuple[str, ...]
+    rounds_scale: bool = False
+    rounds_quotient: bool = False
+    zero_is_epsilon: bool = False
+
+
+GRID_RECIPES = {
+    one.name: one
+    for one in (
+        GridRecipe("modelopt", ("tensor",), rounds_quotient=True),
+        GridRecipe(
+            "compressed-tensors",
+            ("channel", "tensor", "block"),
+            rounds_scale=True,
+            rounds_quotient=True,
+            zero_is_epsilon=True,
+        ),
+        GridRecipe("deepseek", ("block",)),
+    )
+}
 #: Codes in a byte, by the bits of an element: every packing that the backends know.
 CODES_PER_BYTE = {4: 2, 8: 1}
 
@@ -123,7 +163,7 @@ class FormatSpec:
         name: public name.
         element: element type.
         block_size: elements of a vector that share one block scale; vectors are stored as whole
-            blocks.
+            blocks. 1 where a granularity says what shares a scale.
         scale_type: name of one of `SCALE_TYPES`.
         has_second_level: whether one binary32 scale per tensor exists as well.
         default_scale_rule: MX rule used when none is named, None where a recipe decides.
@@ -174,6 +214,11 @@ class FormatSpec:
         return self.packs_nibbles
 
     @property
+    def has_scale_grid(self) -> bool:
+        """Whether scales are numbers, for a tensor, a channel or a block of rows and columns."""
+        return self.scale_type == "float32"
+
+    @property
     def scales(self) -> ScaleType:
         """What block scales are stored as."""
         return SCALE_TYPES[self.scale_type]
@@ -200,7 +245,11 @@ NVFP4 = FormatSpec("nvfp4", E2M1, 16, "e4m3", True, None, ROUNDINGS, can_rotate=
 MXFP4 = FormatSpec("mxfp4", E2M1, 32, "e8m0", False, "even", ROUNDINGS, can_rotate=True)
 MXFP8 = FormatSpec("mxfp8", E4M3, 32, "e8m0", False, "rceil")
 MXFP8_E5M2 = FormatSpec("mxfp8_e5m2", E5M2, 32, "e8m0", False, "rceil")
-ALL_FORMATS = {spec.name: spec for spec in (NVFP4, MXFP4, MXFP8, MXFP8_E5M2)}
+FP8 = FormatSpec("fp8", E4M3, 1, "float32", False, None)
+FP8_E5M2 = FormatSpec("fp8_e5m2", E5M2, 1, "float32", False, None)
+ALL_FORMATS = {spec.name: spec for spec in (NVFP4, MXFP4, MXFP8, MXFP8_E5M2, FP8, FP8_E5M2)}
+#: Those whose vectors have a scale for each block.
+BLOCK_FORMATS = {name: spec for name, spec in ALL_FORMATS.items() if not spec.has_scale_grid}
 
 SCALE_RULES = ("floor", "ceil", "even", "rceil")
 SCALE_LAYOUTS = ("linear", "swizzled_128x4", "swizzled_8x4")
@@ -296,6 +345,7 @@ def cuda_defines() -> list[str]:
     facts: dict[str, object] = {
         "FP4KIT_E8M0_BIAS": E8M0_BIAS,
         "FP4KIT_E8M0_NAN": E8M0_NAN,
+        "FP4KIT_GRID_BLOCK": GRID_BLOCK,
         "FP4KIT_SECOND_LEVEL_RANGE": f"{float(SECOND_LEVEL_RANGE):.1f}f",
     }
     for element in ELEMENT_TYPES.values():
@@ -306,7 +356,7 @@ def cuda_defines() -> list[str]:
         facts[f"{prefix}_MANTISSA_BITS"] = element.mantissa_bits
         facts[f"{prefix}_BIAS"] = element.bias
         facts[f"{prefix}_MAX_EXPONENT"] = element.max_exponent
-    for spec in ALL_FORMATS.values():
+    for spec in BLOCK_FORMATS.values():
         facts[f"FP4KIT_{spec.name.upper()}_BLOCK_SIZE"] = spec.block_size
     for recipe in ALL_RECIPES.values():
         prefix = f"FP4KIT_RECIPE_{recipe.name.upper().replace('-', '_')}"

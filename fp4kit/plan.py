@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from .errors import OptionError, ShapeError
-from .formats import FormatSpec, Recipe
+from .formats import GRID_BLOCK, FormatSpec, GridRecipe, Recipe
 from .layout import padded_scale_shape
 from .scheme import Scheme, check_groups
 
@@ -83,6 +83,35 @@ class Plan:
         return self.scheme.recipe_spec
 
     @cached_property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns that share a float32 scale, None for formats with scales of blocks."""
+        if not self.format.has_scale_grid:
+            return None
+        if self.scheme.granularity == "block":
+            return GRID_BLOCK, GRID_BLOCK
+        rows, cols = max(self.rows, 1), max(self.cols, 1)
+        if self.scheme.granularity == "tensor":
+            return rows, cols
+        return (rows, 1) if self.is_columnwise else (1, cols)
+
+    @cached_property
+    def grid_recipe(self) -> GridRecipe:
+        """Facts of the order of operations under float32 scales."""
+        recipe = self.scheme.grid_recipe
+        assert recipe is not None
+        return recipe
+
+    @cached_property
+    def has_one_scale(self) -> bool:
+        """Whether one float32 scale serves the whole tensor."""
+        return self.scheme.granularity == "tensor"
+
+    @cached_property
+    def needs_amax(self) -> bool:
+        """Whether the amax of the whole tensor decides the scale of each element."""
+        return self.has_second_level or self.has_one_scale
+
+    @cached_property
     def scale_rule(self) -> str | None:
         """MX rule, None for NVFP4."""
         return self.scheme.scale_rule
@@ -121,7 +150,7 @@ class Plan:
     @cached_property
     def transposes(self) -> bool:
         """Whether the codes are those of the transpose: columnwise FP4."""
-        return self.is_columnwise and self.format.codes_per_byte == 2
+        return self.is_columnwise and self.format.transposes_columns
 
     @cached_property
     def has_plain_amax(self) -> bool:
@@ -162,12 +191,28 @@ class Plan:
         Scales that are not transposed (columnwise MXFP8) are stored as (blocks, cols) when linear;
         swizzled, they are those of the transposed scale matrix, as matrix products take them.
         """
+        if self.grid is not None:
+            if self.scheme.granularity == "block":
+                return -(-self.rows // GRID_BLOCK), -(-self.cols // GRID_BLOCK)
+            if self.has_one_scale:
+                return 1, 1
+            return (1, self.cols) if self.is_columnwise else (self.rows, 1)
         shape = (self.vectors, self.blocks)
         if self.vectors and self.length:
             shape = padded_scale_shape(*shape, self.scale_layout)
         if self.is_columnwise and not self.transposes and self.scale_layout == "linear":
             return shape[1], shape[0]
         return shape
+
+    def scale_shape_of(self, lead: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the block scales as callers see them, of an array of shape (*lead, cols)."""
+        if self.is_columnwise or self.scale_layout != "linear":
+            return self.scale_shape
+        if self.grid is None:
+            return (*lead, self.blocks)
+        if self.has_one_scale:
+            return (1,)
+        return (*lead, 1) if self.grid[0] == 1 else self.scale_shape
 
 
 def plan_of(shape: tuple[int, ...], scheme: Scheme, scales: int = 1, *, pad: bool = False) -> Plan:
@@ -202,6 +247,8 @@ def plan_of(shape: tuple[int, ...], scheme: Scheme, scales: int = 1, *, pad: boo
             f"a multiple of {spec.block_size}, got {rows} in shape {tuple(shape)}; pass pad=True"
         )
     vectors = cols if columnwise else rows
+    if spec.has_scale_grid:
+        return Plan(scheme, rows, cols, max(vectors, 1) if scheme.granularity == "tensor" else 1)
     if scales == 0 or vectors % scales:
         raise ShapeError(
             f"{scales} second-level scales do not divide the {vectors} "

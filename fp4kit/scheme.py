@@ -17,8 +17,11 @@ from typing import Any, Literal, TypedDict, get_args
 from .errors import OptionError, ShapeError, brief
 from .formats import (
     ALL_FORMATS,
+    ALL_RECIPES,
+    GRID_RECIPES,
     SCALE_RULES,
     FormatSpec,
+    GridRecipe,
     Recipe,
     flag,
     get_format,
@@ -26,9 +29,12 @@ from .formats import (
     one_of,
 )
 
-Format = Literal["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"]
-RecipeName = Literal["te", "nvfuser", "torchao", "modelopt", "compressed-tensors", "comfy"]
+Format = Literal["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2", "fp8", "fp8_e5m2"]
+RecipeName = Literal[
+    "te", "nvfuser", "torchao", "modelopt", "compressed-tensors", "comfy", "deepseek"
+]
 ScaleRule = Literal["floor", "ceil", "even", "rceil"]
+Granularity = Literal["tensor", "channel", "block"]
 Direction = Literal["rowwise", "columnwise"]
 Directions = Literal["rowwise", "columnwise", "both"]
 BlockShape = Literal["1d", "2d"]
@@ -55,6 +61,7 @@ DEFAULT_SIGN_MASK = 0xD7E8
 
 #: The words of each option that takes one of a list.
 _WORDS: dict[str, tuple[str, ...]] = {
+    "granularity": get_args(Granularity),
     "direction": get_args(Directions),
     "block_shape": get_args(BlockShape),
     "second_level": get_args(SecondLevel),
@@ -75,6 +82,7 @@ class DirectionlessFields(TypedDict, total=False):
     format: Format
     recipe: RecipeName | None
     scale_rule: ScaleRule | None
+    granularity: Granularity | None
     block_shape: BlockShape
     second_level: SecondLevel | None
     scale_layout: ScaleLayout
@@ -134,12 +142,16 @@ class Scheme:
     that is None is not set, and takes what the format, or the recipe, has by default.
 
     Attributes:
-        format: `nvfp4`, `mxfp4`, `mxfp8` (E4M3 elements) or `mxfp8_e5m2`.
+        format: `nvfp4`, `mxfp4`, `mxfp8` (E4M3 elements) or `mxfp8_e5m2`; `fp8` (E4M3) or
+            `fp8_e5m2` under float32 scales.
         recipe: for nvfp4: `te` (the default), `nvfuser`, `torchao`, `modelopt`,
             `compressed-tensors` or `comfy`: whose order of operations, see
-            :mod:`fp4kit.reference.scaling`.
+            :mod:`fp4kit.reference.scaling`. For fp8: `modelopt`, `compressed-tensors` or
+            `deepseek`, by default the one for the granularity; see :mod:`fp4kit.reference.grid`.
         scale_rule: for MX formats: `floor`, `ceil`, `even` (the default of mxfp4) or `rceil` (of
             mxfp8), after the OCP Microscaling specification 1.0.
+        granularity: for fp8: what shares a scale: `tensor` (the default), `channel` (a row, or a
+            column of columnwise codes) or `block` (128 x 128).
         direction: `rowwise` (blocks along the last axis), `columnwise` (along the rows, all leading
             dimensions flattened to M of them) or `both`. Columnwise FP4 is the quantized
             transpose, codes (K, M/2); columnwise mxfp8 keeps the order of the data, codes (M, K).
@@ -182,6 +194,7 @@ class Scheme:
     format: Format = "nvfp4"
     recipe: RecipeName | None = field(default=None, kw_only=True)
     scale_rule: ScaleRule | None = field(default=None, kw_only=True)
+    granularity: Granularity | None = field(default=None, kw_only=True)
     direction: Directions = field(default="rowwise", kw_only=True)
     block_shape: BlockShape = field(default="1d", kw_only=True)
     second_level: SecondLevel | None = field(default=None, kw_only=True)
@@ -204,15 +217,25 @@ class Scheme:
             if value is not None or self.__dataclass_fields__[name].default is not None:
                 one_of(name, value, words)
         if self.recipe is not None:
-            get_recipe(self.recipe)
+            recipes = GRID_RECIPES if self.spec.has_scale_grid else ALL_RECIPES
+            one_of("recipe", self.recipe, recipes)
         if self.scale_rule is not None:
             one_of("scale_rule", self.scale_rule, SCALE_RULES)
         flag("pad", self.pad)
+        if self.spec.has_scale_grid:
+            self._check_grid()
+        elif self.granularity is not None:
+            raise OptionError(
+                f"granularity={self.granularity!r} is for fp8; {self.format} has a scale for each "
+                f"block of {self.spec.block_size}"
+            )
         self._check_scales()
         self._check_search()
         self._check_second_level()
+        if self.rounding not in self.spec.roundings:
+            raise OptionError(f"rounding={self.rounding!r} is for E2M1 elements, not {self._name}")
         if self.rounding == "stochastic":
-            self._check_fp4("rounding='stochastic'", "is for E2M1 elements", "is defined for")
+            self._check_te("rounding='stochastic' is defined for")
         self._check_rotation()
 
     # Schemes are the keys of caches on the path of every call: what is derived is derived once.
@@ -258,7 +281,7 @@ class Scheme:
                     "nvfuser or torchao for second_level='none'"
                 )
             return
-        if self.recipe is not None:
+        if self.recipe is not None and not self.spec.has_scale_grid:
             raise OptionError(
                 f"recipe={self.recipe!r} is for nvfp4; {self.format} takes scale_rule: "
                 f"{', '.join(SCALE_RULES)}"
@@ -266,6 +289,27 @@ class Scheme:
         if self.second_level not in (None, "none"):
             raise OptionError(
                 f"second_level={self.second_level!r} is for nvfp4; {self.format} has none"
+            )
+
+    def _check_grid(self) -> None:
+        """What formats with float32 scales do not have."""
+        if self.granularity is not None and self.recipe is not None:
+            known = GRID_RECIPES[self.recipe].granularities
+            if self.granularity not in known:
+                raise OptionError(
+                    f"recipe {self.recipe} has granularity {' or '.join(known)}, not "
+                    f"{self.granularity!r}"
+                )
+        for name, only in (("scale_rule", None), ("scale_layout", "linear"), ("block_shape", "1d")):
+            if getattr(self, name) != only:
+                raise OptionError(
+                    f"{name}={getattr(self, name)!r} is for scales of blocks along vectors; "
+                    f"{self.format} takes a granularity"
+                )
+        if self.direction != "rowwise" and self._grid[1] != "channel":
+            raise OptionError(
+                f"granularity={self._grid[1]!r} has no direction: one result serves both; leave "
+                f"direction={self.direction!r} out, or use granularity='channel'"
             )
 
     def _check_search(self) -> None:
@@ -299,11 +343,9 @@ class Scheme:
                 f"a 2-D tile has one scale, second_level={self.second_level!r} one per row: no both"
             )
 
-    def _check_fp4(self, what: str, for_elements: str, for_recipe: str) -> None:
-        if self.spec.element.bits != 4:
-            raise OptionError(f"{what} {for_elements}, not {self._name}")
+    def _check_te(self, what: str) -> None:
         if self.recipe not in (None, "te"):
-            raise OptionError(f"{what} {for_recipe} recipe te, not {self._name}")
+            raise OptionError(f"{what} recipe te, not {self._name}")
 
     def _check_rotation(self) -> None:
         if self.rht is None or self.rht is False:
@@ -312,7 +354,9 @@ class Scheme:
                     raise OptionError(f"{name} belongs to rht; pass rht=True or a mask")
             return
         sign_mask(self.rht)
-        self._check_fp4("rht", "rotates before E2M1 quantization", "is defined for")
+        if not self.spec.can_rotate:
+            raise OptionError(f"rht rotates before E2M1 quantization, not {self._name}")
+        self._check_te("rht is defined for")
         if self.block_shape == "2d":
             raise OptionError("rht mixes 16 elements of one direction, a 2-D tile must serve both")
         if self.rht_direction is not None and self.direction not in ("both", self.rht_direction):
@@ -332,6 +376,21 @@ class Scheme:
         return get_recipe(self.recipe or "te") if self.spec.has_second_level else None
 
     @cached_property
+    def _grid(self) -> tuple[GridRecipe, str]:
+        """Order of operations and granularity of float32 scales: one follows from the other."""
+        if self.recipe is not None:
+            recipe = GRID_RECIPES[self.recipe]
+            return recipe, self.granularity or recipe.granularities[0]
+        granularity = self.granularity or "tensor"
+        of = {recipe.granularities[0]: recipe for recipe in GRID_RECIPES.values()}
+        return of[granularity], granularity
+
+    @cached_property
+    def grid_recipe(self) -> GridRecipe | None:
+        """The facts of the recipe of a format with float32 scales, None for others."""
+        return self._grid[0] if self.spec.has_scale_grid else None
+
+    @cached_property
     def parts(self) -> tuple[Scheme, ...]:
         """The scheme of each direction by itself, with nothing left unset that has a default.
 
@@ -347,11 +406,13 @@ class Scheme:
 
     def _part(self, direction: Any, rotated: bool) -> Scheme:
         has_second = self.spec.has_second_level
+        known = self.recipe_spec or self.grid_recipe
         error = "mse" if self.scale_search is not None else None
         return _interned(
             replace(
                 self,
-                recipe=self.recipe_spec.name if self.recipe_spec is not None else None,  # type: ignore[arg-type]
+                recipe=known.name if known is not None else None,  # type: ignore[arg-type]
+                granularity=self._grid[1] if self.spec.has_scale_grid else None,  # type: ignore[arg-type]
                 scale_rule=self.scale_rule or self.spec.default_scale_rule,  # type: ignore[arg-type]
                 direction=direction,
                 second_level=(self.second_level or "tensor") if has_second else "none",

@@ -23,7 +23,16 @@ from fp4kit.cuda.members import (
     vector_amax_kernel,
 )
 from fp4kit.cuda.variants import Directions, can_be_wide
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, MXFP4, MXFP8, NVFP4, FormatSpec, Recipe
+from fp4kit.formats import (
+    ALL_RECIPES,
+    BLOCK_FORMATS,
+    DTYPES,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    FormatSpec,
+    Recipe,
+)
 from fp4kit.reference.activations import ACTIVATIONS
 from fp4kit.scheme import DIRECTIONS, RHT_ROUNDINGS, as_scheme
 
@@ -57,7 +66,7 @@ def _recipes(spec: FormatSpec) -> list[Recipe | None]:
 def _quantize_samples() -> Iterator[Instance]:
     te, kinds = ALL_RECIPES["te"], cycle(KINDS)
     for number, dtype in enumerate(DTYPES):
-        for spec in ALL_FORMATS.values():
+        for spec in BLOCK_FORMATS.values():
             for recipe in _recipes(spec):
                 for layout, members in product(("linear", "swizzled_128x4"), (1, FEW_WORDS[-1])):
                     group = _group(spec, recipe, layout, members)
@@ -109,7 +118,7 @@ def _quantize_samples() -> Iterator[Instance]:
 def _other_samples() -> Iterator[Instance]:
     te, kinds = ALL_RECIPES["te"], cycle(KINDS)
     for dtype in DTYPES:
-        for spec in ALL_FORMATS.values():
+        for spec in BLOCK_FORMATS.values():
             plan = _plan(spec, te if spec.has_second_level else None)
             yield dequantize_columns_kernel(plan, dtype, spec.has_second_level, next(kinds))
             for access in DEQUANTIZE_ACCESSES:

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from fp4kit.formats import (
-    ALL_FORMATS,
     ALL_RECIPES,
+    BLOCK_FORMATS,
     DTYPES,
     NIBBLE_ORDERS,
     SCALE_LAYOUTS,
@@ -40,7 +40,7 @@ OPTIONS |= {
 }
 OPTIONS |= {
     f"{spec.name}-{rule}": {"format": spec.name, "scale_rule": rule}
-    for spec in ALL_FORMATS.values()
+    for spec in BLOCK_FORMATS.values()
     if not spec.has_second_level
     for rule in SCALE_RULES
 }

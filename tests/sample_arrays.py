@@ -7,7 +7,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from fp4kit.formats import ALL_FORMATS
+from fp4kit.formats import BLOCK_FORMATS
 
 F32 = np.float32
 #: NumPy dtype of each element type the library takes.
@@ -16,7 +16,7 @@ NUMPY = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-MX_FORMATS = tuple(name for name, spec in ALL_FORMATS.items() if not spec.has_second_level)
+MX_FORMATS = tuple(name for name, spec in BLOCK_FORMATS.items() if not spec.has_second_level)
 
 
 def gaussian(shape, dtype="float32", seed=0):

@@ -16,7 +16,7 @@ import pytest
 
 import fp4kit
 from fp4kit import BackendUnavailableError, DtypeError, NonFiniteError, OptionError, ShapeError
-from fp4kit.formats import ALL_FORMATS, DTYPES, NIBBLE_ORDERS
+from fp4kit.formats import BLOCK_FORMATS, DTYPES, NIBBLE_ORDERS
 from sample_arrays import F32, MX_FORMATS, NUMPY, block, gaussian
 
 CALLS = {
@@ -145,11 +145,11 @@ def test_zero_dimensional_arrays_are_refused(call):
         call(np.array(1.0, F32), backend="reference")
 
 
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 @pytest.mark.parametrize("shape", [(4, 100), (5, 3), (3, 40, 1), (7,), (2, 60)])
 def test_b7_ragged_rows_are_refused_or_padded_on_request(format, shape, call):
     x = np.ones(shape, F32)
-    size = ALL_FORMATS[format].block_size
+    size = BLOCK_FORMATS[format].block_size
     with pytest.raises(ShapeError) as caught:
         call(x, format, backend="reference")
     message = str(caught.value)
@@ -162,7 +162,7 @@ def test_b7_ragged_rows_are_refused_or_padded_on_request(format, shape, call):
 
 def test_b9_padding_never_enters_amax_or_error(backend, reference, assert_bits):
     x = np.full((512, 60), -2, F32)
-    for format in ALL_FORMATS:
+    for format in BLOCK_FORMATS:
         q = backend.quantize(x, format, pad=True)
         assert q.shape == (512, 60)
         y = backend.dequantize(q)
@@ -175,7 +175,7 @@ def test_b9_padding_never_enters_amax_or_error(backend, reference, assert_bits):
 
 def test_padding_bytes_are_codes_of_plus_zero(backend):
     x = np.full((3, 5), -1.0, F32)
-    for format, spec in ALL_FORMATS.items():
+    for format, spec in BLOCK_FORMATS.items():
         for order in NIBBLE_ORDERS:
             packed = backend.quantize(x, format, pad=True, nibble_order=order).packed
             used = -(-5 // spec.codes_per_byte)
@@ -192,7 +192,7 @@ def test_padding_bytes_are_codes_of_plus_zero(backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_a26_nonfinite_values_are_counted_and_located(format, dtype, call, backend):
     x = np.ones((2, 3, 32), NUMPY[dtype])
     x[0, 2, 31] = np.inf
@@ -224,7 +224,7 @@ def test_a26_one_dimensional_index(backend):
         backend.quantize(x)
 
 
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_a26_propagate_keeps_the_neighbours_of_nan(format, backend, assert_bits):
     clean = gaussian((2, 64))
     x = clean.copy()
@@ -238,7 +238,7 @@ def test_a26_propagate_keeps_the_neighbours_of_nan(format, backend, assert_bits)
     y, z = backend.dequantize(q), backend.dequantize(expected)
     others = np.arange(128) != 3
     assert_bits(y.ravel()[others], z.ravel()[others])
-    element = ALL_FORMATS[format].element
+    element = BLOCK_FORMATS[format].element
     if element.name == "e2m1":
         top = backend.dequantize(dataclasses.replace(expected, packed=np.full_like(q.packed, 0x77)))
         assert y[0, 3] == top[0, 3]
@@ -252,7 +252,7 @@ def test_a26_propagated_infinity_saturates(format, backend):
     q = backend.quantize(x, format, scale_rule="rceil", nonfinite="propagate")
     assert q.block_scale.tolist() == [[254]]
     y = backend.dequantize(q)
-    element = ALL_FORMATS[format].element
+    element = BLOCK_FORMATS[format].element
     with np.errstate(over="ignore"):
         largest = F32(element.max) * F32(2.0**127)
     assert y[0, 1] == largest == -y[0, 2]

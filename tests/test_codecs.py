@@ -86,7 +86,7 @@ def test_format_facts():
             spec.default_scale_rule,
             spec.codes_per_byte,
         )
-        for name, spec in formats.ALL_FORMATS.items()
+        for name, spec in formats.BLOCK_FORMATS.items()
     }
     assert table == {
         "nvfp4": ("e2m1", 16, "e4m3", True, None, 2),
@@ -143,7 +143,7 @@ def test_cuda_defines_cover_the_table():
     assert defines["FP4KIT_E8M0_BIAS"] == "127"
     assert defines["FP4KIT_E8M0_NAN"] == "255"
     assert defines["FP4KIT_SECOND_LEVEL_RANGE"] == "2688.0f"
-    for spec in formats.ALL_FORMATS.values():
+    for spec in formats.BLOCK_FORMATS.values():
         assert int(defines[f"FP4KIT_{spec.name.upper()}_BLOCK_SIZE"]) == spec.block_size
     for kind, names in (
         ("RECIPE", formats.ALL_RECIPES),

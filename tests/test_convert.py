@@ -12,7 +12,7 @@ import pytest
 
 import fp4kit
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, NIBBLE_ORDERS, SCALE_LAYOUTS, SCALE_RULES
+from fp4kit.formats import ALL_RECIPES, BLOCK_FORMATS, NIBBLE_ORDERS, SCALE_LAYOUTS, SCALE_RULES
 from fp4kit.io.compare import compare_files
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.dequantize import dequantize_file
@@ -29,7 +29,7 @@ from tensor_files import metadata_of, random_array, read_all, save
 
 
 def rules():
-    for name, spec in ALL_FORMATS.items():
+    for name, spec in BLOCK_FORMATS.items():
         if spec.has_second_level:
             yield from ({"format": name, "recipe": recipe} for recipe in ALL_RECIPES)
         else:
@@ -64,7 +64,7 @@ def test_files_equal_the_array_api(rule, layout, order, tmp_path):
     quantized = tmp_path / "q.safetensors"
     report = quantize_file(source, quantized, QuantizeOptions(Scheme(**options)))
     stored = read_all(quantized)
-    spec = ALL_FORMATS[rule["format"]]
+    spec = BLOCK_FORMATS[rule["format"]]
     facts = json.loads(metadata_of(quantized)["fp4kit"])["tensors"]
     for name, array in arrays.items():
         q = fp4kit.quantize(array, **options)

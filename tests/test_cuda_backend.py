@@ -17,7 +17,7 @@ from fp4kit.backend.interface import Request
 from fp4kit.cuda import compile as cuda_module
 from fp4kit.cuda import launch as cuda_launch
 from fp4kit.errors import BackendUnavailableError, KernelCompileError, NonFiniteError
-from fp4kit.formats import ALL_FORMATS, DTYPES
+from fp4kit.formats import BLOCK_FORMATS, DTYPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cupy")]
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cupy")]
 # ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL_FORMATS)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_16_bit_pattern(cupy, name, dtype):
     """NaN, infinity and subnormals included, sorted into blocks of like size and shuffled."""

@@ -15,7 +15,7 @@ from fp4kit.api.backends import get_backend
 from fp4kit.backend.jobs import Job
 from fp4kit.cuda import launch as cuda_launch
 from fp4kit.cuda import variants as cuda_variants
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, NVFP4, SCALE_LAYOUTS
+from fp4kit.formats import ALL_RECIPES, BLOCK_FORMATS, DTYPES, NVFP4, SCALE_LAYOUTS
 from sample_plans import sample_plan
 
 F32 = np.float32
@@ -80,7 +80,7 @@ def test_recipes_in_columns(host_gpu, kernels, recipe, many):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_formats_in_columns(host_gpu, kernels, format, dtype):
     recipe = "te" if format == "nvfp4" else None
     for layout in SCALE_LAYOUTS:
@@ -110,7 +110,7 @@ def test_another_largest_scale(host_gpu, kernels, direction, dtype):
                     check(host_gpu, kernels, plan, dtype, second)
 
 
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_rows(host_gpu, kernels, format):
     recipe = "modelopt" if format == "nvfp4" else None
     for layout in SCALE_LAYOUTS[:2]:

@@ -19,8 +19,8 @@ from fp4kit.backend.jobs import Job
 from fp4kit.cuda import launch as cuda_launch
 from fp4kit.cuda.compile import kernel_directory, options
 from fp4kit.formats import (
-    ALL_FORMATS,
     ALL_RECIPES,
+    BLOCK_FORMATS,
     DTYPES,
     E2M1,
     E4M3,
@@ -235,7 +235,7 @@ def run_blocks(library, dtype, plan, x, second):
     decoded = np.empty((count, plan.format.block_size), np.float32)
     error = library.run(
         DTYPES.index(dtype),
-        list(ALL_FORMATS).index(plan.format.name),
+        list(BLOCK_FORMATS).index(plan.format.name),
         plan.recipe.index if plan.recipe else 0,
         int(second is not None),
         size(byte),
@@ -282,7 +282,7 @@ def test_nvfp4_blocks(library, dtype, recipe, has_second):
             second = scaling.second_level_from_amax(second, recipe, dtype)
         second = np.concatenate([second, edge_scales()])
     second = np.tile(second, 4)
-    spec = ALL_FORMATS["nvfp4"]
+    spec = BLOCK_FORMATS["nvfp4"]
     with np.errstate(all="ignore"):
         reach = second if recipe.keeps == "amax" else np.full_like(second, 6)
         x = hard_blocks(dtype, spec.block_size, reach)
@@ -300,7 +300,7 @@ def test_nvfp4_blocks(library, dtype, recipe, has_second):
 @pytest.mark.parametrize("rule", SCALE_RULES)
 @pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "mxfp8_e5m2"])
 def test_mx_blocks(library, dtype, rule, name):
-    spec = ALL_FORMATS[name]
+    spec = BLOCK_FORMATS[name]
     with np.errstate(all="ignore"):
         x = hard_blocks(dtype, spec.block_size, np.tile(edge_scales(), 2))
     check_blocks(
@@ -318,7 +318,7 @@ def test_mx_blocks(library, dtype, rule, name):
 def test_any_codes_under_any_scale_byte(library, dtype, name, recipe, has_second):
     """Quantize writes no negative or NaN scale, but files may hold them; results to the bit."""
     rng = np.random.default_rng(6)
-    spec = ALL_FORMATS[name]
+    spec = BLOCK_FORMATS[name]
     second = np.tile(np.concatenate([edge_scales()[::17], edge_scales()[-6:]]), 256)
     count = len(second)
     second = np.ascontiguousarray(second.reshape(256, -1).T.ravel())
@@ -340,7 +340,7 @@ def test_any_codes_under_any_scale_byte(library, dtype, name, recipe, has_second
     got = np.empty((count, spec.block_size), bits)
     error = library.decode_given(
         DTYPES.index(dtype),
-        list(ALL_FORMATS).index(name),
+        list(BLOCK_FORMATS).index(name),
         recipe.index if recipe else 0,
         int(has_second),
         *(size(byte), pointer(second), pointer(byte), pointer(packed), pointer(got)),

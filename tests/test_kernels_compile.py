@@ -26,6 +26,9 @@ from fp4kit.cuda import (
     compile as cuda_module,
 )
 from fp4kit.cuda import (
+    grid as cuda_grid,
+)
+from fp4kit.cuda import (
     measured as cuda_measured,
 )
 from fp4kit.cuda import (
@@ -43,6 +46,7 @@ INSTANCES = [
     *cuda_activations.all_instances(),
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
+    *cuda_grid.sample_instances(),
 ]
 #: Files whose kernels activate elements.
 ACTIVATING = (

@@ -26,8 +26,8 @@ from hypothesis.extra import numpy as hnp
 import fp4kit
 from fp4kit.api.metrics import error_sums
 from fp4kit.formats import (
-    ALL_FORMATS,
     ALL_RECIPES,
+    BLOCK_FORMATS,
     DTYPES,
     NIBBLE_ORDERS,
     SCALE_LAYOUTS,
@@ -118,7 +118,7 @@ def test_quantize_any_bits(option, dtype, fast_backend, reference, assert_tensor
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_quantize_every_16_bit_input_as_a_block_amax(
     format, dtype, fast_backend, reference, assert_tensors
 ):
@@ -140,7 +140,7 @@ def test_quantize_every_16_bit_input_as_a_block_amax(
 def any_tensor(option: str, shape: tuple[int, int], scales: int) -> fp4kit.QuantizedTensor:
     """A tensor of random bytes: every code, every scale byte, any second-level scale."""
     options = OPTIONS[option]
-    spec = ALL_FORMATS[options["format"]]
+    spec = BLOCK_FORMATS[options["format"]]
     rng = generator(option, shape)
     rows, cols = shape
     packed = rng.integers(0, 256, (rows, spec.packed_cols(cols))).astype(np.uint8)
@@ -168,7 +168,7 @@ def any_tensor(option: str, shape: tuple[int, int], scales: int) -> fp4kit.Quant
 def laid_out(q: fp4kit.QuantizedTensor, layout: str, order: str) -> fp4kit.QuantizedTensor:
     """The same tensor in another scale layout and nibble order."""
     packed = q.packed
-    if order == "high_first" and ALL_FORMATS[q.format].codes_per_byte == 2:
+    if order == "high_first" and BLOCK_FORMATS[q.format].codes_per_byte == 2:
         packed = packed << np.uint8(4) | packed >> np.uint8(4)
     scale = fp4kit.swizzle(q.block_scale, layout, backend="reference")
     return dataclasses.replace(
@@ -190,7 +190,7 @@ def test_dequantize_any_bytes(option, fast_backend, reference, assert_bits):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_dequantize_every_code_under_every_scale(option, fast_backend, reference, assert_bits):
-    spec = ALL_FORMATS[OPTIONS[option]["format"]]
+    spec = BLOCK_FORMATS[OPTIONS[option]["format"]]
     codes = np.arange(256, dtype=np.uint8)
     packed = np.tile(codes, (256, 1))
     blocks = 256 * spec.codes_per_byte // spec.block_size

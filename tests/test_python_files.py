@@ -119,7 +119,7 @@ def test_facts_cost_no_data(kind, monkeypatch):
 #: Kinds that no directory holds as they are, and why.
 UNSAVABLE = {
     "gpt-oss": "engines have quantized layers of 2-D weights, this has shape",
-    "golden llama-tiny--modelopt-MXFP4_DEFAULT_CFG": "it holds nvfp4, this is mxfp4",
+    "golden llama-tiny--modelopt-MXFP4_DEFAULT_CFG": "it holds nvfp4 or fp8, this is mxfp4",
     "golden llama-tiny--modelopt-MXFP8_DEFAULT_CFG": "this is mxfp8",
     "golden qwen3moe-tiny--llmcompressor-NVFP4A16": "use one second-level scale for them",
 }

@@ -16,8 +16,8 @@ import pytest
 import fp4kit
 from fp4kit import QuantizedTensor
 from fp4kit.formats import (
-    ALL_FORMATS,
     ALL_RECIPES,
+    BLOCK_FORMATS,
     DTYPES,
     NIBBLE_ORDERS,
     SCALE_LAYOUTS,
@@ -183,7 +183,7 @@ def test_a12_every_e4m3_scale_byte_decodes_exactly(backend, assert_bits):
 def test_every_e8m0_scale_byte_decodes_exactly(backend, assert_bits):
     scale = np.arange(256, dtype=np.uint8)[:, None]
     for format, one in (("mxfp4", 0x22), ("mxfp8", 0x38), ("mxfp8_e5m2", 0x3C)):
-        packed = np.full((256, ALL_FORMATS[format].packed_cols(32)), one, np.uint8)
+        packed = np.full((256, BLOCK_FORMATS[format].packed_cols(32)), one, np.uint8)
         y = backend.dequantize(QuantizedTensor(packed, scale, format, (256, 32)))[:, 0]
         assert_bits(y, scale.ravel().view(ml_dtypes.float8_e8m0fnu).astype(F32))
 
@@ -257,7 +257,7 @@ def test_a19_floor_saturates_the_top_of_a_block(backend):
     assert backend.dequantize(higher)[0, :2].tolist() == [960, 960]
 
 
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 def test_a24_blocks_never_straddle_rows(format, backend, assert_bits):
     x = np.stack([np.full(24, 100, F32), np.full(24, 0.01, F32)])
     q = backend.quantize(x, format, pad=True)
@@ -315,7 +315,7 @@ def test_b1_nibble_order_is_explicit(backend, assert_bits):
 
 
 def test_b14_empty_inputs_give_empty_outputs_of_contract_shapes(backend):
-    for format, spec in ALL_FORMATS.items():
+    for format, spec in BLOCK_FORMATS.items():
         for layout in SCALE_LAYOUTS:
             for shape in ((0, 128), (4, 0), (0, 0), (2, 0, 64), (0,)):
                 q = backend.quantize(np.zeros(shape, F32), format, scale_layout=layout)

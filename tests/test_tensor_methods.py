@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fp4kit
 from fp4kit import DtypeError, OptionError
 from fp4kit.arrays import devices
-from fp4kit.formats import ALL_FORMATS, SCALE_LAYOUTS
+from fp4kit.formats import BLOCK_FORMATS, SCALE_LAYOUTS
 from sample_arrays import F32, gaussian
 
 LAYOUTS = st.sampled_from(SCALE_LAYOUTS)
@@ -174,7 +174,7 @@ def test_codes_times_scales_are_the_values(format, shape, direction, layout, ord
         x, format, direction=direction, scale_layout=layout, nibble_order=order, block_shape=block,
         pad=True,
     )  # fmt: skip
-    spec = ALL_FORMATS[format]
+    spec = BLOCK_FORMATS[format]
     codes, scales = q.codes(), q.block_scale_values()
     assert (codes.dtype, codes.shape) == (np.uint8, q.shape)
     assert scales.dtype == F32
@@ -195,7 +195,7 @@ def test_codes_times_scales_are_the_values(format, shape, direction, layout, ord
 
 @pytest.mark.gpu
 def test_codes_and_scales_of_a_gpu(cupy, assert_bits):
-    for format in ALL_FORMATS:
+    for format in BLOCK_FORMATS:
         for direction in ("rowwise", "columnwise"):
             for layout in SCALE_LAYOUTS:
                 options = {"direction": direction, "scale_layout": layout}

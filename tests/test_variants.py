@@ -11,7 +11,7 @@ import pytest
 
 import fp4kit
 from fp4kit.errors import NonFiniteError, OptionError, ShapeError
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, E2M1, E4M3
+from fp4kit.formats import ALL_RECIPES, BLOCK_FORMATS, E2M1, E4M3
 from fp4kit.reference import codecs, scale_search
 
 F32 = np.float32
@@ -23,7 +23,7 @@ def normal(shape, seed=0):
 
 def codes(q):
     """One code a byte, in the order of the stored matrix."""
-    if ALL_FORMATS[q.format].codes_per_byte == 1:
+    if BLOCK_FORMATS[q.format].codes_per_byte == 1:
         return q.packed
     return codecs.unpack_nibbles(q.packed, q.nibble_order)
 
@@ -59,7 +59,7 @@ def test_columnwise_mxfp8_keeps_the_order_of_the_data(format, layout, backend, a
     assert_bits(column.block_scale, transpose.block_scale.T if linear else transpose.block_scale)
 
 
-@pytest.mark.parametrize("format", ALL_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 @pytest.mark.parametrize(
     "options", [{}, {"rounding": "stochastic", "seed": 9}, {"scale_search": "sweep"}]
 )
@@ -68,7 +68,7 @@ def test_both_directions_of_a_tile_hold_the_same_values(format, options, backend
         format.startswith("mxfp8") or (format == "mxfp4" and "scale_search" in options)
     ):
         pytest.skip("stochastic rounding is for FP4, searches for nvfp4")
-    size = ALL_FORMATS[format].block_size
+    size = BLOCK_FORMATS[format].block_size
     x = normal((3 * size, 5 * size))
     row, column = backend.quantize(x, format, direction="both", block_shape="2d", **options)
     transposed = codes(column) if format.startswith("mxfp8") else codes(column).T

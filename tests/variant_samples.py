@@ -23,8 +23,8 @@ from fp4kit.cuda.variants import (
     repeat_scales_kernel,
 )
 from fp4kit.formats import (
-    ALL_FORMATS,
     ALL_RECIPES,
+    BLOCK_FORMATS,
     DTYPES,
     MXFP4,
     NVFP4,
@@ -97,7 +97,7 @@ def _flat_samples() -> Iterator[Instance]:
 
 
 def _activated_samples() -> Iterator[Instance]:
-    te, specs = ALL_RECIPES["te"], list(ALL_FORMATS.values())
+    te, specs = ALL_RECIPES["te"], list(BLOCK_FORMATS.values())
     for number, name in enumerate(ACTIVATIONS):
         for spec in (NVFP4, specs[number % len(specs)]):
             recipe = te if spec.has_second_level else None
@@ -148,7 +148,7 @@ def _quantize_samples() -> Iterator[Instance]:
             if can_be_wide(directions, "bfloat16", True):
                 yield quantize_tiles_kernel(directions, "bfloat16", True, wide=True)
     for number, dtype in enumerate(DTYPES):
-        for spec in ALL_FORMATS.values():
+        for spec in BLOCK_FORMATS.values():
             recipe = te if spec.has_second_level else None
             row, column = (
                 _plan(spec, recipe, direction=direction, block_shape=BLOCK_SHAPES[number % 2])
@@ -197,7 +197,7 @@ def _quantize_samples() -> Iterator[Instance]:
 def _other_samples() -> Iterator[Instance]:
     te = ALL_RECIPES["te"]
     for dtype in DTYPES:
-        for spec in ALL_FORMATS.values():
+        for spec in BLOCK_FORMATS.values():
             recipe = te if spec.has_second_level else None
             yield dequantize_launch(_plan(spec, recipe, direction="columnwise"), dtype).instance
         for direction, aligned in product(DIRECTIONS, (True, False)):

@@ -35,20 +35,28 @@ class BackendStatus:
 
 
 @cache
-def get_backend(name: str) -> Backend:
-    """Loads a backend by name; loading imports no optional package."""
+def get_backend(name: str, *, grid: bool = False) -> Backend:
+    """Loads a backend by name; loading imports no optional package.
+
+    Args:
+        name: one of `BACKEND_NAMES`.
+        grid: that for formats with float32 scales.
+    """
     one_of("backend", name, BACKEND_NAMES)
     if name == "cuda":
         from fp4kit.cuda.backend import CudaBackend
+        from fp4kit.cuda.grid import CudaGridBackend
 
-        return CudaBackend()
+        return CudaGridBackend() if grid else CudaBackend()
     if name == "cpu":
         from fp4kit.cpu.backend import CpuBackend
+        from fp4kit.cpu.grid import CpuGridBackend
 
-        return CpuBackend()
+        return CpuGridBackend() if grid else CpuBackend()
     from fp4kit.reference.backend import ReferenceBackend
+    from fp4kit.reference.grid import ReferenceGridBackend
 
-    return ReferenceBackend()
+    return ReferenceGridBackend() if grid else ReferenceBackend()
 
 
 def select(request: Request, backend: str | None) -> Backend:
@@ -60,7 +68,8 @@ def select(request: Request, backend: str | None) -> Backend:
     name = DEFAULT_FOR_DEVICE[request.device_kind]
     if backend is not None:
         name = one_of("backend", backend, BACKEND_NAMES)
-    chosen = get_backend(name)
+    scheme = request.scheme
+    chosen = get_backend(name, grid=scheme is not None and scheme.spec.has_scale_grid)
     reason = chosen.unavailable_reason() or chosen.refusal(request)
     reason = reason or chosen.lacks(request.operation)
     if reason is None:

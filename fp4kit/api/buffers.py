@@ -63,7 +63,7 @@ def new_target(call: Call, origin: Origin) -> Target:
     xp = arrays.array_module(origin)
     packed, block_scale = (
         xp.empty(call.packed_shape, np.uint8),
-        xp.empty(call.scale_shape, np.uint8),
+        xp.empty(call.scale_shape, call.plan.format.scales.dtype),
     )
     return Target(call, packed, block_scale, None, ())
 
@@ -140,7 +140,7 @@ def _open_target(
         )
     packed = arrays.ingest_bytes(out.packed, "out.packed")
     check_out(packed, origin, "out.packed")
-    block_scale = arrays.ingest_bytes(out.block_scale, "out.block_scale")
+    block_scale = arrays.ingest_scales(out.block_scale, "out.block_scale", plan.format)
     check_out(block_scale, origin, "out.block_scale")
     level = None
     if second is not None:
@@ -245,7 +245,7 @@ def decoding_arrays(q: QuantizedTensor) -> Decoding:
         return kept
     plan = q.plan()
     packed = arrays.ingest_bytes(q.packed, "packed")
-    block_scale = arrays.ingest_bytes(q.block_scale, "block_scale")
+    block_scale = arrays.ingest_scales(q.block_scale, "block_scale", plan.format)
     origin = packed.origin
     if block_scale.origin.device != origin.device:
         raise DtypeError(

@@ -130,14 +130,16 @@ def _given_scales(scheme: Scheme, scales: tuple[Any, Any, Any]) -> GivenScales:
         raise OptionError(
             f"{name}={value!r} is text; row_scaled and per_token are values of second_level"
         )
-    if recipe is None or level == "none":
+    if scheme.spec.has_scale_grid:
+        _check_grid_scale(scheme, name)
+    elif recipe is None or level == "none":
         raise OptionError(
             f"a second-level scale was passed ({name}), but {scheme.format}"
             f"{'' if recipe is None else ' with second_level=none'} has none"
         )
-    if level != "tensor":
+    elif level != "tensor":
         raise OptionError(f"second_level={level!r} measures its scales; {name} was passed as well")
-    if name not in ("amax", recipe.keeps):
+    elif name not in ("amax", recipe.keeps):
         allowed = " or ".join(dict.fromkeys(("amax", recipe.keeps)))
         raise OptionError(
             f"recipe {recipe.name} takes {allowed}, not {name}; the scales are not exact inverses "
@@ -157,6 +159,13 @@ def _given_scales(scheme: Scheme, scales: tuple[Any, Any, Any]) -> GivenScales:
             f"{name}=(rowwise, columnwise), the second after the rotation, or leave it out"
         )
     return GivenScales(name, (value, value))
+
+
+def _check_grid_scale(scheme: Scheme, name: str) -> None:
+    if name == "encode_scale":
+        raise OptionError(f"{scheme.format} takes amax or decode_scale, not {name}")
+    if scheme.parts[0].granularity == "block":
+        raise OptionError(f"granularity='block' measures its scales; {name} was passed as well")
 
 
 def _seed_of(scheme: Scheme, seed: int | None, subsequence: int) -> Seed:
@@ -205,11 +214,10 @@ def call_for(
     plan = plan_of(shape, part, scales, pad=pad)
     engine = engine_for(operation, device, dtype, part, backend)
     lead = shape[:-1]
-    linear = plan.scale_layout == "linear" and not plan.is_columnwise
     return Call(
         plan=plan,
         engine=engine,
         packed_shape=plan.packed_shape if plan.is_columnwise else (*lead, plan.packed_shape[1]),
-        scale_shape=(*lead, plan.blocks) if linear else plan.scale_shape,
+        scale_shape=plan.scale_shape_of(lead),
         is_empty=plan.rows == 0 or plan.cols == 0,
     )

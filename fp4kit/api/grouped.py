@@ -136,6 +136,11 @@ def quantize_grouped(
         [(16, 32), (0, 32), (32, 32)]
     """
     wanted = as_scheme(scheme, fields)
+    if wanted.spec.has_scale_grid:
+        raise OptionError(
+            f"{wanted.format} has float32 scales of whole matrices, which grouped kernels do not "
+            "read; quantize the members one by one"
+        )
     raw = arrays.ingest(x)
     group = group_shapes(
         tuple(raw.data.shape), members, first_dims, last_dims, offsets, row_offsets

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,9 @@ from fp4kit.arrays import Raw, is_contiguous
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.overlap import Place, place_of
 from fp4kit.backend.interface import Backend, Job
-from fp4kit.errors import OptionError
+from fp4kit.errors import OptionError, ShapeError
 from fp4kit.plan import Plan
+from fp4kit.reference.grid import zero_scale
 from fp4kit.scheme import Scheme
 
 from .buffers import Target, in_rows, new_target, output_buffers, per_token_amax, rows_of
@@ -56,6 +58,12 @@ def planned(
             scales = -1
         device = raw.origin.device
         call = call_for(operation, part, scheme.pad, shape, raw.dtype, device, scales, data.backend)
+        expected = prod(call.plan.scale_shape)
+        if given is not None and call.plan.grid is not None and scales != expected:
+            raise ShapeError(
+                f"{data.given.name} has {scales} scales; granularity={part.granularity!r} of shape "
+                f"{tuple(shape)} takes {expected}"
+            )
         result.append(Planned(call, given))
     return result
 
@@ -74,7 +82,7 @@ def second_levels(run: Sequence[Planned], name: str | None, x: Any, raw: Raw) ->
     measured: list[Any] = [None] * len(run)
     missing = []
     for number, (call, given) in enumerate(run):
-        if not call.plan.has_second_level or given is not None:
+        if not call.plan.needs_amax or given is not None:
             continue
         if scanned is not None and call.plan.has_plain_amax:
             measured[number] = scanned
@@ -87,9 +95,10 @@ def second_levels(run: Sequence[Planned], name: str | None, x: Any, raw: Raw) ->
     seconds: list[Any] = []
     for (call, given), amax in zip(run, measured, strict=True):
         recipe = call.plan.recipe
-        if recipe is None or not call.plan.has_second_level:
+        keeps = "decode_scale" if recipe is None else recipe.keeps
+        if (amax if given is None else given) is None:
             seconds.append(None)
-        elif given is not None and name == recipe.keeps:
+        elif given is not None and name == keeps:
             seconds.append(given)
         else:
             own = amax if given is None else given
@@ -176,7 +185,8 @@ def _remember(
 
 def _measures(scheme: Scheme, data: CallData) -> bool:
     """Whether any second level is to be measured."""
-    return scheme.parts[0].second_level != "none" and data.given.name is None
+    part = scheme.parts[0]
+    return part.granularity is not None or (part.second_level != "none" and data.given.name is None)
 
 
 def _outputs(
@@ -242,6 +252,9 @@ def _quantize(
     if call.is_empty:
         if prologue is not None:
             prologue.run(False, False, data.backend)
+        if plan.grid is not None:
+            for job in jobs:
+                job.block_scale.fill(zero_scale(plan.grid_recipe, raw.dtype))
         return jobs, seconds
     jobs = [
         job._replace(second=used_second(job.plan, second, raw.origin))
@@ -270,7 +283,7 @@ def _wrap(
 ) -> QuantizedTensor:
     """The result in the caller's framework."""
     if out is not None:
-        if second is not None:
+        if target.second is not None:
             arrays.overwrite_scale(target.second, second)
         return out
     recipe, origin = call.plan.recipe, raw.origin
@@ -278,7 +291,7 @@ def _wrap(
     return QuantizedTensor.made(
         call.plan,
         arrays.emit(target.packed, "uint8", origin),
-        arrays.emit(target.block_scale, "uint8", origin),
+        arrays.emit(target.block_scale, call.plan.format.scales.dtype, origin),
         shape,
         {} if scale is None or recipe is None else {recipe.keeps: scale},
         raw.dtype,

@@ -130,6 +130,8 @@ def repeatable(
         jobs: what was done, of each direction.
         targets: raw arrays of the result.
     """
+    if scheme.spec.has_scale_grid:
+        return None
     levels = {part.second_level for part in scheme.parts}
     if levels == {"none"} or (scheme.recipe_spec is not None and name == scheme.recipe_spec.keeps):
         copied = [

@@ -181,6 +181,8 @@ class StoredTensor:
 
 def _raw(name: str, value: Any, origin: Origin) -> Any:
     """The raw data of an array of a tensor, contiguous."""
+    if name == "block_scale" and str(value.dtype).endswith("float32"):  # those of fp8
+        return arrays.ingest_scale(value, name, origin)
     if name in _BYTES:
         return arrays.contiguous(arrays.ingest_bytes(value, name).data, origin)
     if name == "order":

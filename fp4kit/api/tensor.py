@@ -65,9 +65,7 @@ def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
     if plan.is_columnwise:
         return plan.packed_shape, plan.scale_shape
     lead = shape[:-1]
-    linear = plan.scale_layout == "linear"
-    scales = (*lead, plan.blocks) if linear else plan.scale_shape
-    return (*lead, plan.packed_shape[1]), scales
+    return (*lead, plan.packed_shape[1]), plan.scale_shape_of(lead)
 
 
 class _Kept(StoredTensor):
@@ -289,7 +287,7 @@ class QuantizedTensor(_Kept):
 
         Rowwise (..., blocks): element (..., k) is scaled by number k // block_size of its row.
         Columnwise (blocks, K): element (m, k), leading dimensions flattened, by (m // block_size,
-        k). The second level is not in them.
+        k). The second level is not in them. Of fp8, they are the scales as they are stored.
         """
         return decoded_scales(self)
 

@@ -38,7 +38,10 @@ def unpacked_codes(q: QuantizedTensor) -> Any:
 def decoded_scales(q: QuantizedTensor) -> Any:
     """See :meth:`QuantizedTensor.block_scale_values`."""
     plan = q.plan()
-    stored = arrays.ingest_bytes(q.block_scale, "block_scale")
+    stored = arrays.ingest_scales(q.block_scale, "block_scale", plan.format)
+    if plan.grid is not None:
+        with arrays.device_scope(stored.origin):
+            return arrays.emit(stored.data.copy(order="C"), "float32", stored.origin)
     with arrays.device_scope(stored.origin):
         scales = stored.data
         if plan.scale_layout != "linear":

@@ -10,6 +10,7 @@ from operator import index as as_integer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fp4kit.errors import OptionError, brief
+from fp4kit.formats import GRID_BLOCK
 from fp4kit.layout import TILE
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class _Index(NamedTuple):
 def part_of(q: QuantizedTensor, index: Any) -> QuantizedTensor:
     """See :meth:`QuantizedTensor.__getitem__`."""
     wanted, plan = _parsed(index, q.shape), q.plan()
+    if plan.grid is not None:
+        return _part_of_grid(q, wanted, plan)
     vectors, along = (
         (wanted.cols, wanted.rows) if plan.is_columnwise else (wanted.rows, wanted.cols)
     )
@@ -85,6 +88,28 @@ def part_of(q: QuantizedTensor, index: Any) -> QuantizedTensor:
     return replace(
         q, packed=packed, block_scale=scales, shape=wanted.shape, **_second_level(q, plan, vectors)
     )
+
+
+def _part_of_grid(q: QuantizedTensor, wanted: _Index, plan: Plan) -> QuantizedTensor:
+    """The part of a tensor with float32 scales: codes lie as the array does."""
+    rows, cols = wanted.rows, wanted.cols
+    lead = (slice(rows.begin, rows.end),) if plan.is_columnwise else wanted.lead
+    packed = q.packed[(*lead, slice(cols.begin, cols.end))]
+    scales = q.block_scale
+    if plan.is_columnwise:
+        scales = scales[:, cols.begin : cols.end]
+    elif q.scheme.granularity == "channel":
+        scales = scales[lead]
+    elif q.scheme.granularity == "block":
+        for axis, one in (("rows", rows), ("the last axis", cols)):
+            if not one.starts_groups(GRID_BLOCK):
+                raise OptionError(
+                    f"{axis} {one.begin} .. {one.end} cut through blocks of {GRID_BLOCK}; take "
+                    f"multiples of {GRID_BLOCK}, or {_INSTEAD}"
+                )
+        scales = scales[rows.divided(GRID_BLOCK), cols.divided(GRID_BLOCK)]
+        scales = scales[: -(-(rows.end - rows.begin) // GRID_BLOCK)]
+    return replace(q, packed=packed, block_scale=scales, shape=wanted.shape)
 
 
 def _parsed(index: Any, shape: tuple[int, ...]) -> _Index:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fp4kit.errors import DtypeError, OptionError, brief
 from fp4kit.float_mode import by_ieee
-from fp4kit.formats import DTYPES
+from fp4kit.formats import DTYPES, FormatSpec
 
 from .frameworks import Origin, caller_stream, framework_of_type, loaded, open_raw
 
@@ -185,6 +185,20 @@ def ingest_bytes(x: Any, what: str) -> Raw:
     """
     data, _, origin = open_raw(x, what, partial(_accept_bytes, what))
     return Raw(data if data.dtype == np.uint8 else data.view(np.uint8), "uint8", origin)
+
+
+def ingest_scales(x: Any, what: str, spec: FormatSpec) -> Raw:
+    """A raw view of the block scales of a format: bytes, or float32 numbers.
+
+    Raises:
+        DtypeError: if they are something else.
+    """
+    if spec.scales.dtype == "uint8":
+        return ingest_bytes(x, what)
+    scales = ingest(x, what, in_place=True)
+    if scales.dtype != spec.scales.dtype:
+        raise DtypeError(f"{what} is {scales.dtype}; scales of {spec.name} are {spec.scales.dtype}")
+    return scales
 
 
 @by_ieee

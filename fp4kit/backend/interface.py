@@ -153,7 +153,7 @@ class Backend(Operations, ABC):
         plan = job.plan
         whole = job._replace(
             packed=self.scratch(plan.packed_shape, np.uint8),
-            block_scale=self.scratch(plan.scale_shape, np.uint8),
+            block_scale=self.scratch(plan.scale_shape, plan.format.scales.dtype),
         )
         self.quantize(whole)
         self.dequantize(whole._replace(plan=plan.decoding), out, out_dtype)

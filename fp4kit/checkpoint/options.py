@@ -48,6 +48,7 @@ class CheckpointOptions(CommonOptions):
         layout: `compressed-tensors`, `modelopt` or `comfy`.
         recipe: NVFP4 recipe, None for te.
         scale_rule: MX scale rule, None for the format's default.
+        granularity: what shares a scale of fp8, None for the layout's default.
         scale_search: `four_over_six` or `sweep`, None for the recipe's own scales.
         search_error: what a search compares, None for the mean squared error.
         e4m3_max: largest block scale of a search, 448 or 256.
@@ -66,6 +67,7 @@ class CheckpointOptions(CommonOptions):
     layout: str = "compressed-tensors"
     recipe: str | None = None
     scale_rule: str | None = None
+    granularity: str | None = None
     scale_search: str | None = None
     search_error: str | None = None
     e4m3_max: int = 448
@@ -88,6 +90,7 @@ class CheckpointOptions(CommonOptions):
         fields = {
             "recipe": self.recipe,
             "scale_rule": self.scale_rule,
+            "granularity": self.granularity,
             "scale_search": self.scale_search,
             "search_error": self.search_error,
             "e4m3_max": self.e4m3_max,

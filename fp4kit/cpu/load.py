@@ -35,3 +35,29 @@ def code_words(packed: np.ndarray, plan: Plan) -> np.ndarray:
     """Packed codes as flat words of two elements: bytes for E2M1, 16-bit words for FP8."""
     flat = packed.reshape(-1)
     return flat if plan.format.codes_per_byte == 2 else flat.view(np.uint16)
+
+
+def aligned(out: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    """`out` itself if kernels can write whole words into it, else a buffer to copy back from."""
+    if out.shape[1] == cols and out.ctypes.data % out.itemsize == 0:
+        return out
+    return np.empty((rows, cols), out.dtype)
+
+
+def words_of(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Raw (rows, cols) data, cols even, as flat words of two elements."""
+    word = kernels()[0].WORD_TYPES[dtype]
+    flat = data.reshape(-1)
+    if flat.ctypes.data % flat.itemsize:
+        flat = flat.copy()
+    result: np.ndarray = flat.view(word)
+    return result
+
+
+def padded_rows(data: np.ndarray, cols: int) -> np.ndarray:
+    """Rows zero-padded to `cols`: a copy, or the data itself if there is nothing to pad."""
+    if data.shape[1] == cols:
+        return data
+    result = np.zeros((data.shape[0], cols), data.dtype)
+    result[:, : data.shape[1]] = data
+    return result

@@ -8,7 +8,7 @@ Nothing here knows CuPy; :mod:`fp4kit.cuda.operations` launches what these funct
 from __future__ import annotations
 
 from fp4kit.backend.interface import Plan
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES
+from fp4kit.formats import ALL_RECIPES, BLOCK_FORMATS, DTYPES
 from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
 from fp4kit.scheme import as_scheme
 
@@ -165,11 +165,11 @@ def _fused_samples() -> list[Instance]:
     """Each function, type, format, layout and recipe at least once, with sums and without."""
 
     def plan(format: str, recipe: str = "te", layout: str = "linear") -> Plan:
-        own = {"recipe": recipe} if ALL_FORMATS[format].has_second_level else {}
+        own = {"recipe": recipe} if BLOCK_FORMATS[format].has_second_level else {}
         scheme = as_scheme(format, {**own, "scale_layout": layout})
         return Plan(scheme.parts[0], 64, 64)
 
-    formats, layouts = list(ALL_FORMATS), list(CXX_LAYOUTS)
+    formats, layouts = list(BLOCK_FORMATS), list(CXX_LAYOUTS)
     result = []
     for number, name in enumerate(ACTIVATIONS):
         format, layout = formats[number % len(formats)], layouts[number % len(layouts)]

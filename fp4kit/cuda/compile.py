@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fp4kit.errors import KernelCompileError
-from fp4kit.formats import ALL_FORMATS, ALL_RECIPES, DTYPES, FormatSpec, Recipe, cuda_defines
+from fp4kit.formats import ALL_RECIPES, BLOCK_FORMATS, DTYPES, FormatSpec, Recipe, cuda_defines
 from fp4kit.reference.philox import ROUNDS
 
 #: C++ names of what the table names in Python.
@@ -252,7 +252,7 @@ def quantized_error_sums_kernel(spec: FormatSpec, dtype: str) -> Instance:
 def _variants() -> list[tuple[FormatSpec, Recipe | None, bool]]:
     """Every (format, recipe, has a second level) that a plan can ask for."""
     result: list[tuple[FormatSpec, Recipe | None, bool]] = []
-    for spec in ALL_FORMATS.values():
+    for spec in BLOCK_FORMATS.values():
         if not spec.has_second_level:
             result.append((spec, None, False))
             continue
@@ -274,7 +274,7 @@ def all_instances() -> list[Instance]:
     for dtype in DTYPES:
         result += [amax_kernel(dtype), count_nonfinite_kernel(dtype), second_level_kernel(dtype)]
         result += [error_sums_kernel(dtype, other) for other in DTYPES]
-        result += [quantized_error_sums_kernel(spec, dtype) for spec in ALL_FORMATS.values()]
+        result += [quantized_error_sums_kernel(spec, dtype) for spec in BLOCK_FORMATS.values()]
         for spec, recipe, second in _variants():
             for flat in (True, False):
                 result.append(quantize_dequantize_kernel(spec, dtype, recipe, second, flat))

@@ -14,6 +14,7 @@ from fp4kit.checkpoint.options import DEFAULT_SHARD_SIZE, parse_size
 from fp4kit.errors import OptionError, brief
 from fp4kit.io.read.open import check_source
 from fp4kit.scheme import (
+    Granularity,
     NibbleOrder,
     RecipeName,
     ScaleLayout,
@@ -25,7 +26,7 @@ from fp4kit.scheme import (
 )
 
 StrPath = str | os.PathLike[str]
-Layout = Literal["compressed-tensors", "modelopt", "comfy"]
+Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek"]
 ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
 
 
@@ -34,6 +35,7 @@ class Choices(TypedDict, total=False):
 
     recipe: RecipeName | None
     scale_rule: ScaleRule | None
+    granularity: Granularity | None
     scale_search: ScaleSearch | None
     search_error: SearchError | None
     e4m3_max: Literal[448, 256]

@@ -115,7 +115,7 @@ def _unstorable(tensor: QuantizedTensor) -> str:
         return "its blocks run along the columns, and files hold blocks along the last axis"
     if tensor.scheme.rht is not None:
         return "it is rotated (rht), which no reader of files undoes"
-    if tensor.recipe is not None and tensor.second_level is None:
+    if tensor.scheme.spec.has_second_level and tensor.second_level is None:
         return "it has no second-level scale, which files of nvfp4 hold"
     if tensor.second_level is not None and plan.rows_per_scale != max(plan.rows, 1):
         return "it has several second-level scales, and files hold one per tensor"

@@ -112,13 +112,12 @@ class _Item:
             for part in entry_parts(self.source, entry, 0, plan.rows)
         )
         lead = entry.shape[:-1]
-        linear = plan.scale_layout == "linear"
         second: dict[str, Any] = {}
         if plan.recipe is not None:
             second[plan.recipe.keeps] = entry.second
         return QuantizedTensor(
             packed=packed.reshape(*lead, plan.packed_shape[1]),
-            block_scale=scales.reshape((*lead, plan.blocks) if linear else plan.scale_shape),
+            block_scale=scales.view(plan.format.scales.dtype).reshape(plan.scale_shape_of(lead)),
             scheme=plan.scheme,
             shape=entry.shape,
             source_dtype=entry.dtype,

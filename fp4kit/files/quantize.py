@@ -72,12 +72,12 @@ def quantize_file(
         force: replace an older target.
         dry_run: plan from the headers alone; nothing is computed or written.
         progress: called with (bytes done, bytes in all) of the source.
-        **choices: `recipe`, `scale_rule`, `scale_layout`, `nibble_order`, `pad`, `scale_search`,
-            `search_error`, `e4m3_max`: fields of a :class:`fp4kit.Scheme`. `include`, `exclude`:
-            name patterns, globs or `re:` and a regular expression. `cast="float32"`: take float64
-            as that. `void_dtype="bfloat16"`: what 2-byte void data of NumPy's files is.
-            `unscaled_fp8`: FP8 without a scale was only cast. `allow_nothing`: no error if nothing
-            is quantized.
+        **choices: `recipe`, `scale_rule`, `granularity`, `scale_layout`, `nibble_order`, `pad`,
+            `scale_search`, `search_error`, `e4m3_max`: fields of a :class:`fp4kit.Scheme`.
+            `include`, `exclude`: name patterns, globs or `re:` and a regular expression.
+            `cast="float32"`: take float64 as that. `void_dtype="bfloat16"`: what 2-byte void data
+            of NumPy's files is. `unscaled_fp8`: FP8 without a scale was only cast. `allow_nothing`:
+            no error if nothing is quantized.
 
     Returns:
         An entry per tensor with error statistics; the numbers of `--json`.
@@ -142,18 +142,19 @@ def quantize_checkpoint(
             added.
         scheme: as for :func:`quantize_file`; how scales and nibbles lie is the layout's.
         layout: for which engines: `compressed-tensors` (vLLM, SGLang, transformers), `modelopt`
-            (TensorRT-LLM, vLLM, SGLang) or `comfy` (ComfyUI).
+            (TensorRT-LLM, vLLM, SGLang), `comfy` (ComfyUI) or `deepseek` (FP8 in blocks: vLLM,
+            SGLang, transformers).
         device: as for :func:`quantize_file`; `cuda` is every GPU of the machine.
         resume: finish what an interrupted run of the same call began.
         force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
         dry_run: plan from headers and JSON alone; nothing is written.
         progress: called with (bytes done, bytes in all) of the source.
-        **choices: `recipe`, `scale_rule`, `scale_search`, `search_error`, `e4m3_max`, `include`,
-            `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for :func:`quantize_file`.
-            `activations`: None for weights only, `uncalibrated`, or a JSON file with the amax of
-            each module's input. `experts_layout`: how fused experts are stored where that is not
-            clear. `max_shard_size`: like 5GB. `follow_links`: copy what links out of the source
-            point to.
+        **choices: `recipe`, `scale_rule`, `granularity`, `scale_search`, `search_error`,
+            `e4m3_max`, `include`, `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for
+            :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, or a JSON
+            file with the amax of each module's input. `experts_layout`: how fused experts are
+            stored where that is not clear. `max_shard_size`: like 5GB. `follow_links`: copy what
+            links out of the source point to.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.

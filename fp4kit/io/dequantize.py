@@ -35,7 +35,7 @@ from fp4kit.io.stream.chunks import (
     chunk_plan,
     row_ranges,
     row_step,
-    scale_row_bytes,
+    scale_range,
 )
 from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.stream.gpu_pipeline import open_pipeline
@@ -87,12 +87,9 @@ def entry_parts(
     """The bytes of codes and block scales of some rows."""
     plan, names = entry.plan, entry.names
     row = plan.packed_shape[1]
-    scale_row = scale_row_bytes(plan)
-    # The last chunk takes the layout's padding rows with it.
-    scale_last = plan.scale_shape[0] if last == plan.rows else last
     return (
         ByteRange(source, names.packed, first * row, last * row),
-        ByteRange(source, names.scale, first * scale_row, scale_last * scale_row),
+        ByteRange(source, names.scale, *scale_range(plan, first, last)),
     )
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, shortened
-from fp4kit.formats import ALL_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, Recipe, one_of
+from fp4kit.formats import BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, Recipe, one_of
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.read.json_text import strict_json
 from fp4kit.io.read.source import Source, SourceTensor
@@ -43,6 +43,7 @@ FILE_FIELDS = (
     "format",
     "recipe",
     "scale_rule",
+    "granularity",
     "scale_layout",
     "nibble_order",
     "pad",
@@ -94,7 +95,6 @@ class QuantizedEntry:
     def parts(self) -> list[TensorSpec]:
         """The tensors it is stored as: codes, block scales, and perhaps the second level."""
         spec, plan, lead, names = self.plan.format, self.plan, self.shape[:-1], self.names
-        linear = plan.scale_layout == "linear"
         if self.storage.row_multiple > 1:
             lead = (self.storage.code_rows(plan.rows),)
         parts = [
@@ -106,7 +106,7 @@ class QuantizedEntry:
             TensorSpec(
                 names.scale,
                 SCALE_DTYPES[spec.scale_type],
-                (*lead, plan.blocks) if linear else plan.scale_shape,
+                self.storage.second_shape if plan.has_one_scale else plan.scale_shape_of(lead),
             ),
         ]
         if names.second is not None:
@@ -144,7 +144,10 @@ class QuantizedEntry:
     def facts(self) -> dict[str, Any]:
         """The entry in the file's metadata, as plain data."""
         plan = self.plan
-        rule = {"recipe": plan.recipe.name} if plan.recipe else {"scale_rule": plan.scale_rule}
+        names: tuple[str, ...] = ("recipe",) if plan.recipe else ("scale_rule",)
+        if plan.grid is not None:
+            names = ("recipe", "granularity")
+        rule = {name: getattr(plan.scheme, name) for name in names}
         second = None
         if plan.recipe is not None:
             # Fixed width: the header is laid out before the scale is known.
@@ -208,6 +211,7 @@ def _parse_entry(name: str, facts: dict[str, Any]) -> QuantizedEntry:
     fields = {
         "recipe": facts.get("recipe"),
         "scale_rule": facts.get("scale_rule"),
+        "granularity": facts.get("granularity"),
         "scale_layout": one_of("scale_layout", facts["scale_layout"], SCALE_LAYOUTS),
         "nibble_order": facts["nibble_order"],
         **_parse_search(facts),
@@ -282,7 +286,7 @@ def entries_by_names(
         name = scale.name.removesuffix("_scale")
         if name == scale.name:
             continue
-        for spec in ALL_FORMATS.values():
+        for spec in BLOCK_FORMATS.values():
             entry = _by_names(source, storage, name, spec, recipe, (shapes or {}).get(name))
             if entry is not None and scale.spec == entry.parts[1]:
                 entries.append(entry)

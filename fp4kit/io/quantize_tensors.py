@@ -37,7 +37,9 @@ from .stream.chunks import (
     row_ranges,
     rows_of,
     rows_view,
-    scale_row_bytes,
+    scale_bytes,
+    scale_range,
+    scales_view,
 )
 from .stream.device import DeviceBackend
 from .stream.gpu_pipeline import open_pipeline
@@ -64,7 +66,7 @@ class Step:
     def is_pass(self) -> bool:
         """Whether it is in one of two passes over its tensor."""
         entry = self.rows[0].plan.entry
-        return self.scan != self.encode and entry is not None and entry.plan.has_second_level
+        return self.scan != self.encode and entry is not None and entry.plan.needs_amax
 
 
 def _steps(plans: Iterable[TensorPlan], pipeline: Pipeline) -> Iterator[Step]:
@@ -78,7 +80,7 @@ def _steps(plans: Iterable[TensorPlan], pipeline: Pipeline) -> Iterator[Step]:
         if entry is None:
             yield from (Step((rows,)) for rows in ranges)
             continue
-        scan = entry.plan.has_second_level
+        scan = entry.plan.needs_amax
         total = sum(plan.tensor.spec.nbytes for plan in unit)
         if len(ranges) == len(unit) and pipeline.reads_whole(total):
             yield Step(tuple(ranges), scan, encode=True, end=True)
@@ -157,10 +159,11 @@ class _Quantizer:
                 self._pipeline.free(chunk)
             if step.end and unit.maxima:
                 amax = self._pipeline.largest(unit.maxima, kernels)
-                unit.second = kernels.second_level(amax, first.plan, first.dtype)
+                serving = self._backend.serving(first.plan)
+                unit.second = serving.second_level(amax, first.plan, first.dtype)
                 unit.maxima = []
                 self._seconds.append((step.rows[0].plan.second, unit.second))
-            if unit.second is not None or not first.plan.has_second_level:
+            if unit.second is not None or not first.plan.needs_amax:
                 for held, resident in unit.held:
                     for rows, part in zip(held.rows, resident.parts, strict=True):
                         self._encode(self._backend, rows, part, unit.second)
@@ -174,9 +177,9 @@ class _Quantizer:
         entry = rows.entry
         plan = chunk_plan(entry.plan, rows.count)
         x = rows_view(part, entry.dtype, plan.rows, plan.cols)
-        counts = [math.prod(plan.packed_shape), math.prod(plan.scale_shape)]
+        counts = [math.prod(plan.packed_shape), scale_bytes(plan)]
         buffer, (packed, scale) = self._pipeline.result(counts)
-        codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
+        codes, scales = packed.reshape(plan.packed_shape), scales_view(scale, plan)
         sums = backend.quantize(Job(plan, x, entry.dtype, second, codes, scales))
         self._pending.append((rows.plan, sums))
         self._pipeline.store(
@@ -219,7 +222,8 @@ def write_codes(
 ) -> None:
     """Writes codes and scales of the rows from `first` on to their places in the output."""
     write(entry.names.packed, first * entry.plan.packed_shape[1], packed)
-    write(entry.names.scale, first * scale_row_bytes(entry.plan), scale)
+    if first == 0 or not entry.plan.has_one_scale:
+        write(entry.names.scale, scale_range(entry.plan, first, entry.plan.rows)[0], scale)
 
 
 def finish_tensor(write: Write, entry: QuantizedEntry) -> None:

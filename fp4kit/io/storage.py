@@ -16,7 +16,7 @@ from fp4kit.formats import FormatSpec
 #: safetensors' element type of codes stored one per byte; two codes per byte are U8.
 ELEMENT_DTYPES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e2m1": "U8"}
 #: safetensors' element type of block scales: engines expect E8M0 bytes as U8.
-SCALE_DTYPES = {"e4m3": "F8_E4M3", "e8m0": "U8"}
+SCALE_DTYPES = {"e4m3": "F8_E4M3", "e8m0": "U8", "float32": "F32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,9 @@ class Storage:
     Attributes:
         name: what it is called.
         packed_suffix: what the name of 4-bit codes adds to `X`; codes of whole bytes are `X`.
+        scale_suffix: what the name of the block scales adds to `X`.
         second_suffix: what the name of the second level adds to `X`.
-        second_shape: shape of the second level.
+        second_shape: shape of the second level, and of a scale of a whole tensor.
         keeps: its second level: `encode_scale` (2688/amax) or `decode_scale` (amax/2688).
         scale_layout: order of the block scales, None for whatever was asked for.
         nibble_order: nibble that the even element takes, None for whatever was asked for.
@@ -56,6 +57,7 @@ class Storage:
 
     name: str
     packed_suffix: str = "_packed"
+    scale_suffix: str = "_scale"
     second_suffix: str = "_global_scale"
     second_shape: tuple[int, ...] = (1,)
     keeps: str = "encode_scale"
@@ -67,7 +69,7 @@ class Storage:
         """The names that the parts of tensor `name` have in a format."""
         return PartNames(
             packed=name if spec.codes_per_byte == 1 else f"{name}{self.packed_suffix}",
-            scale=f"{name}_scale",
+            scale=f"{name}{self.scale_suffix}",
             second=f"{name}{self.second_suffix}" if spec.has_second_level else None,
         )
 

@@ -9,10 +9,11 @@ from fp4kit.formats import one_of
 from .base import Layout, Summary, module_of
 from .comfy import Comfy
 from .compressed_tensors import CompressedTensors
+from .deepseek import DeepSeek
 from .modelopt import ModelOpt
 
 ALL_LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (CompressedTensors(), ModelOpt(), Comfy())
+    layout.name: layout for layout in (CompressedTensors(), ModelOpt(), Comfy(), DeepSeek())
 }
 
 __all__ = ["ALL_LAYOUTS", "Layout", "Summary", "get_layout", "module_of"]

@@ -16,10 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit.errors import OptionError
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.metadata import Constant, QuantizedEntry, entries_by_names, shared_plan
 from fp4kit.io.read.source import Source
 from fp4kit.io.storage import Storage
+from fp4kit.plan import Plan
+from fp4kit.reference.grid import scales_of
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import Scheme
 
@@ -41,6 +44,7 @@ class Summary:
         activations: None for weights only, `uncalibrated` or `calibrated`.
         embeddings: modules of embeddings, which some layouts list as well.
         pre_scaled: some modules have the scales of AWQ beside them, for their inputs.
+        granularity: what shares a scale of fp8.
     """
 
     format: str
@@ -48,6 +52,7 @@ class Summary:
     activations: str | None = None
     embeddings: tuple[str, ...] = ()
     pre_scaled: bool = False
+    granularity: str | None = None
 
 
 class Layout(ABC):
@@ -56,6 +61,8 @@ class Layout(ABC):
     Attributes:
         name: what it is called.
         formats: block formats that its readers know.
+        granularities: what may share a scale of fp8, the default first.
+        fp8_inputs: whether weights in fp8 have an activation scale beside them: always, or never.
         storage: how the parts of a weight are named and laid out.
         recipe: order of operations by which its readers decode NVFP4.
         activation_suffix: what the name of a module's activation scale adds to it.
@@ -75,6 +82,8 @@ class Layout(ABC):
 
     name: str
     formats: tuple[str, ...]
+    granularities: tuple[str, ...] = ()
+    fp8_inputs: bool = False
     storage: Storage
     recipe: str
     activation_suffix: str
@@ -131,20 +140,53 @@ class Layout(ABC):
         """
         plan = shared_plan(shape, self.laid_out(scheme))
         constants = self.markers(name)
-        if activation_amax is not None and plan.has_second_level:
-            constants += (self._activation(name, activation_amax),)
+        if activation_amax is not None and plan.needs_amax:
+            constants += (self._activation(name, activation_amax, plan),)
         return QuantizedEntry(name, shape, dtype, plan, storage=self.storage, constants=constants)
+
+    def check(self, scheme: Scheme, activations: str | None) -> None:
+        """Refuses what this layout does not hold.
+
+        Raises:
+            OptionError: for another granularity, or activation scales where there are none.
+        """
+        granularity = self.laid_out(scheme).granularity
+        if granularity is None:
+            return
+        if granularity not in self.granularities:
+            raise OptionError(
+                f"layout {self.name} holds fp8 with granularity {' or '.join(self.granularities)}, "
+                f"not {granularity}; choose another --layout or --granularity"
+            )
+        if self.fp8_inputs and activations is None:
+            raise OptionError(
+                f"readers of fp8 in layout {self.name} take a scale of each module's input: pass "
+                "--activations uncalibrated, or a file of amaxes"
+            )
+        if activations is not None and not self.fp8_inputs:
+            raise OptionError(
+                f"readers of fp8 in layout {self.name} scale inputs as they come; leave "
+                "--activations out"
+            )
 
     def laid_out(self, scheme: Scheme) -> Scheme:
         """The scheme with scales and nibbles as this layout has them."""
+        granularity = scheme.granularity
+        if scheme.spec.has_scale_grid and scheme.recipe is None:
+            granularity = granularity or self.granularities[0]  # type: ignore[assignment]
         return scheme.replace(
+            granularity=granularity,
             scale_layout=self.storage.scale_layout or "linear",
             nibble_order=self.storage.nibble_order or "low_first",
         ).parts[0]
 
-    def _activation(self, name: str, amax: float) -> Constant:
+    def _activation(self, name: str, amax: float, plan: Plan) -> Constant:
+        value = np.array([amax], np.float32)
         with quiet():
-            scale = convert_second_level(np.array([amax], np.float32), "amax", self.storage.keeps)
+            if plan.grid is None:
+                scale = convert_second_level(value, "amax", self.storage.keeps)
+            else:
+                scale = scales_of(value, plan.grid_recipe, plan.format.element, "float32")
         spec = TensorSpec(
             f"{module_of(name)}{self.activation_suffix}", "F32", self.activation_shape
         )

@@ -7,15 +7,33 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fp4kit.formats import GRID_BLOCK
 from fp4kit.io.storage import Storage
 
 from .base import Layout, Summary
 
 METHOD = "compressed-tensors"
 #: Block format to the reader's name of it, and back.
-FORMATS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
+FORMATS = {
+    "nvfp4": "nvfp4-pack-quantized",
+    "mxfp4": "mxfp4-pack-quantized",
+    "fp8": "float-quantized",
+}
 #: Version of the reader whose schema is written.
 VERSION = "0.20.0"
+
+
+def _fp8_arguments(granularity: str | None) -> dict[str, Any]:
+    """The quantization arguments of weights in FP8."""
+    block = {"block_structure": [GRID_BLOCK, GRID_BLOCK]} if granularity == "block" else {}
+    return {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": granularity,
+        "symmetric": True,
+        "dynamic": False,
+        **block,
+    }
 
 
 def _arguments(format: str, dynamic: bool | str) -> dict[str, Any]:
@@ -37,6 +55,7 @@ class CompressedTensors(Layout):
 
     name = METHOD
     formats = tuple(FORMATS)
+    granularities = ("channel", "tensor", "block")
     storage = Storage(METHOD)
     recipe = METHOD
     activation_suffix = ".input_global_scale"
@@ -52,7 +71,9 @@ class CompressedTensors(Layout):
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json; the reader refuses unknown keys."""
-        activations = None
+        activations, weights = None, _arguments(summary.format, False)
+        if summary.granularity is not None:
+            weights = _fp8_arguments(summary.granularity)
         if summary.activations is not None:
             # The second level of an input is stored, its block scales are made on the fly.
             dynamic = "local" if summary.format == "nvfp4" else True
@@ -65,7 +86,7 @@ class CompressedTensors(Layout):
             "config_groups": {
                 "group_0": {
                     "targets": ["Linear"],
-                    "weights": _arguments(summary.format, False),
+                    "weights": weights,
                     "input_activations": activations,
                     "output_activations": None,
                     "format": FORMATS[summary.format],

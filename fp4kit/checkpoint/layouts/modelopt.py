@@ -22,9 +22,12 @@ MIXED = "MIXED_PRECISION"
 #: Algorithms whose readers need an activation scale of each module.
 ACTIVATED = (WITH_ACTIVATIONS, PRE_SCALED)
 GROUP_SIZE = 16
+FP8 = "FP8"
 
 
 def _algorithm(summary: Summary) -> str:
+    if summary.granularity is not None:
+        return FP8
     if summary.pre_scaled:
         return PRE_SCALED
     return WEIGHTS_ONLY if summary.activations is None else WITH_ACTIVATIONS
@@ -44,7 +47,9 @@ class ModelOpt(Layout):
     """`X.weight` U8, `X.weight_scale`, `X.weight_scale_2` (decode direction)."""
 
     name = METHOD
-    formats = ("nvfp4",)
+    formats = ("nvfp4", "fp8")
+    granularities = ("tensor",)
+    fp8_inputs = True
     storage = Storage(
         METHOD,
         packed_suffix="",
@@ -65,7 +70,9 @@ class ModelOpt(Layout):
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json."""
-        arguments = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": GROUP_SIZE}
+        arguments: dict[str, Any] = {"dynamic": False, "num_bits": 8, "type": "float"}
+        if summary.granularity is None:
+            arguments |= {"num_bits": 4, "group_size": GROUP_SIZE}
         group: dict[str, Any] = {}
         if summary.activations is not None:
             group["input_activations"] = dict(arguments)
@@ -85,7 +92,7 @@ class ModelOpt(Layout):
             "quantization": {
                 "quant_algo": _algorithm(summary),
                 "kv_cache_quant_algo": None,
-                "group_size": GROUP_SIZE,
+                **({} if summary.granularity else {"group_size": GROUP_SIZE}),
                 **_awq(summary),
                 "exclude_modules": _excluded(summary),
             },

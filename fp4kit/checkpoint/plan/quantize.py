@@ -31,8 +31,11 @@ from .rules import Rules, is_embedding, setting
 #: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.
 DECODED_DTYPE = "bfloat16"
 
-#: The amax whose scale is 1.0 in both directions.
-UNCALIBRATED_AMAX = float(SECOND_LEVEL_RANGE)
+
+def uncalibrated_amax(format: str) -> float:
+    """The activation amax whose scale is 1.0 in both directions."""
+    spec = get_format(format)
+    return spec.element.max if spec.has_scale_grid else float(SECOND_LEVEL_RANGE)
 
 
 def check_options(options: CheckpointOptions) -> Layout:
@@ -44,7 +47,7 @@ def check_options(options: CheckpointOptions) -> Layout:
             f"layout {layout.name} holds {' or '.join(layout.formats)}, not {spec.name}; choose "
             "another --layout or --format"
         )
-    options.scheme  # noqa: B018 - contradictory options are refused here
+    layout.check(options.scheme, options.activations)
     return layout
 
 
@@ -164,7 +167,7 @@ def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dic
     if options.activations is None:
         return {}
     if options.activations == UNCALIBRATED:
-        return dict.fromkeys(wanted, UNCALIBRATED_AMAX)
+        return dict.fromkeys(wanted, uncalibrated_amax(options.format))
     (path,) = options.files
     given = {name: _amax(name, value, path) for name, value in read_json(path).items()}
     missing = [module for module in wanted if module not in given]
@@ -186,7 +189,7 @@ def _warnings(plan: CheckpointPlan) -> list[str]:
     if plan.summary.activations == UNCALIBRATED:
         said.append(
             "activation scales are uncalibrated: all are 1.0, which fixes every activation amax at "
-            "2688"
+            f"{uncalibrated_amax(plan.summary.format):.0f}"
         )
     stacked = [
         work
@@ -278,6 +281,7 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
             ignored_modules(works, checkpoint, layout),
             calibration,
             embedding_modules(works),
+            granularity=layout.laid_out(scheme).granularity,
         ),
         dropped=opened.dropped,
         groups=fused,

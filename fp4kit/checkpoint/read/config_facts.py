@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fp4kit.checkpoint.layouts import comfy, compressed_tensors, modelopt
+from fp4kit.checkpoint.layouts import comfy, compressed_tensors, deepseek, modelopt
 from fp4kit.checkpoint.read.code_names import COMFY_FORMATS
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_FORMATS
@@ -85,8 +85,8 @@ class QuantFacts:
 
     @property
     def layout(self) -> str:
-        """The layout's name; that of the method."""
-        return self.method
+        """The layout's name; that of the method, but for DeepSeek's."""
+        return deepseek.DeepSeek.name if self.method == deepseek.METHOD else self.method
 
 
 def strings(value: object, what: str) -> tuple[str, ...]:
@@ -310,6 +310,10 @@ def detect(
     if method == compressed_tensors.METHOD:
         assert given is not None
         return compressed_facts(given)
+    if given is not None and method == deepseek.METHOD:
+        what = "config.json: quantization_config.modules_to_not_convert"
+        listed = strings(given.get("modules_to_not_convert"), what)
+        return QuantFacts(deepseek.METHOD, ignore=listed, fp8=True)
     if given is not None:
         return QuantFacts(str(method or "an unnamed method")[:80])
     layers = comfy.recorded_layers(headers, "header")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fp4kit.checkpoint.layouts import module_of
 from fp4kit.checkpoint.layouts.comfy import recorded_layers
+from fp4kit.checkpoint.layouts.deepseek import DeepSeek
 from fp4kit.checkpoint.layouts.ignore_list import check_ignore
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.models.fusion import groups
@@ -149,6 +150,8 @@ def _config_faults(
     kept = list(dict.fromkeys([*left.stored, *left.built]))
     if checkpoint.native:  # whose readers look for no other names
         modules, kept = ([built_name(name) for name in names] for names in (modules, left.stored))
+    if not facts.ignore and layout.name == DeepSeek.name:
+        return  # DeepSeek's own list nothing: readers know their models
     for fault in check_ignore(modules, kept, facts.ignore, layout.name):
         yield f"{where}: {fault}"
 

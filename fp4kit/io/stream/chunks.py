@@ -64,16 +64,34 @@ def byte_ranges(tensor: SourceTensor, limit: int | None = None) -> Iterator[tupl
 
 def chunk_plan(plan: Plan, rows: int) -> Plan:
     """The plan for some rows of a tensor; the second level stays that of the whole."""
-    return with_changes(plan, rows=rows, rows_per_scale=rows)
+    return with_changes(plan, rows=rows, rows_per_scale=1 if plan.grid else rows)
 
 
-def scale_row_bytes(plan: Plan) -> int:
-    """Bytes of block scales per row, layout padding of columns included."""
-    return plan.blocks if plan.scale_layout == "linear" else plan.scale_shape[1]
+def scale_range(plan: Plan, first: int, last: int) -> tuple[int, int]:
+    """The bytes of the scales of some rows, `first` being a multiple of `row_step`."""
+    rows, cols = plan.scale_shape
+    if plan.has_one_scale:
+        return 0, plan.format.scales.bytes
+    row, step = cols * plan.format.scales.bytes, 1 if plan.grid is None else row_step(plan)
+    # The last chunk takes the layout's padding rows with it.
+    stop = rows if last == plan.rows else last // step
+    return first // step * row, stop * row
+
+
+def scale_bytes(plan: Plan) -> int:
+    """Bytes of all scales."""
+    return prod(plan.scale_shape) * plan.format.scales.bytes
+
+
+def scales_view(data: Any, plan: Plan) -> Any:
+    """Bytes of scales as the array that backends take."""
+    return data.view(plan.format.scales.dtype).reshape(plan.scale_shape)
 
 
 def row_step(plan: Plan) -> int:
     """Rows that must stay together so that their scales are one piece."""
+    if plan.grid is not None:
+        return 1 if plan.has_one_scale else plan.grid[0]
     return TILE[plan.scale_layout][0]
 
 

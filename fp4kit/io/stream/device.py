@@ -18,7 +18,7 @@ from fp4kit.backend.interface import Backend, ErrorSums, PendingSums, Plan, Requ
 from fp4kit.backend.jobs import Job
 from fp4kit.scheme import Scheme
 
-from .chunks import Bytes, rows_view
+from .chunks import Bytes, rows_view, scales_view
 
 Second = NDArray[np.float32] | None
 
@@ -46,16 +46,23 @@ class DeviceBackend:
         schemes: set[Scheme | None] = {plan.scheme for plan in plans}
         # What is quantized is measured as well.
         operations = ("error_stats", operation) if operation == "quantize" else (operation,)
+        self._serving: dict[bool, Backend] = {}
         for dtype in set(dtypes) or {"float32"}:
             for scheme in schemes or {None}:
                 for asked in operations:
                     self.kernels = select(Request(asked, number, dtype, scheme), None)
+                    if scheme is not None:
+                        self._serving[scheme.spec.has_scale_grid] = self.kernels
         self.origin = Origin("numpy" if device == "cpu" else "cupy", number)
         self.on_gpu = self.origin.device_kind == "cuda"
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
         """Makes the device current."""
         return arrays.device_scope(self.origin)
+
+    def serving(self, plan: Plan) -> Backend:
+        """The backend of a plan's format; `kernels` is that of any."""
+        return self._serving.get(plan.format.has_scale_grid, self.kernels)
 
     def put(self, host: Any) -> Any:
         """A host array on the device; itself on the CPU, and None if it is that."""
@@ -71,19 +78,20 @@ class DeviceBackend:
 
     def quantize(self, job: Job) -> PendingSums:
         """Quantizes rows on the device, and measures their errors."""
+        kernels = self.serving(job.plan)
         if self.on_gpu:
-            self.kernels.quantize(job)
-            return self.kernels.quantized_error_sums_async(job)
-        sums = self.kernels.quantize_and_measure(job)
+            kernels.quantize(job)
+            return kernels.quantized_error_sums_async(job)
+        sums = kernels.quantize_and_measure(job)
         return PendingSums(lambda: sums)
 
     def dequantize(
         self, plan: Plan, packed: Bytes, scale: Bytes, second: Second, out: Bytes, dtype: str
     ) -> None:
         """Decodes codes and scales on the CPU into a buffer of element type `dtype`."""
-        codes, scales = packed.reshape(plan.packed_shape), scale.reshape(plan.scale_shape)
+        codes, scales = packed.reshape(plan.packed_shape), scales_view(scale, plan)
         job = Job(plan, None, dtype, second, codes, scales)
-        self.kernels.dequantize(job, rows_view(out, dtype, plan.rows, plan.cols), dtype)
+        self.serving(plan).dequantize(job, rows_view(out, dtype, plan.rows, plan.cols), dtype)
 
     def sums(self, x: Bytes, x_dtype: str, y: Bytes, y_dtype: str) -> ErrorSums:
         """Error sums of two runs of floats on the host."""
@@ -105,6 +113,6 @@ class DeviceBackend:
                 dtype,
                 self.put(second),
                 self.put(packed.reshape(plan.packed_shape)),
-                self.put(scale.reshape(plan.scale_shape)),
+                self.put(scales_view(scale, plan)),
             )
-            return self.kernels.quantized_error_sums(job)
+            return self.serving(plan).quantized_error_sums(job)
