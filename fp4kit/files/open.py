@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import difflib
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -37,20 +36,14 @@ from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, find_quantized, log
 from fp4kit.io.read.open import check_source, open_source
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .choices import check_arguments
+from .choices import StrPath, check_arguments
 
 #: What :attr:`TensorFile.layout` says of fp4kit's own files.
 OWN_LAYOUT = "fp4kit"
-#: Bytes that are read at a time.
-PIECE_BYTES = 64 << 20
-
 #: MXFP4 of other tools.
 MXFP4_VIEWS = (Mxfp4View, Mxfp4TransposedView)
-
 #: FP8 in every bias.
 FP8 = (*ELEMENTS, *FOREIGN)
-
-FloatType = Literal["float32", "float16", "bfloat16"]
 
 
 class TensorNameError(Fp4kitError, KeyError):
@@ -126,11 +119,9 @@ class _Item:
 
 
 def _bytes(source: Source, name: str, start: int, stop: int) -> np.ndarray:
-    """Stored or computed bytes of a tensor, read piece by piece."""
+    """Stored or computed bytes of a tensor."""
     data = np.empty(stop - start, np.uint8)
-    for at in range(0, len(data), PIECE_BYTES):
-        piece = data[at : at + PIECE_BYTES]
-        source.read(name, start + at, piece.data)
+    source.read(name, start, data.data)
     return data
 
 
@@ -178,7 +169,7 @@ class TensorFile(Mapping[str, Any]):
         config: content of a checkpoint's config.json; empty without one.
     """
 
-    def __init__(self, path: Path, *, decode: FloatType | None, raw: bool) -> None:
+    def __init__(self, path: Path, *, decode: str | None, raw: bool) -> None:
         self.path = path
         self.layout: str | None = None
         self.metadata: dict[str, str] = {}
@@ -315,7 +306,7 @@ def _only_cast(checkpoint: Checkpoint) -> Callable[[str], bool]:
 
 
 def _checkpoint_items(
-    checkpoint: Checkpoint, opened: Opened, decode: FloatType | None
+    checkpoint: Checkpoint, opened: Opened, decode: str | None
 ) -> dict[str, _Item]:
     """The logical tensors of a checkpoint, in the order in which they are stored."""
     source, found, first = opened.source, {}, {}
@@ -354,12 +345,7 @@ def _layout_of(checkpoint: Checkpoint, opened: Opened) -> str | None:
     return "+".join(sorted(kinds))
 
 
-def open(
-    path: str | os.PathLike[str],
-    *,
-    decode: Any = None,
-    raw: bool = False,
-) -> TensorFile:
+def open(path: StrPath, *, decode: Any = None, raw: bool = False) -> TensorFile:
     """Opens a file or checkpoint of tensors as a mapping; nothing but headers is read.
 
     Everything that the command line reads can be opened: .npy, .npz and .safetensors files, model
