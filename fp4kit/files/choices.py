@@ -141,27 +141,34 @@ def checked(path: StrPath) -> Path:
     return source
 
 
-def known(choices: Any, kind: Any, scheme: Scheme | str | None = None) -> dict[str, Any]:
-    """Choices by name, lists as tuples; those of a scheme as fields of its own.
-
-    Args:
-        choices: what a caller passed as keywords.
-        kind: the choices that there are.
-        scheme: a scheme or the name of a format, to which some of the choices belong.
+def known(choices: Any, kind: Any) -> dict[str, Any]:
+    """Choices by name, lists as tuples.
 
     Raises:
-        OptionError: for a name that is none of them, or a scheme that files do not take.
+        OptionError: for a name that is none of those of a kind.
     """
     names: set[str] = set(kind.__optional_keys__)
     for name in choices:
         if name not in names:
             raise OptionError(f"{name!r} is no option of this; choose {', '.join(sorted(names))}")
-    given = {
+    return {
         name: tuple(value) if name in ("include", "exclude") else value
         for name, value in choices.items()
     }
-    if scheme is None:
-        return given
+
+
+def known_with_scheme(choices: Any, kind: Any, scheme: Scheme | str) -> dict[str, Any]:
+    """Choices by name, all fields of a scheme that belong to them included.
+
+    Args:
+        choices: what a caller passed as keywords, perhaps some of these fields.
+        kind: the choices that there are.
+        scheme: a scheme, or the name of a format.
+
+    Raises:
+        OptionError: as :func:`known`, and for a scheme that files do not take.
+    """
+    given, names = known(choices, kind), kind.__optional_keys__
     own = {name: given.pop(name) for name in Scheme.__dataclass_fields__ if name in given}
     wanted = as_scheme(scheme, own)
     for field in fields(wanted):

@@ -28,7 +28,7 @@ from .choices import (
     StrPath,
     check_arguments,
     checked,
-    known,
+    known_with_scheme,
     shard_size,
 )
 from .devices import resolve_device, resolve_devices
@@ -102,7 +102,7 @@ def quantize_file(
         True
     """
     check_arguments(locals(), ("target",))
-    given = known(choices, FileChoices, scheme)
+    given = known_with_scheme(choices, FileChoices, scheme)
     path = checked(source)
     if path.is_dir():
         raise OptionError(f"{path}: is a directory; use quantize_checkpoint")
@@ -177,7 +177,7 @@ def quantize_checkpoint(
         (dict_keys(['model.safetensors']), ['lm_head'])
     """
     check_arguments(locals(), ("target",))
-    given = known(choices, CheckpointChoices, scheme)
+    given = known_with_scheme(choices, CheckpointChoices, scheme)
     path = checked(source)
     size = shard_size(given.pop("max_shard_size", None))
     if given.get("activations") is not None:
