@@ -93,6 +93,8 @@ def test_bytes_of_the_cpu(on_host, kernels, width, name, directions):
         plans.append(replace(plan, rows_per_scale=1 if per_token else plan.vectors))
     wanted = [plan for plan in plans if directions in ("both", plan.scheme.direction)]
     assert_as_cpu(on_host, wanted, dtype)
+    if len(wanted) == 1 and wanted[0].is_plain:
+        return  # rows have kernels of their own
     searches = "scale_search" in options
     assert ("kWide" in kernels.launched[-1].expression) == (width == "wide" and not searches)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from fp4kit import trace
 from fp4kit.backend.interface import Backend, Request
 from fp4kit.errors import BackendUnavailableError
 from fp4kit.formats import one_of
@@ -83,7 +84,12 @@ def engine_for(
     """:func:`select` by the fields of a request; backends never take an answer back."""
     if backend is not None:
         one_of("backend", backend, BACKEND_NAMES)
-    return _selected(operation, device, dtype, scheme, backend)
+    chosen = _selected(operation, device, dtype, scheme, backend)
+    if trace.ENABLED:
+        request = Request(operation, device, dtype, scheme)
+        reason = "the default of the device" if backend is None else "named by the caller"
+        trace.say(request.describe(), f"backend {chosen.name}", reason)
+    return chosen
 
 
 @lru_cache(maxsize=1024)

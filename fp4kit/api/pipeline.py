@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fp4kit import arrays
+from fp4kit import arrays, trace
 from fp4kit.arrays import Raw, is_contiguous
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.overlap import Place, place_of
@@ -20,6 +20,7 @@ from fp4kit.plan import Plan
 from fp4kit.reference.grid import zero_scale
 from fp4kit.scheme import Scheme
 
+from .backends import engine_for
 from .buffers import Target, in_rows, new_target, output_buffers, per_token_amax, rows_of
 from .calls import Call, CallData, call_for
 from .measure import checked
@@ -64,6 +65,8 @@ def planned(
                 f"{data.given.name} has {scales} scales; granularity={part.granularity!r} of shape "
                 f"{tuple(shape)} takes {expected}"
             )
+        if trace.ENABLED:  # plans are remembered, and with them the choice
+            engine_for(operation, device, raw.dtype, part, data.backend)
         result.append(Planned(call, given))
     return result
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from fp4kit import trace
 from fp4kit.backend.interface import NO_SEED, Plan
 from fp4kit.backend.operations import ResidualPlan
 
@@ -34,6 +35,7 @@ from . import (
 from . import (
     variants as cuda_variants,
 )
+from .choices import trace_launch
 from .variants import Directions
 
 #: Blocks of searched rows for each that the device holds at once: those that the scheduler prefers
@@ -112,7 +114,10 @@ class Ready:
         import cupy
 
         # The function owns the module: it must live as long as its handle.
-        self._function = cuda_module.function(device, launch.instance)
+        self._function, self._instance = (
+            cuda_module.function(device, launch.instance),
+            launch.instance,
+        )
         grid = (*launch.grid, 1, 1)[:3]
         self._shape = (self._function.ptr, *grid, launch.threads, 1, 1, launch.shared)
         if launch.shared:
@@ -134,6 +139,8 @@ class Ready:
 
     def launch(self, *pointers: int) -> None:
         """Launches the kernel on the current stream of its device, which must be current."""
+        if trace.ENABLED:
+            trace_launch(self._device, self._instance, self._shape[1:4])
         # Taken out while in use: other threads, or a finalizer in this one, launch with their own.
         try:
             arguments = self._free.pop()

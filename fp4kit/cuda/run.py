@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit import trace
 from fp4kit.arrays import keep_if_captured
 from fp4kit.backend.interface import Job, RawArray
 
 from . import compile as cuda_module
 from . import ready as cuda_ready
+from .choices import trace_launch
 from .launch import VECTOR
 
 THREADS = (cuda_module.THREADS,)
@@ -33,7 +35,10 @@ def launch(
     shared: int = 0,
 ) -> None:
     """Launches a kernel on the current device and stream, with bytes of dynamic shared memory."""
-    function = cuda_module.function(current_device(), instance)
+    device = current_device()
+    function = cuda_module.function(device, instance)
+    if trace.ENABLED:
+        trace_launch(device, instance, grid)
     function(grid, THREADS, arguments, shared_mem=shared)
 
 
