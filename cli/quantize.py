@@ -12,9 +12,9 @@ from fp4kit.checkpoint.options import UNCALIBRATED
 from fp4kit.files.choices import CheckpointChoices, FileChoices
 from fp4kit.files.quantize import default_target, quantize_checkpoint, quantize_file
 from fp4kit.formats import ALL_FORMATS
-from fp4kit.io.metadata import FILE_FIELDS
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport
+from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.scheme import Scheme
 
 from .options import Given, flag_of, is_given, layout, output, refuse, source, takes

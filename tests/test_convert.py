@@ -17,10 +17,10 @@ from fp4kit.io.compare import compare_files
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.dequantize import dequantize_file
 from fp4kit.io.inspect import inspect_file
-from fp4kit.io.metadata import FILE_FIELDS
 from fp4kit.io.quantize import quantize_file
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import QuantizeOptions
+from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.io.stream import chunks
 from fp4kit.io.write.safetensors import SafetensorsWriter
 from fp4kit.scheme import Scheme

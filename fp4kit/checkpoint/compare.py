@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fp4kit.io.compare import Side, cast_like, compare_sides, file_side
-from fp4kit.io.metadata import METADATA_KEY, Logical, QuantizedEntry, find_quantized
+from fp4kit.io.metadata import METADATA_KEY, find_quantized
 from fp4kit.io.read.cast import with_cast
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import FileReport, joined
+from fp4kit.io.storage import Logical, QuantizedEntry
 from fp4kit.io.stream.chunks import Progress
 
 from .options import CheckpointOptions

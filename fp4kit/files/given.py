@@ -22,8 +22,9 @@ from fp4kit.checkpoint.read.weight_files import CONFIG, INDEX_SUFFIX, WEIGHTS
 from fp4kit.checkpoint.write.output import new_config
 from fp4kit.errors import DtypeError, FileFormatError, OptionError, brief
 from fp4kit.io.containers import DTYPE_CODES, DTYPES, TensorSpec
-from fp4kit.io.metadata import QuantizedEntry, shared_plan
+from fp4kit.io.metadata import shared_plan
 from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.scheme import Scheme
 
 from .open import TensorFile

@@ -23,9 +23,10 @@ from fp4kit.checkpoint.views.codes import EntryCodes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError, OptionError, brief
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
-from fp4kit.io.metadata import QuantizedEntry, shared_plan
+from fp4kit.io.metadata import shared_plan
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions
 from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.tensor_names import unknown_beside
 
 from .given import GivenTensors, SaveOptions

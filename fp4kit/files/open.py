@@ -32,9 +32,10 @@ from fp4kit.formats import MXFP4
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.dequantize import entry_parts
 from fp4kit.io.dequantize import open_quantized as open_own
-from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, find_quantized, logical_tensors
+from fp4kit.io.metadata import METADATA_KEY, find_quantized, logical_tensors
 from fp4kit.io.read.open import check_source, open_source
 from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.storage import QuantizedEntry
 
 from .choices import StrPath, check_arguments
 

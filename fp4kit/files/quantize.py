@@ -15,8 +15,8 @@ from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.views.search import decoded_file
 from fp4kit.errors import OptionError
 from fp4kit.io import quantize as files
-from fp4kit.io.metadata import FILE_FIELDS
 from fp4kit.io.report import FileReport, QuantizeOptions
+from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.io.stream.chunks import Progress
 from fp4kit.io.tensor_names import Patterns
 from fp4kit.scheme import Format, Scheme

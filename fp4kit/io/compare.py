@@ -18,11 +18,12 @@ from fp4kit.errors import FileFormatError, ShapeError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
 from fp4kit.io.dequantize import entry_parts
-from fp4kit.io.metadata import Logical, QuantizedEntry, find_quantized, logical_tensors
+from fp4kit.io.metadata import find_quantized, logical_tensors
 from fp4kit.io.read.cast import with_cast
 from fp4kit.io.read.open import open_source
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.report import FileReport, TensorReport, difference_warnings
+from fp4kit.io.storage import Logical, QuantizedEntry
 from fp4kit.io.stream.chunks import (
     ByteRange,
     Bytes,

@@ -13,17 +13,11 @@ from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, one_of
 from fp4kit.io.containers import DTYPE_CODES, SUFFIXES, TensorSpec
-from fp4kit.io.metadata import (
-    METADATA_KEY,
-    Logical,
-    QuantizedEntry,
-    find_quantized,
-    logical_tensors,
-    orphan_codes,
-)
+from fp4kit.io.metadata import METADATA_KEY, find_quantized, logical_tensors, orphan_codes
 from fp4kit.io.read.open import open_source
 from fp4kit.io.read.source import Source
 from fp4kit.io.report import FileReport, TensorReport
+from fp4kit.io.storage import Logical, QuantizedEntry
 from fp4kit.io.stream.chunks import (
     ByteRange,
     Bytes,

@@ -7,9 +7,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fp4kit.io.metadata import QuantizedEntry, find_quantized, logical_tensors
+from fp4kit.io.metadata import find_quantized, logical_tensors
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import FileReport, TensorReport
+from fp4kit.io.storage import QuantizedEntry
 
 
 def inspect_file(path: Path) -> FileReport:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from functools import lru_cache
 from typing import Any
@@ -22,151 +21,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.backend.interface import Plan
 from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, shortened
-from fp4kit.formats import BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, Recipe, one_of
-from fp4kit.io.containers import TensorSpec
+from fp4kit.formats import BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, one_of
 from fp4kit.io.read.json_text import strict_json
-from fp4kit.io.read.source import Source, SourceTensor
-from fp4kit.io.storage import ELEMENT_DTYPES, PLAIN, SCALE_DTYPES, PartNames, Storage
+from fp4kit.io.read.source import Source
+from fp4kit.io.storage import (
+    ELEMENT_DTYPES,
+    PLAIN,
+    Logical,
+    QuantizedEntry,
+    Storage,
+    stored_direction,
+)
 from fp4kit.plan import plan_of
-from fp4kit.reference.scaling import convert_second_level, quiet
-from fp4kit.scheme import SEARCH_ERRORS, Scheme, as_scheme
+from fp4kit.scheme import SEARCH_ERRORS, as_scheme
 
 METADATA_KEY = "fp4kit"
 #: The second one has tensors with a `scale_search`; it is written only where there are some.
 VERSION, SEARCH_VERSION = 1, 2
 #: Values and keys of an entry, without the sizes of its shape.
 _MAX_VALUES = 64
-#: The fields of a Scheme that files store.
-FILE_FIELDS = (
-    "format",
-    "recipe",
-    "scale_rule",
-    "granularity",
-    "scale_layout",
-    "nibble_order",
-    "pad",
-    "scale_search",
-    "search_error",
-    "e4m3_max",
-)
 #: Thousands of experts have the same shape, and then the same plan.
 shared_plan = lru_cache(4096)(plan_of)
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A small tensor whose bytes are known before any work: an activation scale, a marker."""
-
-    spec: TensorSpec
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedEntry:
-    """One quantized tensor of a file.
-
-    Attributes:
-        name: name of the logical tensor.
-        shape: its logical shape.
-        dtype: element type it was quantized from.
-        plan: how it is encoded.
-        second: second-level scale, float32 (1,) as the recipe keeps it, None without one or
-            while it is not known yet.
-        storage: what its parts are called and how they are laid out.
-        constants: tensors that stand beside it for the engine that reads it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    plan: Plan
-    second: NDArray[np.float32] | None = None
-    storage: Storage = PLAIN
-    constants: tuple[Constant, ...] = ()
-
-    @property
-    def names(self) -> PartNames:
-        """Names of its parts in the file."""
-        return self.storage.part_names(self.name, self.plan.format)
-
-    @property
-    def parts(self) -> list[TensorSpec]:
-        """The tensors it is stored as: codes, block scales, and perhaps the second level."""
-        spec, plan, lead, names = self.plan.format, self.plan, self.shape[:-1], self.names
-        if self.storage.row_multiple > 1:
-            lead = (self.storage.code_rows(plan.rows),)
-        parts = [
-            TensorSpec(
-                names.packed,
-                ELEMENT_DTYPES[spec.element.name],
-                (*lead, plan.packed_shape[1]),
-            ),
-            TensorSpec(
-                names.scale,
-                SCALE_DTYPES[spec.scale_type],
-                self.storage.second_shape if plan.has_one_scale else plan.scale_shape_of(lead),
-            ),
-        ]
-        if names.second is not None:
-            parts.append(TensorSpec(names.second, "F32", self.storage.second_shape))
-        return parts
-
-    @property
-    def specs(self) -> list[TensorSpec]:
-        """Every tensor of the file that belongs to it: its parts and its constants."""
-        return self.parts + [constant.spec for constant in self.constants]
-
-    @property
-    def stored(self) -> int:
-        """Bytes of all of them."""
-        return sum(spec.nbytes for spec in self.specs)
-
-    @property
-    def format(self) -> str:
-        """Name of its block format."""
-        return self.plan.format.name
-
-    def stored_second(self) -> NDArray[np.float32]:
-        """What its second-level tensor holds: finite, never 0, as the storage keeps it."""
-        assert self.plan.recipe is not None
-        assert self.second is not None
-        with quiet():
-            # 1536/amax for scales up to 256: right for readers that only know this tensor.
-            return convert_second_level(
-                self.second,
-                self.plan.recipe.keeps,
-                self.storage.keeps,
-                self.plan.scheme.e4m3_max,
-            )
-
-    def facts(self) -> dict[str, Any]:
-        """The entry in the file's metadata, as plain data."""
-        plan = self.plan
-        names: tuple[str, ...] = ("recipe",) if plan.recipe else ("scale_rule",)
-        if plan.grid is not None:
-            names = ("recipe", "granularity")
-        rule = {name: getattr(plan.scheme, name) for name in names}
-        second = None
-        if plan.recipe is not None:
-            # Fixed width: the header is laid out before the scale is known.
-            bits = 0 if self.second is None else int(self.second.view(np.uint32)[0])
-            second = {"direction": stored_direction(plan.recipe), "bits": f"{bits:08x}"}
-        return {
-            "format": plan.format.name,
-            **rule,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "scale_layout": plan.scale_layout,
-            "nibble_order": plan.nibble_order,
-            "second_level": second,
-            **search_facts(plan.scheme),
-        }
-
-
-#: A tensor of a file: a plain one, or a quantized one as a whole.
-Logical = QuantizedEntry | SourceTensor
 
 
 def describe(entries: Iterable[QuantizedEntry]) -> str:
@@ -175,22 +51,6 @@ def describe(entries: Iterable[QuantizedEntry]) -> str:
     searched = any("scale_search" in facts for facts in tensors.values())
     content = {"version": SEARCH_VERSION if searched else VERSION, "tensors": tensors}
     return json.dumps(content, separators=(",", ":"))
-
-
-def stored_direction(recipe: Recipe) -> str:
-    """What files call the scale that a recipe keeps: `amax`, `decode` or `encode`."""
-    return recipe.keeps.removesuffix("_scale")
-
-
-def search_facts(scheme: Scheme) -> dict[str, Any]:
-    """How scales were searched, as part of an entry."""
-    if scheme.scale_search is None:
-        return {}
-    return {
-        "scale_search": scheme.scale_search,
-        "search_error": scheme.search_error,
-        "e4m3_max": scheme.e4m3_max,
-    }
 
 
 def _parse_search(facts: dict[str, Any]) -> dict[str, Any]:

@@ -11,19 +11,14 @@ from pathlib import Path
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
-from fp4kit.io.metadata import (
-    METADATA_KEY,
-    QuantizedEntry,
-    describe,
-    find_quantized,
-    orphan_codes,
-)
+from fp4kit.io.metadata import METADATA_KEY, describe, find_quantized, orphan_codes
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions, refuse_nothing
 from fp4kit.io.quantize_tensors import quantize_tensors
 from fp4kit.io.read.cast import check_cast, with_cast
 from fp4kit.io.read.open import open_source
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.report import FileReport, QuantizeOptions, overflow_warnings
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import Progress, Tally
 from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.tensor_names import Patterns, refuse_adapter

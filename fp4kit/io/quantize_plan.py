@@ -15,13 +15,13 @@ from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import TensorSpec
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.report import (
     TensorReport,
     advice,
     grouped,
 )
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import ByteRange, byte_ranges, row_ranges, row_step
 
 

@@ -25,9 +25,9 @@ from fp4kit.backend.interface import PendingSums
 from fp4kit.backend.jobs import Job
 from fp4kit.errors import NonFiniteError
 
-from .metadata import QuantizedEntry
 from .quantize_plan import Rows, SecondLevel, TensorPlan, rows_of_plan, units
 from .read.source import Source
+from .storage import QuantizedEntry
 from .stream.chunks import (
     Bytes,
     Chunk,

@@ -16,31 +16,10 @@ from fp4kit.api.metrics import ErrorStats
 from fp4kit.backend.interface import ErrorSums
 from fp4kit.scheme import Scheme
 
-from .metadata import FILE_FIELDS, Logical
+from .storage import FILE_FIELDS, Logical
 
-
-def kind_of(reason: str) -> str:
-    """A reason without the numbers that differ from tensor to tensor."""
-    return re.sub(r"^last axis \d+", "last axis", reason)
-
-
-def grouped(reasons: Iterable[str]) -> str:
-    """Reasons with the number of tensors that have each, the most frequent first."""
-    counts: dict[str, int] = {}
-    for reason in reasons:
-        counts[kind_of(reason)] = counts.get(kind_of(reason), 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    shown = [
-        f"{reason} ({count} tensor{'' if count == 1 else 's'})"
-        for reason, count in ordered[:SHOWN_REASONS]
-    ]
-    if len(ordered) > SHOWN_REASONS:
-        shown.append(f"{sum(count for _, count in ordered[SHOWN_REASONS:])} for other reasons")
-    return ", ".join(shown)
-
-
-#: Reasons that a message lists.
-SHOWN_REASONS = 8
+#: Reasons, and tensors, that a message names.
+SHOWN_REASONS, NAMED = 8, 5
 
 
 @dataclass(frozen=True)
@@ -212,8 +191,24 @@ def joined(path: Path, reports: Mapping[str, FileReport]) -> FileReport:
     )
 
 
-#: Tensors that a message names.
-NAMED = 5
+def kind_of(reason: str) -> str:
+    """A reason without the numbers that differ from tensor to tensor."""
+    return re.sub(r"^last axis \d+", "last axis", reason)
+
+
+def grouped(reasons: Iterable[str]) -> str:
+    """Reasons with the number of tensors that have each, the most frequent first."""
+    counts: dict[str, int] = {}
+    for reason in reasons:
+        counts[kind_of(reason)] = counts.get(kind_of(reason), 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    shown = [
+        f"{reason} ({count} tensor{'' if count == 1 else 's'})"
+        for reason, count in ordered[:SHOWN_REASONS]
+    ]
+    if len(ordered) > SHOWN_REASONS:
+        shown.append(f"{sum(count for _, count in ordered[SHOWN_REASONS:])} for other reasons")
+    return ", ".join(shown)
 
 
 def advice(reasons: Iterable[str], *, padding: bool) -> str:

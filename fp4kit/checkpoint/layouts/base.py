@@ -18,9 +18,9 @@ import numpy as np
 
 from fp4kit.errors import OptionError
 from fp4kit.io.containers import TensorSpec
-from fp4kit.io.metadata import Constant, QuantizedEntry, entries_by_names, shared_plan
+from fp4kit.io.metadata import entries_by_names, shared_plan
 from fp4kit.io.read.source import Source
-from fp4kit.io.storage import Storage
+from fp4kit.io.storage import Constant, QuantizedEntry, Storage
 from fp4kit.plan import Plan
 from fp4kit.reference.grid import scales_of
 from fp4kit.reference.scaling import convert_second_level, quiet

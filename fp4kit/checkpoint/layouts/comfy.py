@@ -10,10 +10,9 @@ from typing import Any
 
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import TensorSpec
-from fp4kit.io.metadata import Constant, QuantizedEntry
 from fp4kit.io.read.json_text import parse_metadata, strict_json
 from fp4kit.io.read.source import Source, SourceTensor
-from fp4kit.io.storage import Storage
+from fp4kit.io.storage import Constant, QuantizedEntry, Storage
 
 from .base import Layout, Summary, module_of
 

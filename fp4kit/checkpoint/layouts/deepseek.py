@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp4kit.formats import GRID_BLOCK
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source
-from fp4kit.io.storage import Storage
+from fp4kit.io.storage import QuantizedEntry, Storage
 
 from .base import Layout, Summary
 

@@ -21,8 +21,9 @@ from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import TensorSpec
-from fp4kit.io.metadata import METADATA_KEY, search_facts
+from fp4kit.io.metadata import METADATA_KEY
 from fp4kit.io.quantize_plan import TensorPlan
+from fp4kit.io.storage import search_facts
 
 #: Header metadata of files whose block scales were searched: how. Decoding does not need it.
 SEARCH_KEY = "fp4kit_scale_search"

@@ -25,10 +25,10 @@ from fp4kit.checkpoint.read.quantized import Quantized, is_usable, scale_bits
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
-from fp4kit.io.metadata import Constant, QuantizedEntry
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions
 from fp4kit.io.read.json_text import parse_metadata
 from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.storage import Constant, QuantizedEntry
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import as_scheme
 

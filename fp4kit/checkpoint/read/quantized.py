@@ -21,8 +21,9 @@ from fp4kit.checkpoint.layouts.comfy import (
 )
 from fp4kit.checkpoint.read.code_names import ELEMENTS, FLOATS, is_block_scale, scale_names
 from fp4kit.errors import FileFormatError
-from fp4kit.io.metadata import METADATA_KEY, QuantizedEntry, complete, entries_by_names
+from fp4kit.io.metadata import METADATA_KEY, complete, entries_by_names
 from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.storage import QuantizedEntry
 
 from .code_names import unread_codes
 from .config_facts import QuantFacts, comfy_facts, detect

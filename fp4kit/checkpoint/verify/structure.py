@@ -32,9 +32,8 @@ from fp4kit.checkpoint.views.fp8 import Fp8View
 from fp4kit.checkpoint.views.opened import coded_weights, find_others, unknowns
 from fp4kit.checkpoint.views.search import FoundViews
 from fp4kit.errors import Fp4kitError
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source
-from fp4kit.io.storage import SCALE_DTYPES
+from fp4kit.io.storage import SCALE_DTYPES, QuantizedEntry
 
 #: Bytes of scales looked at together.
 CHUNK = 16 << 20

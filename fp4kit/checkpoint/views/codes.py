@@ -14,8 +14,8 @@ import numpy as np
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.interface import Plan
 from fp4kit.io.dequantize import entry_parts
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import chunk_plan, row_step
 from fp4kit.scheme import Scheme
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fp4kit import arrays
 from fp4kit.io.containers import DTYPE_CODES
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import chunk_plan, row_step
 from fp4kit.reference.scaling import quiet
 

@@ -22,8 +22,8 @@ from fp4kit.checkpoint.read.quantized import (
 )
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import DTYPES as FLOATS
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.tensor_names import unknown_beside
 
 from .base import Overlay, TensorView, ViewOptions

@@ -23,9 +23,9 @@ from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, WorkUnit
 from fp4kit.checkpoint.views.base import Bytes
 from fp4kit.checkpoint.views.codes import Codes, Mxfp4Codes, swap_nibbles
 from fp4kit.formats import MXFP4, get_recipe
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.quantize_plan import TensorPlan
 from fp4kit.io.quantize_tensors import finish_tensor, write_codes
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import Tally, Write, chunk_plan, row_ranges, row_step
 from fp4kit.io.stream.pipeline import Pipeline
 
