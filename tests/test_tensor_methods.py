@@ -329,6 +329,56 @@ def test_indices_out_of_range(q):
 
 
 # ------------------------------------------------------------------------------------------------
+# Float32 scales
+# ------------------------------------------------------------------------------------------------
+
+GRIDS = {
+    "tensor": {"granularity": "tensor"},
+    "channel": {"granularity": "channel"},
+    "columns": {"granularity": "channel", "direction": "columnwise"},
+    "block": {"granularity": "block"},
+}
+
+
+@pytest.mark.parametrize("options", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("shape", [(3, 130, 200), (200,), (1, 40), (0, 16), (16, 0)])
+def test_tensors_with_float32_scales(options, shape):
+    q = quantized(gaussian(shape), "fp8", **options)
+    scales, codes = q.block_scale_values(), q.codes()
+    assert (scales.dtype, codes.shape) == (F32, shape)
+    assert q.nbytes == codes.size + 4 * scales.size
+    assert pickle.loads(pickle.dumps(q)) == q == copy.deepcopy(q) == q[...]
+    assert q != dataclasses.replace(q, block_scale=q.block_scale + F32(1)) or not scales.size
+    assert repr(q).startswith("QuantizedTensor('fp8', ")
+    if codes.size:
+        rows = codes.reshape(-1, shape[-1])
+        spread = scales.reshape(-1, scales.shape[-1])
+        if options["granularity"] == "block":
+            spread = spread.repeat(128, 0).repeat(128, 1)[: rows.shape[0], : rows.shape[1]]
+        values = (fp4kit.ALL_FORMATS["fp8"].element.values[rows] * spread).reshape(shape)
+        np.testing.assert_allclose(q.dequantize(), values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(
+    "index",
+    [
+        1,
+        slice(0, 0),
+        slice(1, 3),
+        (0, slice(0, 128)),
+        (slice(0, 2), slice(None), slice(128, None)),
+        (0, slice(0, 0), slice(128, 128)),
+    ],
+)
+def test_parts_of_float32_scales(options, index):
+    q = quantized(gaussian((3, 128, 200)), "fp8", **options)
+    part = q[index]
+    np.testing.assert_array_equal(part.dequantize(), q.dequantize()[index])
+    assert not part.packed.size or np.shares_memory(part.packed, q.packed)
+
+
+# ------------------------------------------------------------------------------------------------
 # Members of groups
 # ------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,9 @@ from fp4kit.arrays.devices import device_name, framework_and_device, move, place
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.index_arrays import ingest_integers
 from fp4kit.errors import DtypeError, OptionError
-from fp4kit.formats import DTYPES, get_format
+from fp4kit.formats import DTYPES, FormatSpec, get_format
 
 Self = TypeVar("Self", bound="StoredTensor")
-_BYTES = ("packed", "block_scale")
 #: Fields that say where the values came from, and nothing of what they are.
 _OF_ORIGIN = ("source_dtype",)
 
@@ -154,8 +153,9 @@ class StoredTensor:
             )
         origin = arrays.ingest_bytes(self.packed, "packed").origin
         with arrays.device_scope(origin):
+            spec = get_format(self.format)
             return all(
-                _same_bytes(_raw(name, mine[name], origin), _raw(name, theirs[name], origin))
+                _same_bytes(*(_raw(name, held[name], origin, spec) for held in (mine, theirs)))
                 for name in mine
             )
 
@@ -179,12 +179,16 @@ class StoredTensor:
         return np.asarray(values, wanted)
 
 
-def _raw(name: str, value: Any, origin: Origin) -> Any:
+def _raw(name: str, value: Any, origin: Origin, spec: FormatSpec) -> Any:
     """The raw data of an array of a tensor, contiguous."""
-    if name == "block_scale" and str(value.dtype).endswith("float32"):  # those of fp8
-        return arrays.ingest_scale(value, name, origin)
-    if name in _BYTES:
-        return arrays.contiguous(arrays.ingest_bytes(value, name).data, origin)
+    if name in ("packed", "block_scale"):
+        is_codes = name == "packed"
+        raw = (
+            arrays.ingest_bytes(value, name)
+            if is_codes
+            else arrays.ingest_scales(value, name, spec)
+        )
+        return arrays.contiguous(raw.data, origin)
     if name == "order":
         return ingest_integers(value, name, origin)
     return arrays.ingest_scale(value, name, origin)
