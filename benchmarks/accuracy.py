@@ -34,6 +34,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((f"mxfp4, rule `{rule}`", "mxfp4", {"scale_rule": rule}) for rule in ("floor", "rceil")),
     ("mxfp8", "mxfp8", {}),
     ("mxfp8_e5m2", "mxfp8_e5m2", {}),
+    *(
+        (f"fp8, granularity `{name}`", "fp8", {"granularity": name})
+        for name in ("tensor", "channel", "block")
+    ),
 ]
 
 
