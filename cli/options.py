@@ -142,7 +142,7 @@ _default_rules = ", ".join(
     for spec in ALL_FORMATS.values()
     if spec.default_scale_rule
 )
-#: Options by their names in Python; those of other names are said in brackets behind a dot.
+#: Options by name, for :func:`takes`.
 OPTIONS: dict[str, Decorator] = {
     "format": click.option(
         "--format",
