@@ -81,10 +81,10 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
     opened = open_quantized(checkpoint, unscaled_fp8=options.unscaled_fp8)
     shapes = {name: tensor.spec.shape for name, tensor in opened.source.tensors.items()}
     shapes |= {name: entry.shape for name, entry in opened.entries.items()}
-    found = find_fused(checkpoint, shapes, options.experts_layout)
-    source = _join_experts(opened, found.fused, options.dtype)
-    joined = {each.name for each in found.fused}
-    parts = {part.name for each in found.fused for part in each.parts()}
+    fused, warnings = find_fused(checkpoint, shapes, options.experts_layout)
+    source = _join_experts(opened, fused, options.dtype)
+    joined = {each.name for each in fused}
+    parts = {part.name for each in fused for part in each.parts()}
     units: dict[str, WorkUnit] = {}
     for name, tensor in list(source.tensors.items()):
         plain, reason = tensor, tensor.note or "not quantized"
@@ -106,5 +106,5 @@ def plan_dequantize(checkpoint: Checkpoint, options: DequantizeOptions) -> Check
         summary=Summary("", ()),
         dropped=opened.dropped,
         config=stating(checkpoint.config, options.dtype),
-        warnings=found.warnings,
+        warnings=warnings,
     )

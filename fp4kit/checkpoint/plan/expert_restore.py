@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fp4kit.checkpoint.models.expert_types import (
@@ -57,19 +56,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 Experts = dict[int, dict[str, tuple[int, ...]]]
 #: `weight` and `bias` to the experts that have one.
 Kinds = dict[str, Experts]
-
-
-@dataclass(frozen=True)
-class FoundExperts:
-    """What becomes of single experts.
-
-    Attributes:
-        fused: the tensors that they are put together to.
-        warnings: what the user should know.
-    """
-
-    fused: list[FusedTensor]
-    warnings: list[str]
 
 
 def note(source: LogicalSource) -> dict[str, str]:
@@ -152,7 +138,9 @@ def recorded(source: Source) -> list[FusedTensor]:
     return tensors
 
 
-def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | None) -> FoundExperts:
+def find_fused(
+    checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | None
+) -> tuple[list[FusedTensor], list[str]]:
     """Decides which experts of a quantized checkpoint are put together, and how.
 
     Args:
@@ -160,11 +148,14 @@ def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | No
         tensors: name and logical shape of everything that it holds in plain numbers or decoded.
         experts_layout: the user's word, one of RESTORED_LAYOUTS, or None. It decides where no
             header does; `single` always does.
+
+    Returns:
+        The tensors that they are put together to, and what the user should know.
     """
     if experts_layout is not None:
         one_of("experts_layout", experts_layout, RESTORED_LAYOUTS)
     if experts_layout == SINGLE:
-        return FoundExperts([], [])
+        return [], []
     modules = _experts(tensors)
     fused = [
         tensor for tensor in recorded(checkpoint) if _is_there(checkpoint, tensors, modules, tensor)
@@ -176,15 +167,15 @@ def find_fused(checkpoint: Checkpoint, tensors: Shapes, experts_layout: str | No
         if prefix not in joined and "weight" in kinds and prefix.rpartition(".")[2] == "experts"
     }
     if not left or (EXPERTS_KEY in checkpoint.metadata and experts_layout is None):
-        return FoundExperts(fused, [])
+        return fused, []
     known = reading(checkpoint.config)
     if experts_layout is None and known != "fused":
-        return FoundExperts(fused, [] if known else _unknown(checkpoint, list(left)))
+        return fused, [] if known else _unknown(checkpoint, list(left))
     layout = option_layout(experts_layout) if experts_layout else read_layout(checkpoint.config)
     for prefix, kinds in left.items():
         for kind, experts in kinds.items():
             fused += _fuse(checkpoint, prefix, kind, experts, layout)
-    return FoundExperts(fused, [])
+    return fused, []
 
 
 def _is_there(
