@@ -76,6 +76,7 @@ class Layout(ABC):
         in_hf_quant_config: whether its readers want hf_quant_config.json.
         decoded_dtype: the only element type that transformers decodes it to, None if that follows
             the model or it does not read it.
+        read_as_views: whether its weights are found as views only, and not by their names.
         in_params: whether readers of Mistral's own format take it from params.json.
         diffusion: whether a reader of it loads diffusion models.
     """
@@ -94,6 +95,7 @@ class Layout(ABC):
     matches_inside: bool = False
     in_hf_quant_config: bool = False
     decoded_dtype: str | None = None
+    read_as_views: bool = False
     in_params: bool = False
     diffusion: bool = True
 

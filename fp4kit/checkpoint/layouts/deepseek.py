@@ -28,6 +28,7 @@ class DeepSeek(Layout):
     activation_suffix = ".input_scale"
     activation_shape = ()
     by_transformers = True
+    read_as_views = True
     diffusion = False
 
     def find(
