@@ -35,7 +35,6 @@ class BackendStatus:
     details: dict[str, str]
 
 
-@cache
 def get_backend(name: str, *, grid: bool = False) -> Backend:
     """Loads a backend by name; loading imports no optional package.
 
@@ -44,6 +43,11 @@ def get_backend(name: str, *, grid: bool = False) -> Backend:
         grid: that for formats with float32 scales.
     """
     one_of("backend", name, BACKEND_NAMES)
+    return _loaded(name, grid)
+
+
+@cache
+def _loaded(name: str, grid: bool) -> Backend:
     if name == "cuda":
         from fp4kit.cuda.backend import CudaBackend
         from fp4kit.cuda.grid import CudaGridBackend

@@ -29,6 +29,11 @@ REASONS = {
     "quantize_dequantize": "plain blocks, aligned, of one element type",
     "dequantize_rowwise": "rows, by the widest access that alignment and scales allow",
     "dequantize_columnwise": "blocks along the columns",
+    "quantize_grid_measured": "float32 scales that rows or blocks make, aligned, rows that fit "
+    "registers: one read",
+    "quantize_grid_any": "float32 scales that rows or blocks make, not aligned",
+    "quantize_grid": "float32 scales that are given, or of the whole tensor, columns or long rows",
+    "dequantize_grid": "float32 scales",
     "quantize_residual": "residual channels in order, aligned",
     "quantize_residual_reordered": "reordered channels whose rows fit shared memory",
     "quantize_residual_any": "residual channels that are misaligned, or rows too long to stage",
