@@ -65,6 +65,18 @@ FP4KIT_HD u32 float_to_bfloat16(float value) {
   return is_nan(value) ? (kQuietNanBits >> 16) : rounded;
 }
 
+// codecs.from_float32: bits of `value` rounded once to Out, NaN canonical and positive.
+template <class Out>
+FP4KIT_HD u32 to_output_bits(float value) {
+  if constexpr (SameType<Out, F32>::kValue) {
+    return is_nan(value) ? kQuietNanBits : as_bits(value);
+  } else if constexpr (SameType<Out, F16>::kValue) {
+    return float_to_half(value);
+  } else {
+    return float_to_bfloat16(value);
+  }
+}
+
 // Two values of a 16-bit type in one word, the first in the low half. NaN may come out as any NaN.
 template <class Out>
 FP4KIT_HD u32 pack_pair(float first, float second) {
@@ -77,24 +89,8 @@ FP4KIT_HD u32 pack_pair(float first, float second) {
   }
   return result;
 #else
-  if constexpr (SameType<Out, Bf16>::kValue) {
-    return float_to_bfloat16(first) | (float_to_bfloat16(second) << 16);
-  } else {
-    return float_to_half(first) | (float_to_half(second) << 16);
-  }
+  return to_output_bits<Out>(first) | (to_output_bits<Out>(second) << 16);
 #endif
-}
-
-// codecs.from_float32: bits of `value` rounded once to Out, NaN canonical and positive.
-template <class Out>
-FP4KIT_HD u32 to_output_bits(float value) {
-  if constexpr (SameType<Out, F32>::kValue) {
-    return is_nan(value) ? kQuietNanBits : as_bits(value);
-  } else if constexpr (SameType<Out, F16>::kValue) {
-    return float_to_half(value);
-  } else {
-    return float_to_bfloat16(value);
-  }
 }
 
 template <class In>

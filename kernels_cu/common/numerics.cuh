@@ -15,15 +15,13 @@ namespace fp4kit {
 // The move is free, and hides that the bits are a float's: the optimizer would turn `(bits & mask)
 // == 0` back into a comparison of floats, which flushes subnormals.
 FP4KIT_HD u32 as_bits(float value) {
+  u32 bits;
 #ifdef __CUDA_ARCH__
-  u32 bits;
   asm("mov.b32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
 #else
-  u32 bits;
   __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
 #endif
+  return bits;
 }
 
 FP4KIT_HD float as_float(u32 bits) {

@@ -58,23 +58,16 @@ constexpr u32 kQuietNanBits = 0x7FC00000u;
 
 // Element types of input and output. Magnitudes above kInf are NaN.
 
-struct F32 {
-  using Bits = u32;
-  static constexpr int kSize = 4;
-  static constexpr u32 kInf = kInfBits;
+template <class BitsType, u32 kInfinity>
+struct FloatFacts {
+  using Bits = BitsType;
+  static constexpr int kSize = sizeof(Bits);
+  static constexpr u32 kInf = kInfinity;
 };
 
-struct F16 {
-  using Bits = u16;
-  static constexpr int kSize = 2;
-  static constexpr u32 kInf = 0x7C00u;
-};
-
-struct Bf16 {
-  using Bits = u16;
-  static constexpr int kSize = 2;
-  static constexpr u32 kInf = kInfBits >> 16;
-};
+struct F32 : FloatFacts<u32, kInfBits> {};
+struct F16 : FloatFacts<u16, 0x7C00u> {};
+struct Bf16 : FloatFacts<u16, (kInfBits >> 16)> {};
 
 template <bool kCondition, class A, class B>
 struct Conditional {
