@@ -16,18 +16,14 @@ __global__ void __launch_bounds__(kThreads) dequantize_grid_kernel(const u8* __r
     i64 magic, i64 shift, i64 groups, i64 across, i64 row_shift) {
   const i64 group = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (group >= groups) return;
-  const FastDivide divide{row_groups, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(row_groups, magic, shift);
   const i64 row = divide(group);
   const i64 col = (group - row * row_groups) * kGroupSize;
   const i64 valid = cols - col;
   const u8* from = packed + row * cols + col;
   u32 codes[4] = {};
   if constexpr (kVector) {
-    const uint4 piece = __ldg(reinterpret_cast<const uint4*>(from));
-    codes[0] = piece.x;
-    codes[1] = piece.y;
-    codes[2] = piece.z;
-    codes[3] = piece.w;
+    unpack_vec(__ldg(reinterpret_cast<const uint4*>(from)), codes);
   } else {
 #pragma unroll
     for (int i = 0; i < kGroupSize; ++i) {

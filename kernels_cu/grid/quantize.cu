@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
         i64 across, i64 row_shift) {
   const i64 group = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (group >= groups) return;
-  const FastDivide divide{row_groups, static_cast<u32>(magic), static_cast<u32>(shift)};
+  const FastDivide divide(row_groups, magic, shift);
   const i64 row = divide(group);
   const i64 col = (group - row * row_groups) * kGroupSize;
   Words<T> elements;
