@@ -265,7 +265,7 @@ class Recipe:
     """How one project turns a block of numbers into an NVFP4 block: facts, no arithmetic.
 
     The order of operations of each recipe stands in :mod:`fp4kit.reference.scaling` (reference),
-    :mod:`fp4kit.cpu.scales` and `kernels_cu/recipes.cuh`.
+    :mod:`fp4kit.cpu.scaling` and `kernels_cu/recipes.cuh`.
 
     Attributes:
         name: public name.

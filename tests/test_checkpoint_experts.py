@@ -17,7 +17,7 @@ from fp4kit.checkpoint.views import base as views
 from fp4kit.checkpoint.views import experts as expert_views
 from fp4kit.checkpoint.views import search as view_search
 from fp4kit.checkpoint.views.base import ViewOptions
-from fp4kit.cpu.transpose import transpose
+from fp4kit.cpu.matrices import transpose
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.write.safetensors import SafetensorsWriter

@@ -14,7 +14,7 @@ from fp4kit.checkpoint.views import logical
 from fp4kit.checkpoint.views import mxfp4 as mxfp4_views
 from fp4kit.checkpoint.views.base import Overlay, ViewOptions
 from fp4kit.checkpoint.views.logical import Cast
-from fp4kit.cpu.cast import round_float32
+from fp4kit.cpu.matrices import round_float32
 from fp4kit.errors import FileFormatError
 from fp4kit.reference import codecs
 

@@ -15,9 +15,8 @@ import safetensors.numpy
 
 import fp4kit
 from fp4kit import float_mode
-from fp4kit.cpu import cast as cpu_cast
-from fp4kit.cpu import float8 as cpu_float8
 from fp4kit.cpu import threads as cpu_threads
+from fp4kit.cpu.matrices import decode_float8, round_float32
 from fp4kit.errors import BackendUnavailableError
 from fp4kit.io.compare import compare_files
 from fp4kit.io.dequantize import dequantize_file
@@ -249,8 +248,8 @@ def test_numbers_of_checkpoints(mode):
 
     def result():
         out, rounded = np.empty((4, 64), np.float32), np.empty(2 * values.size, np.uint8)
-        cpu_float8.decode(codes, table, scale, row, 64, out)
-        cpu_cast.round_float32(values, "bfloat16", rounded)
+        decode_float8(codes, table, scale, row, 64, out)
+        round_float32(values, "bfloat16", rounded)
         return out.tobytes(), rounded.tobytes()
 
     expected = result()

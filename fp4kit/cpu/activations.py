@@ -1,14 +1,18 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""numba kernels of :mod:`fp4kit.reference.activations`: the same operations by element."""
+"""Activations and column sums: :mod:`fp4kit.reference.activations`, element by element."""
 
-# ruff: noqa: ANN001, ANN201 - numba infers the types
+# ruff: noqa: ANN001, ANN201, ANN202 - numba infers the types
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 
-from fp4kit.reference import activations
+from fp4kit.backend.jobs import Prologue
+from fp4kit.reference import codecs
 from fp4kit.reference.activations import (
     EXP_LIMIT,
     GELU_3B,
@@ -23,13 +27,13 @@ from fp4kit.reference.activations import (
     ROUND,
     SUM_ROWS,
 )
+from fp4kit.scheme import ACTIVATIONS
 
-from .jit import jit, jit_inner, jit_of
-from .tiles import index, widen
-from .variant_decode import narrow
-from .words import bits_float, f32, float_bits, u32
+from .buffers import aligned_output, read_only
+from .elements import bits_float, elements, f32, float_bits, index, narrow, u32, widen
+from .jit import jit, jit_inner, jit_of, jit_part
+from .threads import run
 
-GELU, SILU, RELU, SWIGLU, DGELU, DSILU, DRELU = range(len(activations.ACTIVATIONS))
 P0, P1, P2, P3, P4, P5 = POLYNOMIAL
 ROUND_BITS = np.int32(ROUND.view(np.int32))
 
@@ -66,54 +70,75 @@ def logistic(t):
     return ONE / (ONE + exponential(-t))
 
 
-@jit_inner
-def gelu(x):
-    """Gelu of one value."""
+# Each activation takes an element and the other operand: the second half of the row for swiglu, the
+# input of the forward activation for derivatives, the element itself elsewhere.
+
+
+@jit_part
+def gelu(x, other):
+    """X * logistic of gelu's polynomial."""
     held = held_within(x, GELU_LIMIT)
     return x * logistic(held * (GELU_A + GELU_B * (held * held)))
 
 
-@jit_inner
-def gelu_gradient(z, gradient):
-    """The derivative of gelu at `z`, times a gradient."""
-    held = held_within(z, GELU_LIMIT)
+@jit_part
+def silu(x, other):
+    """X * logistic(x)."""
+    return x * logistic(x)
+
+
+@jit_part
+def relu(x, other):
+    """max(x, 0), NaN staying."""
+    return f32(0) if x <= f32(0) else x
+
+
+@jit_part
+def swiglu(x, other):
+    """silu(x) * other."""
+    return x * logistic(x) * other
+
+
+@jit_part
+def dgelu(x, other):
+    """The derivative of gelu at `other`, times x."""
+    held = held_within(other, GELU_LIMIT)
     square = held * held
     s = logistic(held * (GELU_A + GELU_B * square))
-    return (s + (held * (s * (ONE - s))) * (GELU_A + GELU_3B * square)) * gradient
+    return (s + (held * (s * (ONE - s))) * (GELU_A + GELU_3B * square)) * x
 
 
-@jit_of()
-def activate_range(name, x, z, begin, end, cols, out):
-    """Rows begin..end of `out` (cols columns, flat): see `Operations.activate`."""
-    first, last = index(begin * cols), index(end * cols)
-    if name == GELU:
-        for i in range(first, last):
-            out[i] = narrow(gelu(widen(x[i])), out[i])
-    elif name == SILU:
-        for i in range(first, last):
-            value = widen(x[i])
-            out[i] = narrow(value * logistic(value), out[i])
-    elif name == RELU:
-        for i in range(first, last):
-            value = widen(x[i])
-            out[i] = narrow(f32(0) if value <= f32(0) else value, out[i])
-    elif name == SWIGLU:
-        for r in range(index(begin), index(end)):
-            source, target = r * index(2 * cols), r * index(cols)
+@jit_part
+def dsilu(x, other):
+    """The derivative of silu at `other`, times x."""
+    s = logistic(other)
+    return s * (ONE + other * (ONE - s)) * x
+
+
+@jit_part
+def drelu(x, other):
+    """The derivative of relu at `other`, times x."""
+    return x if other > f32(0) else f32(0)
+
+
+FUNCTIONS = dict(zip(ACTIVATIONS, (gelu, silu, relu, swiglu, dgelu, dsilu, drelu), strict=True))
+
+
+@cache
+def activator(name: str) -> Any:
+    """The kernel of an activation."""
+    function = FUNCTIONS[name]
+
+    @jit_of(function)
+    def activate_range(x, other, begin, end, cols, stride, out):
+        """Rows begin..end of `cols` columns; those of the operands are `stride` elements apart."""
+        for row in range(index(begin), index(end)):
+            source, target = row * index(stride), row * index(cols)
             for c in range(index(cols)):
-                value, factor = widen(x[source + c]), widen(x[source + index(cols) + c])
-                out[target + c] = narrow(value * logistic(value) * factor, out[target + c])
-    elif name == DGELU:
-        for i in range(first, last):
-            out[i] = narrow(gelu_gradient(widen(z[i]), widen(x[i])), out[i])
-    elif name == DSILU:
-        for i in range(first, last):
-            value = widen(z[i])
-            s = logistic(value)
-            out[i] = narrow(s * (ONE + value * (ONE - s)) * widen(x[i]), out[i])
-    else:
-        for i in range(first, last):
-            out[i] = narrow(widen(x[i]) if widen(z[i]) > f32(0) else f32(0), out[i])
+                result = function(widen(x[source + c]), widen(other[source + c]))
+                out[target + c] = narrow(result, out[target + c])
+
+    return activate_range
 
 
 @jit
@@ -129,3 +154,40 @@ def sum_groups(x, rows, cols, begin, end, out):
             source = r * index(cols)
             for c in range(index(cols)):
                 out[target + c] = out[target + c] + widen(x[source + c])
+
+
+def activate(prologue: Prologue, out: np.ndarray) -> None:
+    """`Operations.activate`."""
+    assert prologue.activation is not None
+    x, dtype = read_only(elements(prologue.x, prologue.dtype)), prologue.dtype
+    other, (rows, cols) = x, out.shape
+    stride = len(x) // max(rows, 1)
+    if prologue.other is not None:
+        other = read_only(elements(prologue.other, dtype))
+    elif stride > cols:
+        other = x[cols:]
+    kernel = activator(prologue.activation)
+    with aligned_output(out) as whole:
+        result = elements(whole, dtype)
+        run(lambda b, e: kernel(x, other, b, e, cols, stride, result), rows, cols)
+
+
+def column_sums(x: np.ndarray, dtype: str, out: np.ndarray) -> None:
+    """`Operations.column_sums`."""
+    (rows, cols), level = x.shape, elements(x, dtype)
+    while True:
+        groups = -(-rows // SUM_ROWS)
+        sums = np.empty(groups * cols, np.float32)
+        _sum_level(read_only(level), rows, cols, sums)
+        level, rows = sums, groups
+        if rows == 1:
+            break
+    out[...] = codecs.from_float32(level, "float32")
+
+
+def _sum_level(level: np.ndarray, rows: int, cols: int, sums: np.ndarray) -> None:
+    run(
+        lambda begin, end: sum_groups(level, rows, cols, begin, end, sums),
+        -(-rows // SUM_ROWS),
+        SUM_ROWS * cols,
+    )

@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import pickle
 import platform
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llvmlite
@@ -68,20 +67,10 @@ def _in_a_thread(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        outcome: Future[Any] = Future()
-        thread = threading.Thread(target=_settle, args=(outcome, function, args, kwargs))
-        thread.start()
-        thread.join()
-        return outcome.result()
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *args, **kwargs).result()
 
     return call
-
-
-def _settle(outcome: Future[Any], function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    try:
-        outcome.set_result(function(*args, **kwargs))
-    except BaseException as error:  # the caller's thread raises it
-        outcome.set_exception(error)
 
 
 def jit_of(*parts: Any, announced: bool = True) -> Callable[[Callable[..., Any]], Any]:

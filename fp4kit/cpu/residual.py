@@ -1,39 +1,91 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""The numba kernels of :mod:`fp4kit.reference.residual_blocks`: a row at a time, block by block."""
+"""Residual channels: :mod:`fp4kit.reference.residual_blocks`, a row at a time, block by block."""
 
 # ruff: noqa: ANN001, ANN201 - numba infers the types
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from fp4kit.reference import residual_blocks
+from fp4kit.backend.jobs import Job
+from fp4kit.backend.operations import ResidualPlan
+from fp4kit.reference import residual_blocks, scaling
 
-from .encode import encode_e2m1
+from .buffers import aligned_output, read_only
+from .codecs import (
+    E4M3_MAX,
+    decode_e4m3,
+    decode_times,
+    encode_e2m1,
+    encode_e4m3,
+    nibble_shifts,
+    pack,
+)
+from .elements import (
+    ABS,
+    INF_BITS,
+    at_least,
+    at_most,
+    bits_float,
+    elements,
+    f32,
+    float_bits,
+    index,
+    narrow,
+    round_to_bfloat,
+    u32,
+    widen,
+)
 from .jit import jit_inner, jit_of
-from .scales import E4M3_MAX, ONE, SIX, at_least, at_most, decode_e4m3, encode_e4m3
-from .tiles import index, widen
-from .variant_decode import narrow
-from .words import ABS, INF_BITS, bits_float, f32, float_bits, narrow_bfloat, u32
+from .scaling import ONE, SIX
+from .swizzle import linear_output, linear_scales
+from .threads import run
 
 BLOCK = index(16)
 SCALE_MIN = residual_blocks.SCALE_MIN
-#: Twice the value of E2M1 magnitude code c stands in bits 4c..4c+3.
-DOUBLED_VALUES = u32(0xC8643210)
+
+
+class ResidualNumbers(NamedTuple):
+    """What the kernels have to know of a plan.
+
+    Attributes:
+        cols: channels.
+        first: first main block with a residual block.
+        main_places: where each main block goes.
+        residual_places: where the residual block of each goes (read from `first` on).
+        blocks: blocks in a row of the result.
+        weight: copy main blocks instead of quantizing residuals.
+        to_bfloat: round scaled values and residuals.
+        low_first: whether the even element takes the low nibble.
+        scale: encode scale.
+        order: channel order, empty for none.
+    """
+
+    cols: int
+    first: int
+    main_places: np.ndarray
+    residual_places: np.ndarray
+    blocks: int
+    weight: bool
+    to_bfloat: bool
+    low_first: bool
+    scale: np.float32
+    order: np.ndarray
 
 
 @jit_inner
 def value_of(code):
-    """float32 of an E2M1 code (u32)."""
-    magnitude = f32((DOUBLED_VALUES >> ((code & u32(7)) << u32(2))) & u32(15)) * f32(0.5)
-    return bits_float(float_bits(magnitude) ^ u32((code & u32(8)) << u32(28)))
+    """float32 of the E2M1 code in the lowest bits of a word (u32)."""
+    return decode_times(code, f32(0.5))
 
 
 @jit_inner
 def rounded(value, to_bfloat):
     """A value, rounded to bfloat16 if told."""
-    return bits_float(narrow_bfloat(value) << u32(16)) if to_bfloat else value
+    return round_to_bfloat(value) if to_bfloat else value
 
 
 @jit_inner
@@ -52,85 +104,108 @@ def encode_block(y, code):
 
 
 @jit_inner
-def store_block(code, even_shift, odd_shift, place, packed):
+def store_block(code, low_first, place, packed):
     """Packs the codes of a block behind each other."""
+    even_shift, odd_shift = nibble_shifts(low_first)
     for k in range(BLOCK // index(2)):
-        pair = (code[index(2) * k] << even_shift) | (code[index(2) * k + index(1)] << odd_shift)
-        packed[place * index(8) + k] = np.uint8(pair)
+        even, odd = code[index(2) * k], code[index(2) * k + index(1)]
+        packed[place * index(8) + k] = pack(even, odd, even_shift, odd_shift)
 
 
 @jit_of()
-def quantize_rows(
-    x, begin, end, cols, first, main_places, residual_places, blocks, weight, to_bfloat, low_first,
-    scale, order, packed, byte,
-):  # fmt: skip
-    """Quantizes rows begin..end.
-
-    Args:
-        x: flat elements.
-        begin: first row.
-        end: one past the last.
-        cols: channels.
-        first: first main block with a residual block.
-        main_places: where each main block goes.
-        residual_places: where the residual block of each goes (read from `first` on).
-        blocks: blocks in a row of the result.
-        weight: copy main blocks instead of quantizing residuals.
-        to_bfloat: round scaled values and residuals.
-        low_first: nibble order.
-        scale: encode scale.
-        order: channel order, empty for none.
-        packed: output bytes.
-        byte: output scale bytes (rows, blocks), flat.
-    """
+def quantize_rows(x, begin, end, plan, packed, byte):
+    """Quantizes rows begin..end of flat elements; `packed` and `byte` are flat too."""
     y, code = np.empty(16, np.float32), np.empty(16, np.uint32)
-    even_shift = u32(0) if low_first else u32(4)
-    odd_shift = u32(4) - even_shift
+    cols, blocks, order = index(plan.cols), index(plan.blocks), plan.order
+    main_places, residual_places = plan.main_places, plan.residual_places
     for row in range(index(begin), index(end)):
-        for block in range(index(cols) // BLOCK):
+        for block in range(cols // BLOCK):
             for k in range(BLOCK):
                 channel = block * BLOCK + k
                 source = channel if order.size == 0 else index(order[channel])
-                y[k] = rounded(widen(x[row * index(cols) + source]) * scale, to_bfloat)
-            place = row * index(blocks) + index(main_places[block])
+                y[k] = rounded(widen(x[row * cols + source]) * plan.scale, plan.to_bfloat)
+            place = row * blocks + index(main_places[block])
             main = encode_block(y, code)
             byte[place] = main
-            store_block(code, even_shift, odd_shift, place, packed)
-            if block < index(first):
+            store_block(code, plan.low_first, place, packed)
+            if block < index(plan.first):
                 continue
-            place = row * index(blocks) + index(residual_places[block])
-            if not weight:
+            place = row * blocks + index(residual_places[block])
+            if not plan.weight:
                 q = decode_e4m3(main)
                 for k in range(BLOCK):
-                    y[k] = rounded(y[k] - value_of(code[k]) * q, to_bfloat)
+                    y[k] = rounded(y[k] - value_of(code[k]) * q, plan.to_bfloat)
                 main = encode_block(y, code)
             byte[place] = main
-            store_block(code, even_shift, odd_shift, place, packed)
+            store_block(code, plan.low_first, place, packed)
 
 
 @jit_of()
-def dequantize_rows(
-    packed, byte, begin, end, cols, first, main_places, residual_places, blocks, weight, low_first,
-    scale, order, out,
-):  # fmt: skip
+def dequantize_rows(packed, byte, begin, end, plan, out):
     """Decodes rows begin..end: the inverse of `quantize_rows`."""
-    turn = index(0) if low_first else index(1)
-    inverse = ONE / scale
+    turn = index(0) if plan.low_first else index(1)
+    cols, blocks, order, inverse = (
+        index(plan.cols),
+        index(plan.blocks),
+        plan.order,
+        ONE / plan.scale,
+    )
+    main_places, residual_places = plan.main_places, plan.residual_places
     for row in range(index(begin), index(end)):
-        for block in range(index(cols) // BLOCK):
-            place = row * index(blocks) + index(main_places[block])
+        for block in range(cols // BLOCK):
+            place = row * blocks + index(main_places[block])
             q = decode_e4m3(u32(byte[place]))
-            adds = block >= index(first) and not weight
-            other = row * index(blocks) + index(residual_places[block]) if adds else place
+            adds = block >= index(plan.first) and not plan.weight
+            other = row * blocks + index(residual_places[block]) if adds else place
             residual = decode_e4m3(u32(byte[other]))
             for k in range(BLOCK):
                 shift = u32((k & index(1)) ^ turn) << u32(2)
                 code = u32(packed[place * index(8) + (k >> index(1))]) >> shift
-                value = value_of(u32(code) & u32(15)) * q
+                value = value_of(u32(code)) * q
                 if adds:
                     code = u32(packed[other * index(8) + (k >> index(1))]) >> shift
-                    value = value + value_of(u32(code) & u32(15)) * residual
+                    value = value + value_of(u32(code)) * residual
                 channel = block * BLOCK + k
-                target = channel if order.size == 0 else index(order[channel])
-                target = row * index(cols) + target
+                target = row * cols + (channel if order.size == 0 else index(order[channel]))
                 out[target] = narrow(value * inverse, out[target])
+
+
+def _numbers(job: Job, order: np.ndarray | None) -> ResidualNumbers:
+    plan: ResidualPlan = job.plan
+    blocks = range(plan.main_blocks)
+    return ResidualNumbers(
+        cols=plan.cols,
+        first=plan.first,
+        main_places=np.array([plan.main_place(block) for block in blocks], np.int64),
+        residual_places=np.array([plan.residual_place(block) for block in blocks], np.int64),
+        blocks=plan.blocks,
+        weight=plan.mode == "weight",
+        to_bfloat=plan.rounds,
+        low_first=plan.nibble_order == "low_first",
+        scale=scaling.usable(job.second)[0],
+        order=read_only(np.empty(0, np.int64) if order is None else order),
+    )
+
+
+def quantize(job: Job, order: np.ndarray | None) -> None:
+    """`Operations.quantize_residual`."""
+    plan: ResidualPlan = job.plan
+    x, packed = read_only(elements(job.x, job.dtype)), job.packed.reshape(-1)
+    numbers = _numbers(job, order)
+    with linear_output(job.block_scale, plan.scale_layout, (plan.rows, plan.blocks)) as byte:
+        run(lambda b, e: quantize_rows(x, b, e, numbers, packed, byte), plan.rows, plan.cols)
+
+
+def dequantize(job: Job, order: np.ndarray | None, out: np.ndarray, dtype: str) -> None:
+    """`Operations.dequantize_residual`."""
+    plan: ResidualPlan = job.plan
+    byte = linear_scales(job.block_scale, plan.scale_layout, (plan.rows, plan.blocks))
+    packed, scales = read_only(job.packed.reshape(-1)), read_only(byte.reshape(-1))
+    numbers = _numbers(job, order)
+    with aligned_output(out) as whole:
+        result = elements(whole, dtype)
+        run(
+            lambda b, e: dequantize_rows(packed, scales, b, e, numbers, result),
+            plan.rows,
+            plan.cols,
+        )

@@ -18,7 +18,7 @@ from fp4kit.backend.interface import Plan, Request
 from fp4kit.backend.jobs import Job
 from fp4kit.checkpoint.models.experts import Excluded, FusedTensor, nothing
 from fp4kit.checkpoint.read.code_names import FLOATS
-from fp4kit.cpu.transpose import transpose
+from fp4kit.cpu.matrices import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import DTYPES, TensorSpec
 from fp4kit.io.read.source import Source, SourceTensor

@@ -18,7 +18,7 @@ from fp4kit.checkpoint.models.experts import (
     stay_fused,
 )
 from fp4kit.checkpoint.read.code_names import FLOATS
-from fp4kit.cpu.transpose import transpose
+from fp4kit.cpu.matrices import transpose
 from fp4kit.errors import FileFormatError
 from fp4kit.io.containers import DTYPE_CODES, DTYPES
 from fp4kit.io.read.source import Source, SourceTensor

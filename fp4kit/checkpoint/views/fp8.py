@@ -31,7 +31,7 @@ from fp4kit.checkpoint.read.code_names import (
     is_marker,
     scale_names,
 )
-from fp4kit.cpu import float8 as cpu_float8
+from fp4kit.cpu.matrices import decode_float8
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import MXFP8
 from fp4kit.io.containers import DTYPES
@@ -165,7 +165,7 @@ class Fp8View(RowView):
         codes = np.empty((last - first, out.shape[1] // 4), np.uint8)
         fetch(self._source, self.tensor.name, first * codes.shape[1], codes)
         result = out.view(np.float32)
-        cpu_float8.decode(codes, self._table, scales, scale_row - begin, grid.cols, result)
+        decode_float8(codes, self._table, scales, scale_row - begin, grid.cols, result)
 
 
 def configured_block(source: Source, config: dict[str, Any]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fp4kit.checkpoint.models.experts import FusedTensor
 from fp4kit.checkpoint.read.directory import Checkpoint
-from fp4kit.cpu.cast import round_float32
+from fp4kit.cpu.matrices import round_float32
 from fp4kit.formats import DTYPES as FLOATS
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.read.source import SourceTensor

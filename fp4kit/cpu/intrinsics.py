@@ -3,7 +3,7 @@
 """Functions of a few numbers, written as LLVM instructions into the kernel that calls them.
 
 numba would infer the types of each such function, lower it, optimize it and make machine code of
-it, 50 ms every time, only for LLVM to inline it in the end. A function under :func:`scalar` is
+it, 50 ms every time, only for LLVM to inline it in the end. A function under :func:`intrinsic` is
 called instead, while the kernel that needs it is compiled, with symbols in the place of numbers,
 and writes down what is done to them. It may not branch: :func:`where` chooses between two results.
 Integers keep their width, other than numba's.
@@ -139,7 +139,7 @@ class Number:
         return self._compared("!=", other)
 
     def __bool__(self) -> bool:
-        raise TypeError("a scalar function may not branch: use where()")
+        raise TypeError("an intrinsic may not branch: use where()")
 
     def bits_as(self, kind: Any) -> Number:
         """The same bits as a type of the same width."""
@@ -179,7 +179,7 @@ def most(first: Number, second: Any) -> Number:
     return where(first > second, first, second)
 
 
-def scalar(*signatures: Any) -> Callable[[Function], Function]:
+def intrinsic(*signatures: Any) -> Callable[[Function], Function]:
     """Makes a straight-line function of :class:`Number` known to numba.
 
     Args:
@@ -207,7 +207,7 @@ def scalar(*signatures: Any) -> Callable[[Function], Function]:
 
 
 def _emitted(function: Callable[..., Any], signature: Any, module: ir.Module) -> ir.Function:
-    """The LLVM function of a scalar function in a module; written when it is first called there.
+    """The LLVM function of an intrinsic in a module; written when it is first called there.
 
     A call is small: LLVM unrolls the loops around it before it puts the body in its place.
     """

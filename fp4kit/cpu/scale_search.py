@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of each block by recipe te, and the searches of :mod:`fp4kit.reference.scale_search`.
+"""Searched block scales: :mod:`fp4kit.reference.scale_search` as loops over the blocks of a tile.
 
-Works on the tiles of :mod:`fp4kit.cpu.tiles`. Rounding to nearest and both neighbours'
-errors are even in the sign, so only magnitudes are looked at.
+Rounding to nearest and both neighbours' errors are even in the sign, so only magnitudes are looked
+at.
 """
 
 # ruff: noqa: ANN001, ANN201 - numba infers the types
@@ -15,20 +15,11 @@ import numpy as np
 from fp4kit.formats import E4M3
 from fp4kit.reference import scale_search
 
+from .codecs import E4M3_MAX, decode_e4m3, encode_e4m3
+from .elements import ABS, at_most, bits_float, f32, float_bits, index, u32
 from .jit import jit_inner
-from .scales import (
-    E4M3_MAX,
-    FLT_MAX,
-    ONE,
-    RECIPROCAL_6,
-    SIX,
-    at_most,
-    decode_e4m3,
-    encode_e4m3,
-    encode_scale,
-)
-from .tiles import TILE, index
-from .words import ABS, bits_float, f32, float_bits, u32
+from .scaling import FLT_MAX, ONE, RECIPROCAL_6, SIX, encode_scale
+from .tiles import TILE
 
 GROUP = index(16)
 NO_SEARCH, FOUR_OVER_SIX, SWEEP = range(3)
@@ -38,21 +29,6 @@ MSE, MAE, MSE_SCALED, MAE_SCALED = range(4)
 ROUND_HALVES, ROUND_ONES, ROUND_TWOS = f32(1.5 * 2**22), f32(1.5 * 2**23), f32(1.5 * 2**24)
 LARGEST_CODE = E4M3.max_code
 STEPS = np.array(scale_search.SWEEP_STEPS, np.int32)
-
-
-@jit_inner
-def te_scales(second, largest, per_token, amax, count, byte, factor):
-    """Scale bytes and element factors of recipe te, or per token, from an amax for each block."""
-    for b in range(index(count)):
-        encode = encode_scale(second[b], largest)
-        scaled = bits_float(amax[b]) * (encode * RECIPROCAL_6)
-        code = encode_e4m3(at_most(scaled, FLT_MAX))
-        byte[b] = code
-        q = decode_e4m3(code)
-        if per_token:
-            factor[b] = encode / q if code != u32(0) else f32(0)
-        else:
-            factor[b] = at_most(ONE / (q * (ONE / encode)), FLT_MAX)
 
 
 @jit_inner
@@ -70,38 +46,41 @@ def add_error(d, squared):
 
 
 @jit_inner
-def errors_in_input(v, count, factor, decode, squared, total):
-    """Sum over each block of the errors of value * decode, for a sweep."""
-    for b in range(index(count)):
+def errors_in_input(v, factor, decode, squared, total):
+    """Sum over each block of the errors of value * decode against x, for a sweep."""
+    count = index(total.size)
+    for b in range(count):
         total[b] = f32(0)
     for k in range(GROUP):
-        for b in range(index(count)):
+        for b in range(count):
             x = bits_float(float_bits(v[k, b]) & ABS)
             d = nearest_magnitude(x * factor[b]) * decode[b] - x
             total[b] = total[b] + add_error(d, squared)
 
 
 @jit_inner
-def errors_by_division(v, count, factor, q, second, largest, squared, total):
-    """The same of value * q * amax / largest, for four_over_six."""
-    for b in range(index(count)):
+def errors_scaled(v, factor, q, encode, squared, total):
+    """The same of value * q against x * S, for both searches."""
+    count = index(total.size)
+    for b in range(count):
         total[b] = f32(0)
     for k in range(GROUP):
-        for b in range(index(count)):
+        for b in range(count):
             x = bits_float(float_bits(v[k, b]) & ABS)
-            d = nearest_magnitude(x * factor[b]) * q[b] * second[b] / largest - x
+            d = nearest_magnitude(x * factor[b]) * q[b] - x * encode[b]
             total[b] = total[b] + add_error(d, squared)
 
 
 @jit_inner
-def errors_scaled(v, count, factor, q, encode, squared, total):
-    """The same of value * q against x * S, for both."""
-    for b in range(index(count)):
+def errors_by_division(v, factor, q, second, largest, squared, total):
+    """The same of value * q * amax / largest against x, for four_over_six."""
+    count = index(total.size)
+    for b in range(count):
         total[b] = f32(0)
     for k in range(GROUP):
-        for b in range(index(count)):
+        for b in range(count):
             x = bits_float(float_bits(v[k, b]) & ABS)
-            d = nearest_magnitude(x * factor[b]) * q[b] - x * encode[b]
+            d = nearest_magnitude(x * factor[b]) * q[b] * second[b] / largest - x
             total[b] = total[b] + add_error(d, squared)
 
 
@@ -122,64 +101,57 @@ def tile_errors(total, rows, blocks):
 
 
 @jit_inner
-def search(v, count, kind, error, tiled, rows, blocks, second, largest, amax, byte, factor, work):
-    """Chooses the scale of each block: `scale_search.search`.
+def search(plan, tile, scratch):
+    """Chooses the scale byte and element factor of each block: `scale_search.search`.
 
     Args:
-        v: tile.
-        count: blocks in it.
-        kind: FOUR_OVER_SIX or SWEEP.
-        error: MSE ... MAE_SCALED.
-        tiled: whether the rows of the tile choose as one.
-        rows: rows of a 2-D tile that exist.
-        blocks: blocks in a row of it.
-        second: amax of the tensor (or vector) for each block.
-        largest: 6 * e4m3_max.
-        amax: bits of the block amaxes.
-        byte: output scale bytes.
-        factor: output element factors.
-        work: scratch, float32 (8, TILE).
+        plan: `quantize_panels.PlanNumbers`; rows of 2-D blocks choose as one.
+        tile: a Tile.
+        scratch: holds elements, second-level values and the bits of block amaxes.
     """
-    squared = error in (MSE, MSE_SCALED)
-    scaled = error in (MSE_SCALED, MAE_SCALED)
-    encode, q, inverse, decode, total, best = (
-        work[0], work[1], work[2], work[3], work[4], work[5],
+    v, amax, second = scratch.v, scratch.amax, scratch.second
+    byte, factor, count = scratch.byte, scratch.factor, index(tile.blocks)
+    largest, four_over_six = plan.rules.largest, plan.search == FOUR_OVER_SIX
+    squared = plan.error in (MSE, MSE_SCALED)
+    scaled = plan.error in (MSE_SCALED, MAE_SCALED)
+    encode, q, inverse, decode = (
+        scratch.search[0], scratch.search[1], scratch.search[2], scratch.search[3],
     )  # fmt: skip
+    total, best = scratch.search[4][:count], scratch.search[5]
     code, own = np.empty(TILE, np.uint32), np.empty(TILE, np.uint32)
-    for b in range(index(count)):
+    for b in range(count):
         encode[b] = encode_scale(second[b], largest)
         scaled_amax = bits_float(amax[b]) * (encode[b] * RECIPROCAL_6)
         own[b] = encode_e4m3(at_most(scaled_amax, FLT_MAX))
-    candidates = 2 if kind == FOUR_OVER_SIX else len(STEPS)
     reciprocal = ONE / largest
-    for number in range(candidates):
-        if kind == FOUR_OVER_SIX:
-            for b in range(index(count)):
+    for number in range(2 if four_over_six else len(STEPS)):
+        if four_over_six:
+            for b in range(count):
                 base = bits_float(amax[b]) / SIX * encode[b]
                 base = base if number == 0 else base * f32(1.5)
                 code[b] = encode_e4m3(at_most(base, E4M3_MAX))
         else:
-            for b in range(index(count)):
+            for b in range(count):
                 moved = np.int32(np.int32(own[b]) + STEPS[number])
                 possible = moved >= np.int32(1) and moved <= np.int32(LARGEST_CODE)
                 code[b] = u32(moved) if possible else own[b]
-        for b in range(index(count)):
+        for b in range(count):
             q[b] = decode_e4m3(code[b])
-        for b in range(index(count)):
+        for b in range(count):
             inverse[b] = at_most(ONE / (q[b] * (ONE / encode[b])), FLT_MAX)
         if scaled:
-            errors_scaled(v, count, inverse, q, encode, squared, total)
-        elif kind == FOUR_OVER_SIX:
-            errors_by_division(v, count, inverse, q, second, largest, squared, total)
+            errors_scaled(v, inverse, q, encode, squared, total)
+        elif four_over_six:
+            errors_by_division(v, inverse, q, second, largest, squared, total)
         else:
-            for b in range(index(count)):
+            for b in range(count):
                 clamped = largest / second[b] > FLT_MAX and second[b] != f32(0)
                 usual = q[b] * second[b] * reciprocal
                 decode[b] = q[b] / encode[b] if clamped else usual
-            errors_in_input(v, count, inverse, decode, squared, total)
-        if tiled:
-            tile_errors(total, rows, blocks)
-        for b in range(index(count)):
+            errors_in_input(v, inverse, decode, squared, total)
+        if plan.is_2d:
+            tile_errors(total, tile.rows, tile.blocks // plan.size)
+        for b in range(count):
             if number == 0 or total[b] < best[b]:
                 best[b] = total[b]
                 byte[b] = code[b]

@@ -10,10 +10,9 @@ import numpy as np
 
 from fp4kit.reference import philox
 
+from .elements import ABS, INF_BITS, at_most, bits_float, f32, float_bits, index, u32, u64
 from .jit import jit_inner
-from .scales import SIX, at_most
-from .tiles import index
-from .words import ABS, INF_BITS, bits_float, f32, float_bits, u32, u64
+from .scaling import SIX
 
 FIRST, SECOND = (u64(number) for number in philox.MULTIPLIERS)
 FIRST_STEP, SECOND_STEP = (u32(number) for number in philox.KEY_STEPS)
@@ -23,11 +22,11 @@ FROM_ONE_ON, BELOW_ONE = (i32(field << philox.MANTISSA_BITS) for field in (126, 
 
 
 @jit_inner
-def random_words(groups, count, direction, stream, key, out):
+def random_words(groups, count, direction, subsequence, key, out):
     """The four words of each group, out[w, b]; `groups` are uint64 numbers."""
     for b in range(index(count)):
         c0, c1 = u32(groups[b]), u32(groups[b] >> u64(32))
-        c2, c3 = u32(direction), u32(stream)
+        c2, c3 = u32(direction), u32(subsequence)
         low, high = u32(key), u32(key >> u64(32))
         for _ in range(ROUNDS):
             first, second = FIRST * u64(c0), SECOND * u64(c2)
