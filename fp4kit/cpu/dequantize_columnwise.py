@@ -15,10 +15,10 @@ from .codecs import decode_e2m1, decode_e8m0
 from .elements import f32, float_bits, index, u32
 from .jit import jit_inner, jit_of
 from .panels import PANEL_COLS, fill_panels
-from .quantize_panels import Output, plan_numbers
+from .plan_numbers import plan_numbers
 from .scaling import NO_RECIPE, TE, nvfp4_factors, te_factors
 from .swizzle import linear_scales
-from .tiles import TILE, code_at
+from .tiles import TILE, Output, code_at
 
 
 @jit_inner

@@ -37,6 +37,35 @@ LLVM_TYPES = {kind: ir.IntType(width) for kind, width in WIDTHS.items()} | {
 SIGNED, FLOATS = (I16, I32, I64), (F32, F64)
 
 
+Operator = Callable[["Number", Any], "Number"]
+
+
+def _operator(integers: str, floats: str = "", signed: str = "") -> Operator:
+    """An operator of two numbers of one type: the instruction for it, by the type."""
+
+    def operate(self: Number, other: Any) -> Number:
+        name = floats if self.kind in FLOATS else signed if self.kind in SIGNED else integers
+        instruction = getattr(self.builder, name or integers)
+        return self.made(instruction(self.value, self.like(other)))
+
+    return operate
+
+
+def _swapped(operate: Operator) -> Operator:
+    return lambda self, other: operate(self.made(self.like(other)), self)
+
+
+def _comparison(operator: str) -> Operator:
+    def compare(self: Number, other: Any) -> Number:
+        # NaN differs from everything, and is in no order with anything.
+        floats = "fcmp_unordered" if operator == "!=" else "fcmp_ordered"
+        integers = "icmp_signed" if self.kind in SIGNED else "icmp_unsigned"
+        instruction = getattr(self.builder, floats if self.kind in FLOATS else integers)
+        return self.made(instruction(operator, self.value, self.like(other)), BOOL)
+
+    return compare
+
+
 class Number:
     """A number of a kernel that is being compiled; operations on it become instructions."""
 
@@ -51,92 +80,27 @@ class Number:
             if other.kind != self.kind:
                 raise TypeError(f"{self.kind} and {other.kind} in one operation")
             return other.value
-        if self.kind in FLOATS:
-            return LLVM_TYPES[self.kind](float(other))
-        return LLVM_TYPES[self.kind](int(other))
+        number = float(other) if self.kind in FLOATS else int(other)
+        return LLVM_TYPES[self.kind](number)
 
     def made(self, value: ir.Value, kind: Any = None) -> Number:
         """The result of an instruction, of this number's type unless told otherwise."""
         return Number(self.builder, value, kind or self.kind)
 
-    def _either(self, for_floats: str, for_integers: str, other: Any) -> Number:
-        name = for_floats if self.kind in FLOATS else for_integers
-        return self.made(getattr(self.builder, name)(self.value, self.like(other)))
-
-    def _compared(self, operator: str, other: Any) -> Number:
-        other = self.like(other)
-        if self.kind in FLOATS:
-            # NaN differs from everything, and is in no order with anything.
-            compare = self.builder.fcmp_unordered if operator == "!=" else self.builder.fcmp_ordered
-        else:
-            compare = (
-                self.builder.icmp_signed if self.kind in SIGNED else self.builder.icmp_unsigned
-            )
-        return self.made(compare(operator, self.value, other), BOOL)
-
-    def __add__(self, other: Any) -> Number:
-        return self._either("fadd", "add", other)
-
-    def __sub__(self, other: Any) -> Number:
-        return self._either("fsub", "sub", other)
-
-    def __mul__(self, other: Any) -> Number:
-        return self._either("fmul", "mul", other)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __rsub__(self, other: Any) -> Number:
-        return self.made(self.like(other)) - self
-
-    def __truediv__(self, other: Any) -> Number:
-        return self.made(self.builder.fdiv(self.value, self.like(other)))
-
-    def __rtruediv__(self, other: Any) -> Number:
-        return self.made(self.like(other)) / self
-
-    def __and__(self, other: Any) -> Number:
-        return self.made(self.builder.and_(self.value, self.like(other)))
-
-    def __or__(self, other: Any) -> Number:
-        return self.made(self.builder.or_(self.value, self.like(other)))
-
-    def __xor__(self, other: Any) -> Number:
-        return self.made(self.builder.xor(self.value, self.like(other)))
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-
-    def __lshift__(self, other: Any) -> Number:
-        return self.made(self.builder.shl(self.value, self.like(other)))
-
-    def __rshift__(self, other: Any) -> Number:
-        shift = self.builder.ashr if self.kind in SIGNED else self.builder.lshr
-        return self.made(shift(self.value, self.like(other)))
-
-    def __rrshift__(self, other: Any) -> Number:
-        return self.made(self.like(other)) >> self
-
-    def __rlshift__(self, other: Any) -> Number:
-        return self.made(self.like(other)) << self
-
-    def __lt__(self, other: Any) -> Number:
-        return self._compared("<", other)
-
-    def __le__(self, other: Any) -> Number:
-        return self._compared("<=", other)
-
-    def __gt__(self, other: Any) -> Number:
-        return self._compared(">", other)
-
-    def __ge__(self, other: Any) -> Number:
-        return self._compared(">=", other)
-
-    def equals(self, other: Any) -> Number:
-        """Whether both are equal; `==` is left to Python."""
-        return self._compared("==", other)
-
-    def differs(self, other: Any) -> Number:
-        """Whether they are not equal."""
-        return self._compared("!=", other)
+    __add__ = __radd__ = _operator("add", "fadd")
+    __sub__ = _operator("sub", "fsub")
+    __mul__ = __rmul__ = _operator("mul", "fmul")
+    __truediv__ = _operator("fdiv")
+    __and__ = __rand__ = _operator("and_")
+    __or__ = __ror__ = _operator("or_")
+    __xor__ = __rxor__ = _operator("xor")
+    __lshift__ = _operator("shl")
+    __rshift__ = _operator("lshr", signed="ashr")
+    __rsub__, __rtruediv__ = _swapped(__sub__), _swapped(__truediv__)
+    __rlshift__, __rrshift__ = _swapped(__lshift__), _swapped(__rshift__)
+    __lt__, __le__ = _comparison("<"), _comparison("<=")
+    __gt__, __ge__ = _comparison(">"), _comparison(">=")
+    equals, differs = _comparison("=="), _comparison("!=")  # `==` is left to Python
 
     def __bool__(self) -> bool:
         raise TypeError("an intrinsic may not branch: use where()")

@@ -11,13 +11,10 @@ A tile is loaded (and rotated), its block scales made or searched, its codes pac
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
 from fp4kit.backend.interface import Job, Plan
-from fp4kit.scheme import SCALE_SEARCHES, SEARCH_ERRORS
 
 from .buffers import records, second_values
 from .codecs import encode_e2m1, encode_float8
@@ -25,123 +22,23 @@ from .elements import f32, float_bits, index, u32, u64
 from .jit import jit_inner, jit_of
 from .panels import Panel, each_widened
 from .philox import encode_stochastically, random_words
+from .plan_numbers import plan_numbers
 from .rotation import rotate
 from .scale_search import NO_SEARCH, search
-from .scaling import NO_RECIPE, TE, Rules, mx_scales, nvfp4_scales, rules_of, te_scales_each
+from .scaling import NO_RECIPE, TE, mx_scales, nvfp4_scales, te_scales_each
 from .swizzle import linear_output
-from .tiles import GROUP, LONGEST, TILE, block_amaxes, code_at, load, tile_amaxes
-
-
-class PlanNumbers(NamedTuple):
-    """What a kernel has to know of a plan.
-
-    Attributes:
-        rules: what scales and codes are made by.
-        rows: rows of the array.
-        cols: columns of it.
-        columnwise: whether the codes are columnwise.
-        is_2d: whether blocks are squares, which are worked on in rows.
-        in_columns: columnwise and not 2-D: a tile is one block each of some columns.
-        size: block size.
-        bits: of a code.
-        high_first: 1 if the even element takes the high nibble, else 0.
-        has_second: whether there is a second level.
-        vectors_per_second: vectors that share one second-level value.
-        per_token: whether element factors are those of per-token scales.
-        search: NO_SEARCH, FOUR_OVER_SIX or SWEEP.
-        error: what a search compares.
-        rotated: whether to rotate.
-        mask: signs of the rotation.
-        to_bfloat: whether to round rotated values.
-        stochastic: how to round.
-        key: of the random numbers.
-        subsequence: of the random numbers.
-        vector_stride: distance of the scales of neighbouring vectors.
-        block_stride: distance of the scales of neighbouring blocks.
-    """
-
-    rules: Rules
-    rows: int
-    cols: int
-    columnwise: bool
-    is_2d: bool
-    in_columns: bool
-    size: int
-    bits: int
-    high_first: int
-    has_second: bool
-    vectors_per_second: int
-    per_token: bool
-    search: int
-    error: int
-    rotated: bool
-    mask: int
-    to_bfloat: bool
-    stochastic: bool
-    key: np.uint64
-    subsequence: int
-    vector_stride: int
-    block_stride: int
-
-
-class Tile(NamedTuple):
-    """Where a tile stands.
-
-    Attributes:
-        row: its first row in the array.
-        col: its first column.
-        rows: rows of it that exist, at most the block size.
-        blocks: blocks in it.
-    """
-
-    row: int
-    col: int
-    rows: int
-    blocks: int
-
-
-class Scratch(NamedTuple):
-    """Room for a tile, an entry per block in the last axis: see :func:`make_scratch`."""
-
-    v: np.ndarray
-    second: np.ndarray
-    group: np.ndarray
-    amax: np.ndarray
-    byte: np.ndarray
-    factor: np.ndarray
-    search: np.ndarray
-    words: np.ndarray
-    random: np.ndarray
-
-
-class Output(NamedTuple):
-    """Where codes and scales of one direction go.
-
-    Attributes:
-        words: packed codes as words of 32 bits.
-        codes: the same memory, where it is written byte by byte.
-        scales: scale bytes.
-    """
-
-    words: np.ndarray
-    codes: np.ndarray
-    scales: np.ndarray
-
-
-@jit_inner
-def make_scratch():
-    """Buffers for a tile."""
-    return Scratch(
-        np.empty((LONGEST, TILE), np.float32),
-        np.empty(TILE, np.float32),
-        np.empty(TILE, np.uint64),
-        np.empty(TILE, np.uint32),
-        np.empty(TILE, np.uint8),
-        np.empty(TILE, np.float32),
-        np.empty((6, TILE), np.float32),
-        np.empty((8, TILE), np.uint32),
-        np.empty((4, TILE), np.uint32),
-    )
+from .tiles import (
+    GROUP,
+    LONGEST,
+    TILE,
+    Output,
+    Tile,
+    block_amaxes,
+    load,
+    make_scratch,
+    store_tile,
+    tile_amaxes,
+)
 
 
 @jit_inner
@@ -263,100 +160,6 @@ def tile_codes(plan, count, scratch):
                 words[w, b] |= u32(encode_e2m1(v[k, b] * factor[b]) * weight)
 
 
-@jit_inner
-def store_words(words, vectors, blocks, per_block, first, stride, out):
-    """Code words of `blocks` blocks of each of some vectors.
-
-    Args:
-        words: of the tile.
-        vectors: how many.
-        blocks: of each.
-        per_block: words in a block.
-        first: number of the first block in the output.
-        stride: blocks in a vector of the output.
-        out: packed codes.
-    """
-    for r in range(index(vectors)):
-        target = (index(first) + r * index(stride)) * index(per_block)
-        for j in range(index(blocks)):
-            for w in range(index(per_block)):
-                out[target + j * index(per_block) + w] = words[w, r * index(blocks) + j]
-
-
-@jit_inner
-def store_transposed(plan, tile, words, out):
-    """The 4-bit codes of a 2-D tile of rows to the packed transpose."""
-    turn, size = index(plan.high_first), index(plan.size)
-    blocks, down = index(tile.blocks) // size, (index(plan.rows) + size - index(1)) // size
-    per_block = size // index(8)
-    for j in range(blocks):
-        for k in range(size):
-            column = index(tile.col) + j * size + k
-            if column < index(plan.cols):
-                # A word holds the codes of eight rows; the order of nibbles has been applied to k.
-                place = (column * down + index(tile.row) // size) * per_block
-                for w in range(per_block):
-                    word = u32(0)
-                    for i in range(index(8)):
-                        block = (w * index(8) + i) * blocks + j
-                        word |= code_at(words, k ^ turn, block, 4) << u32((i ^ turn) * index(4))
-                    out[place + w] = word
-
-
-@jit_inner
-def store_bytes(plan, tile, words, out):
-    """The 8-bit codes of a tile to a matrix of codes in the order of the data."""
-    size, cols = index(plan.size), index(plan.cols)
-    if plan.in_columns:
-        for k in range(size):
-            place = (index(tile.row) + k) * cols + index(tile.col)
-            for b in range(index(tile.blocks)):
-                out[place + b] = np.uint8(code_at(words, k, b, 8))
-    else:
-        blocks = index(tile.blocks) // size
-        for r in range(size):
-            for j in range(blocks):
-                for k in range(size):
-                    column = index(tile.col) + j * size + k
-                    if column < cols:
-                        code = code_at(words, k, r * blocks + j, 8)
-                        out[(index(tile.row) + r) * cols + column] = np.uint8(code)
-
-
-@jit_inner
-def store_tile(plan, tile, scratch, output):
-    """Writes the codes and scales of a tile."""
-    words, byte, scales, size = scratch.words, scratch.byte, output.scales, plan.size
-    down, across = (plan.rows + size - 1) // size, (plan.cols + size - 1) // size
-    row_block, col_block, blocks = tile.row // size, tile.col // size, tile.blocks // size
-    per_block = size * plan.bits // 32
-    vector_stride, block_stride = plan.vector_stride, plan.block_stride
-    if plan.in_columns:
-        for b in range(tile.blocks):
-            scales[(tile.col + b) * vector_stride + row_block * block_stride] = byte[b]
-        if plan.bits == 4:
-            first = tile.col * down + row_block
-            store_words(words, tile.blocks, 1, per_block, first, down, output.words)
-        else:
-            store_bytes(plan, tile, words, output.codes)
-    elif plan.columnwise:
-        for j in range(blocks):
-            start = tile.col + j * size
-            for column in range(start, min(start + size, plan.cols)):
-                scales[column * vector_stride + row_block * block_stride] = byte[j]
-        if plan.bits == 4:
-            store_transposed(plan, tile, words, output.words)
-        else:
-            store_bytes(plan, tile, words, output.codes)
-    else:
-        for r in range(tile.rows):
-            place = (tile.row + r) * vector_stride + col_block * block_stride
-            for j in range(blocks):
-                scales[place + j * block_stride] = byte[r * blocks + j]
-        first = tile.row * across + col_block
-        store_words(words, tile.rows, blocks, per_block, first, across, output.words)
-
-
 @jit_of()
 def quantize_panel(panel, directions, plans, seconds, outputs):
     """Quantizes a panel in one or two directions.
@@ -399,39 +202,6 @@ def amax_panel(panel, plans, vectors):
                 place = panel.row + first + r
                 for j in range(blocks):
                     vectors[place] = max(vectors[place], amax[r * blocks + j])
-
-
-@cache
-def plan_numbers(plan: Plan, dtype: str) -> PlanNumbers:
-    """A plan as numbers, with no seed."""
-    scheme, is_2d = plan.scheme, plan.scheme.block_shape == "2d"
-    search, error = scheme.scale_search, scheme.search_error
-    # Scales that stay in the order of the data stand one below the other.
-    data_order = plan.is_columnwise and not plan.transposes and plan.scale_layout == "linear"
-    return PlanNumbers(
-        rules=rules_of(plan, dtype),
-        rows=plan.rows,
-        cols=plan.cols,
-        columnwise=plan.is_columnwise,
-        is_2d=is_2d,
-        in_columns=plan.is_columnwise and not is_2d,
-        size=plan.format.block_size,
-        bits=plan.format.element.bits,
-        high_first=int(plan.nibble_order == "high_first"),
-        has_second=plan.has_second_level,
-        vectors_per_second=plan.rows_per_scale,
-        per_token=scheme.second_level == "per_token",
-        search=SCALE_SEARCHES.index(search) + 1 if search is not None else NO_SEARCH,
-        error=SEARCH_ERRORS.index(error) if error is not None else 0,
-        rotated=scheme.rht is not None,
-        mask=scheme.rht or 0,
-        to_bfloat=scheme.rht_rounding == "bf16",
-        stochastic=scheme.rounding == "stochastic",
-        key=np.uint64(0),
-        subsequence=0,
-        vector_stride=1 if data_order else plan.blocks,
-        block_stride=plan.cols if data_order else 1,
-    )
 
 
 def _output(job: Job, done: ExitStack) -> Output:
