@@ -54,8 +54,7 @@ def _loaded(name: str, grid: bool) -> Backend:
 
         return CudaGridBackend() if grid else CudaBackend()
     if name == "cpu":
-        from fp4kit.cpu.backend import CpuBackend
-        from fp4kit.cpu.grid import CpuGridBackend
+        from fp4kit.cpu.backend import CpuBackend, CpuGridBackend
 
         return CpuGridBackend() if grid else CpuBackend()
     from fp4kit.reference.backend import ReferenceBackend

@@ -10,6 +10,7 @@ dequantize_columnwise  (tiles) of panels of an array (panels)
 amax, error_sums,      the other operations
 swizzle, rotation,
 activations, residual
+grid                   FP8 under float32 scales
 matrices               what checkpoints do with matrices outside of quantization
 scaling, scale_search, formulas: those of the files of the same name in :mod:`fp4kit.reference`
 codecs, philox

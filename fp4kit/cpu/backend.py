@@ -16,11 +16,13 @@ from types import ModuleType
 
 import numpy as np
 
+from fp4kit.backend.grid import GridBackend
 from fp4kit.backend.interface import Backend, ErrorSums, Plan, Request
 from fp4kit.backend.jobs import Job, Prologue, RawArray, Rotation
 from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
 from fp4kit.reference import scaling
+from fp4kit.reference.grid import scales_of
 
 from . import kernel_cache
 from .threads import thread_count
@@ -154,3 +156,17 @@ class CpuBackend(Backend):
         self, job: Job, order: RawArray | None, out: RawArray, dtype: str
     ) -> None:
         _room("residual").dequantize(job, order, out, dtype)
+
+
+@computes_by_ieee(Operations)
+class CpuGridBackend(GridBackend, CpuBackend):
+    """The same for formats with float32 scales."""
+
+    def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
+        return scales_of(amax, plan.grid_recipe, plan.format.element, dtype)
+
+    def _fill(self, job: Job) -> None:
+        _room("grid").quantize(job)
+
+    def dequantize(self, job: Job, out: RawArray, dtype: str) -> None:
+        _room("grid").dequantize(job, out, dtype)
