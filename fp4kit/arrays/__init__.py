@@ -99,11 +99,7 @@ def is_contiguous(data: Any) -> bool:
     """Whether raw data is C-contiguous."""
     if isinstance(data, np.ndarray):
         return data.flags.c_contiguous
-    import cupy
-
-    # CuPy's `flags` cost four times as much to make as this check (which would add a dimension to
-    # arrays that have none).
-    return data.ndim == 0 or cupy.ascontiguousarray(data) is data
+    return bool(data.flags.c_contiguous)
 
 
 def contiguous(data: Any, origin: Origin) -> Any:
@@ -116,7 +112,19 @@ def contiguous(data: Any, origin: Origin) -> Any:
         return data
     with device_scope(origin):
         bits = data.view(np.uint16) if data.dtype.itemsize == 2 else data
-        return keep_if_captured(cupy.ascontiguousarray(bits))
+        return device_copy(bits)
+
+
+def device_copy(data: Any) -> Any:
+    """A C-contiguous copy of a device array of any strides, kept alive if a graph is captured.
+
+    CuPy's own functions transpose with cuBLAS, which need not be installed.
+    """
+    import cupy
+
+    result = cupy.empty(data.shape, data.dtype)
+    result[...] = data
+    return keep_if_captured(result)
 
 
 def keeps_memory(x: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.arrays import keep_if_captured
+from fp4kit.arrays import device_copy
 from fp4kit.backend.interface import (
     ErrorSums,
     Job,
@@ -271,11 +271,11 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
         packed, block_scale = job.packed, job.block_scale
         if plan.is_columnwise:
             # Counted as the rows of the transpose are; a copy is what that takes.
-            x = keep_if_captured(cupy.ascontiguousarray(x.T))
+            x = device_copy(x.T)
             if not plan.transposes:
-                packed = keep_if_captured(cupy.ascontiguousarray(packed.T))
+                packed = device_copy(packed.T)
                 if plan.scale_layout == "linear":
-                    block_scale = keep_if_captured(cupy.ascontiguousarray(block_scale.T))
+                    block_scale = device_copy(block_scale.T)
             scheme = plan.scheme.replace(direction="rowwise")
             plan = replace(plan, rows=plan.cols, cols=plan.rows, scheme=scheme)
         partials = scratch((cuda_launch.ERROR_BLOCKS, len(cuda_launch.ERROR_FIELDS)), np.float64)
