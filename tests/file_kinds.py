@@ -180,6 +180,10 @@ KINDS = {
     "npz": npz,
     "safetensors of every type": plain_file,
     **{f"own {f}": own(scheme=f) for f in ("nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2")},
+    **{
+        f"own fp8 {granularity}": own(scheme="fp8", granularity=granularity)
+        for granularity in ("tensor", "channel", "block")
+    },
     "own swizzled": own(scale_layout="swizzled_128x4", nibble_order="high_first"),
     "own 8x4": own(scheme="mxfp8", scale_layout="swizzled_8x4"),
     "own torchao": own(recipe="torchao"),
@@ -192,6 +196,9 @@ KINDS = {
     "compressed-tensors mxfp4": layout("compressed-tensors", "mxfp4"),
     "compressed-tensors shards": layout("compressed-tensors", shards=3),
     "compressed-tensors search": layout("compressed-tensors", scale_search="sweep", e4m3_max=256),
+    "compressed-tensors fp8": layout("compressed-tensors", "fp8"),
+    "modelopt fp8": layout("modelopt", "fp8", activations="uncalibrated"),
+    "deepseek fp8": layout("deepseek", "fp8"),
     "comfy file": comfy_file,
     "awq modelopt": smoothed("modelopt"),
     "awq comfy": smoothed("comfy"),

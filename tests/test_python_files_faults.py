@@ -267,7 +267,7 @@ REFUSED = {
         "x",
         {NAME: Q, "lm_head.weight": quantized(format="mxfp4")},
         {"config": CONFIG},
-        "one format for all",
+        "names one format",
     ),
     "fused": (
         "x",
@@ -289,6 +289,18 @@ REFUSED = {
         {NAME: Q, NAME.replace("weight", "input_scale"): np.ones(1, np.float32)},
         {"config": CONFIG},
         "activation scale of layout modelopt",
+    ),
+    "channels for DeepSeek": (
+        "x",
+        {NAME: quantized(format="fp8", granularity="channel")},
+        {"config": CONFIG, "layout": "deepseek"},
+        "granularity block, not channel",
+    ),
+    "FP8 without activations for ModelOpt": (
+        "x",
+        {NAME: quantized(format="fp8", granularity="tensor")},
+        {"config": CONFIG, "layout": "modelopt"},
+        "a scale of each module's input",
     ),
     "scales that are NaN": (
         "x",

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from math import inf
 
+import numpy as np
+
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS, Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.layouts.base import WEIGHT
 from fp4kit.checkpoint.models.fusion import groups
@@ -75,7 +77,11 @@ def _check_groups(given: GivenTensors, fused: dict[str, list[str]]) -> None:
 def _check_scales(given: GivenTensors) -> None:
     """Refuses scales that no engine can use, before anything is written."""
     for entry in given.entries.values():
-        faults = list(scale_faults(given, entry))
+        if entry.plan.grid is not None:
+            finite = np.isfinite(given.data(entry.names.scale).view("<f4")).all()
+            faults = [] if finite else [f"{entry.names.scale}: holds a scale that is not finite"]
+        else:
+            faults = list(scale_faults(given, entry))
         if entry.second is not None:
             value = float(entry.stored_second()[0])
             if not 0 < value < inf:
@@ -115,7 +121,9 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
             f"{given.path}: readers of layout {layout.name} need a config.json; give config=, its "
             "content or path ({} to go without)"
         )
+    activations = _activations(given, layout)
     formats = sorted({entry.plan.format.name for entry in entries.values()})
+    granularities = {entry.plan.scheme.granularity for entry in entries.values()}
     works: dict[str, TensorPlan] = {}
     units = []
     for name in given.names:
@@ -129,11 +137,14 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
         logical = SourceTensor(spec, held.dtype, held.stored)
         works[name] = TensorPlan(logical, "transfer", "codes and scales taken over", entry=entry)
         units.append(WorkUnit([works[name]], codes=[EntryCodes(given, held)]))
-    if len(formats) > 1:
+    if len(formats) > 1 or len(granularities) > 1:
+        kinds = formats if len(formats) > 1 else sorted(map(str, granularities))
         raise OptionError(
-            f"{given.path}: holds {' and '.join(formats)}, and layout {layout.name} names one "
-            "format for all; save them to two directories"
+            f"{given.path}: holds {' and '.join(kinds)}, and layout {layout.name} names one format "
+            "(and granularity) for all; save them to two directories"
         )
+    for entry in entries.values():
+        layout.check(entry.plan.scheme, activations)
     refuse_collisions(given.path, works.values())
     parts = {part.name for entry in entries.values() for part in entry.parts}
     plain = [name for name in given.names if name not in entries]
@@ -155,8 +166,9 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
         summary=Summary(
             formats[0] if formats else "",
             ignored_modules(works, given, layout) if entries else (),
-            _activations(given, layout),
+            activations,
             embedding_modules(works),
+            granularity=next(iter(granularities), None),
         ),
         dropped={},
         groups=fused,

@@ -8,11 +8,8 @@ import difflib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fp4kit.api.quantize import dequantize
 from fp4kit.api.tensor import QuantizedTensor
@@ -25,12 +22,10 @@ from fp4kit.checkpoint.read.components import is_pipeline
 from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.read.quantized import read_facts
 from fp4kit.checkpoint.read.weight_files import folders_with_weights
+from fp4kit.checkpoint.views.fp8 import Fp8View
 from fp4kit.checkpoint.views.mxfp4 import Mxfp4TransposedView, Mxfp4View
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import DtypeError, FileFormatError, Fp4kitError
-from fp4kit.formats import MXFP4
-from fp4kit.io.containers import DTYPES
-from fp4kit.io.dequantize import entry_parts
 from fp4kit.io.dequantize import open_quantized as open_own
 from fp4kit.io.metadata import METADATA_KEY, find_quantized, logical_tensors
 from fp4kit.io.read.open import check_source, open_source
@@ -38,6 +33,7 @@ from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.storage import QuantizedEntry
 
 from .choices import StrPath, check_arguments
+from .items import Item, TensorInfo
 
 #: What :attr:`TensorFile.layout` says of fp4kit's own files.
 OWN_LAYOUT = "fp4kit"
@@ -49,111 +45,6 @@ FP8 = (*ELEMENTS, *FOREIGN)
 
 class TensorNameError(Fp4kitError, KeyError):
     """A file holds no tensor of that name; the message says which it may have meant."""
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a header says of a tensor; nothing is read for it.
-
-    Attributes:
-        name: logical name.
-        shape: logical shape.
-        dtype: element type of the array; of a quantized tensor the one that it was quantized from
-            (`bfloat16` where a file does not say).
-        format: block format of a quantized tensor, None for an array.
-        nbytes: bytes that it takes in the file, scales included.
-        note: how an array is made from what is stored; empty where it is stored so.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    format: str | None
-    nbytes: int
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A tensor and where its bytes are: a plain one (or a view), a quantized one, MXFP4 blocks."""
-
-    source: Source
-    tensor: SourceTensor | QuantizedEntry | Mxfp4View
-
-    def info(self, name: str) -> TensorInfo:
-        tensor = self.tensor
-        if isinstance(tensor, QuantizedEntry):
-            format: str | None = tensor.plan.format.name
-            return TensorInfo(name, tensor.shape, tensor.dtype, format, tensor.stored)
-        if isinstance(tensor, Mxfp4View):
-            found = tensor.tensor
-            return TensorInfo(name, found.spec.shape, "bfloat16", "mxfp4", found.stored)
-        return TensorInfo(name, tensor.spec.shape, tensor.dtype, None, tensor.stored, tensor.note)
-
-    def read(self) -> Any:
-        """The array or the quantized tensor."""
-        if isinstance(self.tensor, QuantizedEntry):
-            return self._read_entry(self.tensor)
-        if isinstance(self.tensor, Mxfp4View):
-            return _read_blocks(self.tensor)
-        size = self.tensor.spec.nbytes
-        return _as_array(self.tensor, _bytes(self.source, self.tensor.name, 0, size))
-
-    def _read_entry(self, entry: QuantizedEntry) -> QuantizedTensor:
-        plan = entry.plan
-        packed, scales = (
-            _bytes(part.source, part.name, part.start, part.stop)
-            for part in entry_parts(self.source, entry, 0, plan.rows)
-        )
-        lead = entry.shape[:-1]
-        second: dict[str, Any] = {}
-        if plan.recipe is not None:
-            second[plan.recipe.keeps] = entry.second
-        return QuantizedTensor(
-            packed=packed.reshape(*lead, plan.packed_shape[1]),
-            block_scale=scales.view(plan.format.scales.dtype).reshape(plan.scale_shape_of(lead)),
-            scheme=plan.scheme,
-            shape=entry.shape,
-            source_dtype=entry.dtype,
-            **second,
-        )
-
-
-def _bytes(source: Source, name: str, start: int, stop: int) -> np.ndarray:
-    """Stored or computed bytes of a tensor."""
-    data = np.empty(stop - start, np.uint8)
-    source.read(name, start, data.data)
-    return data
-
-
-def _as_array(tensor: SourceTensor, data: np.ndarray) -> np.ndarray:
-    """Bytes as the array that they are; elements of less than a byte stay bytes."""
-    kind, shape = DTYPES[tensor.spec.dtype], tensor.spec.shape
-    if kind.bits < 8:
-        bits = (shape[-1] if shape else 1) * kind.bits
-        return data.reshape(*shape[:-1], bits // 8) if bits % 8 == 0 else data
-    try:
-        dtype = np.dtype(kind.name)
-    except TypeError:
-        import ml_dtypes
-
-        dtype = np.dtype(getattr(ml_dtypes, kind.name))
-    return data.view(dtype).reshape(shape)
-
-
-def _read_blocks(view: Mxfp4View) -> QuantizedTensor:
-    """MXFP4 of another tool: its codes and scales are those of fp4kit."""
-    rows, _ = view.matrix
-    shape = view.tensor.spec.shape
-    packed, scale = view.codes(0, rows)
-    return QuantizedTensor(
-        packed=packed.reshape(*shape[:-1], packed.shape[1]),
-        block_scale=scale.reshape(*shape[:-1], scale.shape[1]),
-        format="mxfp4",
-        shape=shape,
-        scale_rule=MXFP4.default_scale_rule,
-        source_dtype="bfloat16",
-    )
 
 
 class TensorFile(Mapping[str, Any]):
@@ -177,7 +68,7 @@ class TensorFile(Mapping[str, Any]):
         self.config: dict[str, Any] = {}
         self._decode = decode
         self._raw = raw
-        self._items: dict[str, _Item] = {}
+        self._items: dict[str, Item] = {}
         self._unreadable: dict[str, str] = {}
         self._sources: list[Source] = []
         with ExitStack() as stack:
@@ -211,7 +102,7 @@ class TensorFile(Mapping[str, Any]):
             if isinstance(tensor, SourceTensor) and not tensor.readable:
                 self._unreadable[name] = f"{tensor.dtype}: {tensor.note}"
             else:
-                self._items[name] = _Item(source, tensor)
+                self._items[name] = Item(source, tensor)
 
     def _open_checkpoint(self, path: Path, stack: ExitStack, prefix: str) -> str | None:
         """A model directory or a file of another tool; returns its layout."""
@@ -221,7 +112,7 @@ class TensorFile(Mapping[str, Any]):
         self.config = checkpoint.config
         if self._raw:
             for name, tensor in checkpoint.tensors.items():
-                self._items[prefix + name] = _Item(checkpoint, tensor)
+                self._items[prefix + name] = Item(checkpoint, tensor)
             return None
         opened = open_quantized(checkpoint, plain=True, excluded=_only_cast(checkpoint))
         for name, item in _checkpoint_items(checkpoint, opened, self._decode).items():
@@ -237,7 +128,7 @@ class TensorFile(Mapping[str, Any]):
             return value
         return dequantize(value, self._decode) if isinstance(value, QuantizedTensor) else value
 
-    def _item(self, name: str) -> _Item:
+    def _item(self, name: str) -> Item:
         if not self._close.alive:
             raise FileFormatError(f"{self.path}: is closed; index it inside of `with fp4kit.open`")
         item = self._items.get(name)
@@ -308,25 +199,27 @@ def _only_cast(checkpoint: Checkpoint) -> Callable[[str], bool]:
 
 def _checkpoint_items(
     checkpoint: Checkpoint, opened: Opened, decode: str | None
-) -> dict[str, _Item]:
+) -> dict[str, Item]:
     """The logical tensors of a checkpoint, in the order in which they are stored."""
     source, found, first = opened.source, {}, {}
     for name, tensor in list(source.tensors.items()):
         view = source.views.get(name)
         blocks = view.stored if isinstance(view, Mxfp4TransposedView) else view
-        if isinstance(blocks, Mxfp4View):
-            found[name] = _Item(checkpoint, blocks)
+        if isinstance(blocks, Mxfp4View) or (
+            isinstance(blocks, Fp8View) and blocks.scheme is not None
+        ):
+            found[name] = Item(checkpoint, blocks)
         elif decode is not None and source.is_decoded(name):
-            found[name] = _Item(source, source.cast(name, decode))
+            found[name] = Item(source, source.cast(name, decode))
         else:
-            found[name] = _Item(source, tensor)
+            found[name] = Item(source, tensor)
         first[name] = source.stored_names(name)[0]
     for name, entry in opened.entries.items():
-        found[name], first[name] = _Item(checkpoint, entry), entry.names.packed
+        found[name], first[name] = Item(checkpoint, entry), entry.names.packed
     for name in opened.dropped:
         tensor = checkpoint.tensors[name]
         if not is_marker(tensor) and not is_fp8_marker(name):
-            found[name], first[name] = _Item(checkpoint, tensor), name
+            found[name], first[name] = Item(checkpoint, tensor), name
     place = {name: number for number, name in enumerate(checkpoint.tensors)}
     return {name: found[name] for name in sorted(found, key=lambda name: place[first[name]])}
 
@@ -353,12 +246,12 @@ def open(path: StrPath, *, decode: Any = None, raw: bool = False) -> TensorFile:
     directories with any number of shards, diffusers pipelines (whose names begin with the folder,
     `transformer/`), and whatever is quantized in a known way. A weight that is stored as codes and
     scales is one tensor under its logical name: a :class:`fp4kit.QuantizedTensor` with the stored
-    bytes where one can hold them (NVFP4, MXFP4 and MXFP8 of any layout, gpt-oss's blocks, as they
-    lie in the file), else a float32 array (FP8 and INT8 with float32 scales; weights that AWQ
-    smoothed, multiplied by the scales of their inputs). FP8 without a scale anywhere
-    was only cast, and stays FP8. All other tensors are NumPy arrays under
-    their stored names, bfloat16 and FP8 with the types of ml_dtypes; elements of less than a byte
-    come as their bytes. The one array of an .npy has the name of the file.
+    bytes where one can hold them (NVFP4, MXFP4 and MXFP8 of any layout; FP8 with float32 scales
+    per tensor, channel or 128x128 block; gpt-oss's blocks, as they lie in the file), else a float32
+    array (FP8 with other scales, INT8; weights that AWQ smoothed, multiplied by the scales of
+    their inputs). FP8 without a scale anywhere was only cast, and stays FP8. All other tensors are
+    NumPy arrays under their stored names, bfloat16 and FP8 with the types of ml_dtypes; elements
+    of less than a byte come as their bytes. The one array of an .npy has the name of the file.
 
     Args:
         path: file or directory.

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fp4kit.checkpoint.layouts import get_layout
 from fp4kit.checkpoint.plan.checkpoint_plan import OLD_METADATA, WRITTEN_KEY
@@ -24,11 +24,10 @@ from fp4kit.io.stream.chunks import byte_ranges
 from fp4kit.io.write.files import check_output
 from fp4kit.io.write.open import open_writer
 
-from .choices import check_arguments, shard_size
+from .choices import Layout, check_arguments, shard_size
 from .given import GivenTensors, SaveOptions
 from .layout_plan import plan_layout
 
-Layout = Literal["compressed-tensors", "modelopt", "comfy"]
 #: Where quantized tensors go in a directory unless a layout is named.
 DIRECTORY_LAYOUT: Layout = "compressed-tensors"
 
@@ -59,7 +58,8 @@ def save(
         tensors: names to arrays of any framework (a state_dict, for example; device arrays are
             copied to the host), or to :class:`fp4kit.QuantizedTensor`.
         layout: how quantized tensors are stored. None: in a .safetensors file as fp4kit's own, in
-            a directory as `compressed-tensors`. `modelopt` is for directories, `comfy` for both.
+            a directory as `compressed-tensors`. `modelopt` and `deepseek` (FP8 blocks) are for
+            directories, `comfy` for both.
         config: for directories: content of config.json, or its path, or that of a directory that
             holds one. Engines need it; the quantization is added to it.
         metadata: strings for the header of .safetensors files. What describes a quantization is

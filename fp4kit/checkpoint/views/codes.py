@@ -31,11 +31,11 @@ def swap_nibbles(packed: Bytes) -> Bytes:
 def read_parts(source: Source, entry: QuantizedEntry, first: int, last: int) -> tuple[Bytes, Bytes]:
     """Codes and block scales of some rows of a weight, as its layout has them."""
     plan = chunk_plan(entry.plan, last - first)
-    shapes = plan.packed_shape, plan.scale_shape
-    parts = [np.empty(shape, np.uint8) for shape in shapes]
+    packed = np.empty(plan.packed_shape, np.uint8)
+    parts = packed, np.empty(plan.scale_shape, plan.format.scales.dtype)
     for part, data in zip(entry_parts(source, entry, first, last), parts, strict=True):
         fetch(source, part.name, part.start, data)
-    return parts[0], parts[1]
+    return parts
 
 
 class Codes(ABC):

@@ -37,6 +37,7 @@ from fp4kit.formats import MXFP8
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.stream.chunks import rows_of
+from fp4kit.scheme import Scheme, as_scheme
 
 from .base import (
     READ_BYTES,
@@ -52,6 +53,8 @@ from .base import (
 
 _SIGNED = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
 TABLES = {dtype: spec.values for dtype, spec in ELEMENTS.items()} | {"I8": _SIGNED}
+#: Formats of fp4kit's own whose codes these are.
+FORMATS = {"F8_E4M3": "fp8", "F8_E5M2": "fp8_e5m2"}
 UNSCALED_OPTION = "--unscaled-fp8"
 DEFAULT_BLOCK = (128, 128)
 
@@ -77,12 +80,17 @@ class Grid:
     note: str
 
 
+def _block_counts(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
+    """Blocks along the rows and columns of a matrix, or of each of several."""
+    return -(-shape[-2] // block[0]), -(-shape[-1] // block[1])
+
+
 def _blocks(
     shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int], note: str
 ) -> Grid | None:
     """The grid of `block`, if that is what the scale's shape is."""
-    rows, cols = shape[-2:]
-    count = -(-rows // block[0]), -(-cols // block[1])
+    rows = shape[-2]
+    count = _block_counts(shape, block)
     if scale != (*shape[:-2], *count):
         return None
     return Grid(*block, *count, rows, note)
@@ -131,6 +139,7 @@ class Fp8View(RowView):
         self._source = source
         self._scale = scale
         self._grid = grid
+        self._dtype = weight.spec.dtype
         self._table = TABLES[weight.spec.dtype]
         self.consumed = (weight.name,) if scale is None else (weight.name, scale.name)
         self.tensor = described(
@@ -147,6 +156,29 @@ class Fp8View(RowView):
         if self._scale is None:
             return np.ones(shape, np.float32)
         return fetch_scales(self._source, self._scale, first * shape[1], shape)
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """What the stored bytes are as a format of fp4kit's own, None if they are none."""
+        format = FORMATS.get(self._dtype)
+        if format is None or self._scale is None or self._scale.spec.dtype != "F32":
+            return None
+        grid, shape, scales = self._grid, self.tensor.spec.shape, self._scale.spec.shape
+        granularity = None
+        if len(shape) == 2 and scales == _block_counts(shape, DEFAULT_BLOCK):
+            granularity = "block"
+        elif prod(scales) == 1:
+            granularity = "tensor"
+        elif (grid.rows, grid.col_count) == (1, 1):
+            granularity = "channel"
+        return None if granularity is None else as_scheme(format, {"granularity": granularity})
+
+    def codes(self) -> tuple[Bytes, NDArray[np.float32]]:
+        """All codes and all scales as they are stored, flat."""
+        assert self._scale is not None
+        codes = np.empty(prod(self.tensor.spec.shape), np.uint8)
+        fetch(self._source, self.tensor.name, 0, codes)
+        return codes, fetch_scales(self._source, self._scale, 0, (prod(self._scale.spec.shape),))
 
     def check(self) -> None:
         """Looks at every scale."""

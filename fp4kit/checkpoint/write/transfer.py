@@ -124,7 +124,7 @@ def _in_order(entry: QuantizedEntry, rows: int, packed: Bytes, scales: Bytes) ->
         linear = np.ascontiguousarray(scales)
         get_backend("cpu").swizzle(linear, plan.scale_layout, swizzled)
         scales = swizzled
-    return [np.ascontiguousarray(array).reshape(-1) for array in (packed, scales)]
+    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (packed, scales)]
 
 
 def run_transfers(transfers: Iterable[Transfer], write: Write, tally: Tally) -> None:
