@@ -302,6 +302,19 @@ REFUSED = {
         {"config": CONFIG, "layout": "modelopt"},
         "a scale of each module's input",
     ),
+    "FP8 scales that are infinite": (
+        "x",
+        {
+            NAME: fp4kit.QuantizedTensor(
+                quantized(format="fp8", granularity="channel").packed,
+                np.full((32, 1), np.inf, np.float32),
+                Scheme("fp8", granularity="channel"),
+                (32, 64),
+            )
+        },
+        {"config": CONFIG},
+        "32 of 32 block scales are NaN",
+    ),
     "scales that are NaN": (
         "x",
         {

@@ -15,8 +15,8 @@ from fp4kit.checkpoint.views.mxfp4 import Mxfp4View
 from fp4kit.formats import MXFP4
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.dequantize import entry_parts
-from fp4kit.io.metadata import QuantizedEntry
 from fp4kit.io.read.source import Source, SourceTensor
+from fp4kit.io.storage import QuantizedEntry
 from fp4kit.plan import plan_of
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from math import inf
 
-import numpy as np
-
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS, Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.layouts.base import WEIGHT
 from fp4kit.checkpoint.models.fusion import groups
@@ -77,11 +75,7 @@ def _check_groups(given: GivenTensors, fused: dict[str, list[str]]) -> None:
 def _check_scales(given: GivenTensors) -> None:
     """Refuses scales that no engine can use, before anything is written."""
     for entry in given.entries.values():
-        if entry.plan.grid is not None:
-            finite = np.isfinite(given.data(entry.names.scale).view("<f4")).all()
-            faults = [] if finite else [f"{entry.names.scale}: holds a scale that is not finite"]
-        else:
-            faults = list(scale_faults(given, entry))
+        faults = list(scale_faults(given, entry))
         if entry.second is not None:
             value = float(entry.stored_second()[0])
             if not 0 < value < inf:

@@ -30,7 +30,6 @@ from fp4kit.io.dequantize import open_quantized as open_own
 from fp4kit.io.metadata import METADATA_KEY, find_quantized, logical_tensors
 from fp4kit.io.read.open import check_source, open_source
 from fp4kit.io.read.source import Source, SourceTensor
-from fp4kit.io.storage import QuantizedEntry
 
 from .choices import StrPath, check_arguments
 from .items import Item, TensorInfo

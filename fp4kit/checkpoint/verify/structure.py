@@ -195,23 +195,28 @@ def second_faults(entry: QuantizedEntry) -> Iterator[str]:
 
 
 def scale_faults(source: Source, entry: QuantizedEntry) -> Iterator[str]:
-    """Block scales that are NaN or negative, as an engine would read them."""
+    """Scales that are NaN, infinite or negative, as an engine would read them."""
     name = entry.names.scale
     size = source.tensors[name].spec.nbytes
+    width = entry.plan.format.scales.bytes
     nans = negative = 0
-    signed = SCALE_DTYPES[entry.plan.format.scale_type] == "F8_E4M3"
+    dtype = SCALE_DTYPES[entry.plan.format.scale_type]
     for start in range(0, size, CHUNK):
         data = np.empty(min(CHUNK, size - start), np.uint8)
         source.read(name, start, data.data)
-        if signed:
+        if dtype == "F32":
+            values = data.view("<f4")
+            nans += int(np.count_nonzero(~np.isfinite(values)))
+            negative += int(np.count_nonzero(values < 0))
+        elif dtype == "F8_E4M3":
             nans += int(np.count_nonzero((data & 0x7F) == 0x7F))
             negative += int(np.count_nonzero((data > 0x80) & (data < 0xFF)))
         else:
             nans += int(np.count_nonzero(data == 0xFF))
     if nans:
-        yield f"{name}: {nans} of {size} block scales are NaN"
+        yield f"{name}: {nans} of {size // width} block scales are NaN"
     if negative:
-        yield f"{name}: {negative} of {size} block scales are negative"
+        yield f"{name}: {negative} of {size // width} block scales are negative"
 
 
 def _unequal(what: str, scales: Mapping[str, NDArray[np.float32]]) -> Iterator[str]:
