@@ -106,8 +106,6 @@ def contiguous(data: Any, origin: Origin) -> Any:
     """Raw data itself if it is C-contiguous, else a copy on its device."""
     if origin.device_kind == "cpu":
         return np.ascontiguousarray(data)
-    import cupy
-
     if is_contiguous(data):
         return data
     with device_scope(origin):
