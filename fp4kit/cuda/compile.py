@@ -67,6 +67,8 @@ RESIDUAL_STAGED_THREADS = 640
 DEQUANTIZE_UNROLL = 4
 #: The same where all is flat and a piece is FP8 codes or float32 results.
 DEQUANTIZE_UNROLL_HEAVY = 2
+#: Groups of 16 in flight of a thread under float32 scales that are known.
+GRID_UNROLL = 4
 #: How `dequantize_kernel` finds and moves its pieces, the fastest first.
 DEQUANTIZE_ACCESSES = {
     "flat": "kAccessContiguous",
@@ -357,6 +359,7 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         f"-DFP4KIT_RESIDUAL_STAGED_THREADS={RESIDUAL_STAGED_THREADS}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",
         f"-DFP4KIT_DEQUANTIZE_UNROLL_HEAVY={DEQUANTIZE_UNROLL_HEAVY}",
+        f"-DFP4KIT_GRID_UNROLL={GRID_UNROLL}",
         *cuda_defines(),
     )
     architecture = architecture_option(major, minor)

@@ -5,7 +5,7 @@
 //
 // Algorithms:
 //   grid_scales_kernel: amaxes become scales, one a thread; given scales become usable ones
-//   quantize_grid_kernel: scales are known; a thread takes 16 elements
+//   quantize_grid_kernel: scales are known; a thread takes kGridUnroll times 16 elements
 //   quantize_grid_measured_kernel: what shares a scale is held in registers by a team of threads:
 //     its amax (integer maxima of magnitude bits), its scale, its codes, from one read. A tile is a
 //     row, or a block of 128 x 128
@@ -36,23 +36,34 @@ __global__ void __launch_bounds__(kThreads)
     quantize_grid_kernel(const typename T::Bits* __restrict__ x, const float* __restrict__ scale,
         u8* __restrict__ packed, i64 cols, i64 row_groups, i64 magic, i64 shift, i64 groups,
         i64 across, i64 row_shift) {
-  const i64 group = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-  if (group >= groups) return;
+  const i64 first = static_cast<i64>(blockIdx.x) * (kThreads * kGridUnroll) + threadIdx.x;
   const FastDivide divide(row_groups, magic, shift);
-  const i64 row = divide(group);
-  const i64 col = (group - row * row_groups) * kGroupSize;
-  Words<T> elements;
-  load_elements<kVector>(x + row * cols + col, cols - col, elements);
-  const GridScales<kSpan> scales(scale, row, col, cols, across, row_shift);
-  u32 codes[4];
-  encode_under_grid<T, E, kRounds, GridScales<kSpan>::kStep>(elements, scales.value, codes);
-  u8* out = packed + row * cols + col;
-  if constexpr (kVector) {
-    store_codes<true>(out, codes);
-  } else {
+  Words<T> elements[kGridUnroll];
 #pragma unroll
-    for (int i = 0; i < kGroupSize; ++i) {
-      if (i < cols - col) out[i] = static_cast<u8>(codes[i / 4] >> (8 * (i % 4)));
+  for (int u = 0; u < kGridUnroll; ++u) {
+    const i64 group = first + u * kThreads;
+    if (group >= groups) break;
+    const i64 row = divide(group);
+    const i64 col = (group - row * row_groups) * kGroupSize;
+    load_elements<kVector>(x + row * cols + col, cols - col, elements[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < kGridUnroll; ++u) {
+    const i64 group = first + u * kThreads;
+    if (group >= groups) return;
+    const i64 row = divide(group);
+    const i64 col = (group - row * row_groups) * kGroupSize;
+    const GridScales<kSpan> scales(scale, row, col, cols, across, row_shift);
+    u32 codes[4];
+    encode_under_grid<T, E, kRounds, GridScales<kSpan>::kStep>(elements[u], scales.value, codes);
+    u8* out = packed + row * cols + col;
+    if constexpr (kVector) {
+      store_codes<true>(out, codes);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kGroupSize; ++i) {
+        if (i < cols - col) out[i] = static_cast<u8>(codes[i / 4] >> (8 * (i % 4)));
+      }
     }
   }
 }

@@ -58,6 +58,8 @@ constexpr int kSpanColumn = 1;
 constexpr int kSpanTile = 2;
 // Rows and columns of a block.
 constexpr int kGridBlock = FP4KIT_GRID_BLOCK;
+// Groups of 16 that a thread has in flight (cuda/grid.py).
+constexpr int kGridUnroll = FP4KIT_GRID_UNROLL;
 
 // The scales of 16 elements that start at a column which is a multiple of 16.
 template <int kSpan>
