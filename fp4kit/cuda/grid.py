@@ -19,7 +19,7 @@ from fp4kit.reference.grid import LIMITS, zero_scale
 from . import run
 from .backend import CudaBackend
 from .compile import CXX_DTYPES, GRID_UNROLL, LANE, THREADS, Instance, instance
-from .launch import ITEM_SIZES, fast_division, grid_for
+from .launch import ITEM_SIZES, VECTOR, fast_division, grid_for
 
 CXX_ELEMENTS = {E4M3.name: "E4m3", E5M2.name: "E5m2"}
 SPANS = {"all": "kSpanAll", "column": "kSpanColumn", "tile": "kSpanTile"}
@@ -107,7 +107,7 @@ def _rules(plan: Plan, dtype: str) -> tuple[int, int, int]:
 
 
 def _groups(plan: Plan, span: str) -> tuple[int, tuple[int, ...]]:
-    """(threads, scalars) of the kernels that take 16 elements at a time."""
+    """(groups of 16, scalars) of the kernels that take 16 elements at a time."""
     rows, cols = plan.rows, plan.cols
     if span == "all":  # one long row, whatever the shape is
         rows, cols = 1, rows * cols
@@ -115,14 +115,7 @@ def _groups(plan: Plan, span: str) -> tuple[int, tuple[int, ...]]:
     groups = rows * row_groups
     shift = _tile(plan)[0].bit_length() - 1 if span == "tile" else 0
     division = fast_division(row_groups, groups + GRID_UNROLL * THREADS)
-    return -(-groups // GRID_UNROLL), (
-        cols,
-        row_groups,
-        *division,
-        groups,
-        plan.scale_shape[1],
-        shift,
-    )
+    return groups, (cols, row_groups, *division, groups, plan.scale_shape[1], shift)
 
 
 def _is_vector(plan: Plan, span: str, *arrays: RawArray) -> bool:
@@ -155,8 +148,9 @@ class CudaGridBackend(GridBackend, CudaBackend):
         span = span_of(plan)
         vector = _is_vector(plan, span, x, job.packed)
         kernel = quantize_kernel(dtype, plan.format.element, _rounds(plan, dtype), span, vector)
-        threads, scalars = _groups(plan, span)
-        run.launch(kernel, grid_for(threads), (x, job.block_scale, job.packed, *scalars))
+        groups, scalars = _groups(plan, span)
+        grid = grid_for(-(-groups // GRID_UNROLL))
+        run.launch(kernel, grid, (x, job.block_scale, job.packed, *scalars))
 
     def _measured(self, job: Job) -> bool:
         """Scales and codes from one read; False, and nothing is done, for very long rows."""
@@ -182,8 +176,10 @@ class CudaGridBackend(GridBackend, CudaBackend):
         plan, span = job.plan, span_of(job.plan)
         vector = _is_vector(plan, span, job.packed, out)
         kernel = dequantize_kernel(dtype, plan.format.element, span, vector)
-        threads, scalars = _groups(plan, span)
-        run.launch(kernel, grid_for(threads), (job.packed, job.block_scale, out, *scalars))
+        groups, scalars = _groups(plan, span)
+        threads = -(-groups * LANE * ITEM_SIZES[dtype] // (VECTOR * GRID_UNROLL))
+        grid = grid_for(threads if vector else groups)
+        run.launch(kernel, grid, (job.packed, job.block_scale, out, *scalars))
 
 
 def sample_instances() -> list[Instance]:
