@@ -50,8 +50,9 @@ def save(
     gives back what was saved; the layouts of engines keep the second-level scale in their own
     direction, their own order of block scales and nibbles, and not what it was quantized from.
 
-    Nothing exists under the name before all is written. Tensors are fetched one at a time, so that
-    an open :class:`TensorFile` of any size can be saved under another name.
+    Nothing exists under the name, and nothing there is replaced, before all is written. Tensors are
+    fetched one at a time, so that an open :class:`TensorFile` of any size can be saved under
+    another name.
 
     Args:
         path: what to write.
@@ -65,7 +66,7 @@ def save(
         metadata: strings for the header of .safetensors files. What describes a quantization is
             written anew.
         max_shard_size: for directories: largest size of a weight file, like 5GB or 512MiB.
-        force: replace a file, or a directory that fp4kit wrote.
+        force: replace a file, or what fp4kit wrote in a directory; other files there stay.
 
     Returns:
         The tensors with their sizes, and in `warnings` what a user should know.

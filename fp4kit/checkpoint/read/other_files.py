@@ -33,8 +33,10 @@ from .weight_files import (
 HF_QUANT_CONFIG = "hf_quant_config.json"
 #: Where an unfinished conversion keeps its notes; a directory that holds it is not complete.
 STATE_DIR = ".fp4kit-incomplete"
+#: Where a result is written that takes the place of another one once it is whole.
+REPLACEMENT = ".fp4kit-replacement"
 #: Directories that belong to a tool and not to the model.
-TOOL_FOLDERS = frozenset((".git", ".cache", "__pycache__", STATE_DIR))
+TOOL_FOLDERS = frozenset((".git", ".cache", "__pycache__", STATE_DIR, REPLACEMENT))
 #: Names under which libraries keep the weights of a whole model in other containers.
 OTHER_FORM = re.compile(
     r"(pytorch_model|model|tf_model|flax_model|rust_model|diffusion_pytorch_model|"

@@ -16,6 +16,7 @@ from fp4kit.checkpoint.models.mistral import new_params
 from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.plan.checkpoint_plan import WRITTEN_KEY, CheckpointPlan
 from fp4kit.checkpoint.read.directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint
+from fp4kit.checkpoint.read.other_files import REPLACEMENT
 from fp4kit.checkpoint.read.weight_files import INDEX_NAME
 from fp4kit.checkpoint.report import CheckpointReport, make_report
 from fp4kit.checkpoint.verify.structure import structure_faults
@@ -293,9 +294,24 @@ def carry_out(
         return make_report(plan, str(target), others, time.perf_counter() - started)
     given = checkpoint.stored_at
     mode = given.stat().st_mode if given is not None and given.is_dir() else 0o777
-    state = State(target, stat.S_IMODE(mode) & 0o777)
+    permissions = stat.S_IMODE(mode) & 0o777
+    state, folder = State(target, permissions), target
+    if (resume or force) and state.replacing:  # a run was killed in between
+        with state:
+            state.complete_replacement()
     planned = planned_files(plan)
     replaced = check_target(given, target, state, planned, resume=resume, force=force)
+    older: list[str] | None = None
+    if checkpoint.in_memory and replaced:
+        # What is there stays until all is written, as no later run could resume this one.
+        if state.exists:  # it is whole: a run was killed as it began or ended
+            with state:
+                state.finish()
+        folder, older = target / REPLACEMENT, replaced
+        if folder.is_symlink():
+            raise OptionError(f"{folder}: is a link, not fp4kit's; remove it")
+        state = State(folder, permissions)
+        replaced = check_target(given, folder, state, planned, resume=False, force=True)
     backends = [make_backend(plan, device) for device in devices]
     if not state.exists:  # so that nothing is left behind
         existing = target if target.is_dir() else Path(os.path.realpath(target)).parent
@@ -306,14 +322,19 @@ def carry_out(
         try:
             left = [shard for shard in plan.shards if state.done(shard.name) is None]
             missing = sum(spec.nbytes for shard in left for spec in shard.specs)
-            check_space(target, missing + others)
+            check_space(folder, missing + others)
             write_shards(plan, state, backends, tally)
             _check_unchanged(checkpoint, before)
-            write_documents(plan, target)
-            check_result(plan, target)
+            write_documents(plan, folder)
+            check_result(plan, folder)
+            if older is not None:
+                state.prepare_replacement(older)
         except BaseException:
             if checkpoint.in_memory:  # no later run can resume it
                 state.abandon(planned)
             raise
-        state.finish()
+        if older is None:
+            state.finish()
+        else:
+            state.replace()
     return make_report(plan, str(target), others, time.perf_counter() - started)

@@ -6,6 +6,11 @@ The notes lie in the output directory until everything is written; shards get th
 one, config.json and the index come last. So a directory without the notes is complete, and one
 with them is recognized by every fp4kit command. The notes name the files that belong to the
 conversion: starting over removes these and nothing else.
+
+A result that could not be resumed takes the place of an older one only when it is whole: it is
+written, with its notes, in a directory of its own inside. At the end the notes move up, which marks
+the outer directory while the files follow; a run that is killed meanwhile has left all that the
+next one needs to complete it.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import numpy as np
 from fp4kit import __version__
 from fp4kit.checkpoint.options import CommonOptions
 from fp4kit.checkpoint.read.directory import STATE_DIR, Checkpoint, read_json
+from fp4kit.checkpoint.read.other_files import REPLACEMENT
 from fp4kit.checkpoint.read.weight_files import INDEX_NAME
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.write.files import (
@@ -38,6 +44,8 @@ from fp4kit.io.write.files import (
 )
 
 PLAN_FILE = "plan.json"
+#: Key of the plan of a result that is about to replace an older one: files that it has no new of.
+REPLACED = "replaced"
 LOCK_FILE = "lock"
 #: Bytes that are read together for a checksum, in rows of COLUMNS words.
 CHUNK = 1 << 22
@@ -136,6 +144,11 @@ class State:
         """Whether the notes say what is to be written."""
         return (self.folder / PLAN_FILE).is_file()
 
+    @property
+    def replacing(self) -> bool:
+        """Whether a whole result was about to take the place of an older one."""
+        return self.exists and self.planned and REPLACED in read_json(self.folder / PLAN_FILE)
+
     def __enter__(self) -> State:
         """Creates the notes' directory and locks it."""
         try:
@@ -211,16 +224,22 @@ class State:
     def _remove(self, names: Iterable[str]) -> None:
         """Removes files of an earlier run: what it named and wrote, and nothing else."""
         for name in names:
-            relative = PurePosixPath(name)
-            path = self.target / relative
-            if relative.is_absolute() or ".." in relative.parts or not os.path.lexists(path):
-                continue
-            if not stat.S_ISREG(path.lstat().st_mode) or not _within(path, self.target):
-                raise OutputError(
-                    f"{path}: is a link or no file, and was not written by fp4kit; remove it, or "
-                    "choose another output"
-                )
-            path.unlink()
+            path = self._written(name)
+            if path is not None:
+                path.unlink()
+
+    def _written(self, name: str) -> Path | None:
+        """Where a file is that an earlier run named, None without it."""
+        relative = PurePosixPath(name)
+        path = self.target / relative
+        if relative.is_absolute() or ".." in relative.parts or not os.path.lexists(path):
+            return None
+        if not stat.S_ISREG(path.lstat().st_mode) or not _within(path, self.target):
+            raise OutputError(
+                f"{path}: is a link or no file, and was not written by fp4kit; remove it, or "
+                "choose another output"
+            )
+        return path
 
     def _check_free(self, names: Iterable[str]) -> None:
         """Refuses to write over what somebody else has put there, also since it was looked at."""
@@ -259,6 +278,54 @@ class State:
         shutil.rmtree(self.folder)
         with contextlib.suppress(OSError):  # there is something else in it
             self.target.rmdir()
+
+    def prepare_replacement(self, older: Iterable[str]) -> None:
+        """Notes that what was written is whole, and what of the directory above it replaces.
+
+        Args:
+            older: files of the older result, relative to the directory above.
+
+        Raises:
+            OutputError: if something has appeared there meanwhile.
+        """
+        outer = State(self.target.parent)
+        new = [path.name for path in self.target.iterdir() if path.is_file()]
+        replaced = [name for name in older if outer._written(name) is not None]
+        indexes = (path.name for path in outer.target.iterdir() if INDEX_NAME.fullmatch(path.name))
+        outer._check_free(name for name in [*new, *indexes] if name not in replaced)
+        content = {
+            "planned": [*replaced, *new, *(f"{REPLACEMENT}/{name}" for name in new)],
+            REPLACED: [name for name in replaced if name not in new],
+        }
+        write_json(self.folder / PLAN_FILE, content)
+
+    def replace(self) -> None:
+        """Moves a whole result up, in the place of the older one; the lock goes with it."""
+        outer = State(self.target.parent)
+        try:
+            self.folder.rename(outer.folder)
+        except OSError as error:
+            raise OutputError(f"{outer.target}: cannot be written: {error.strerror}") from None
+        try:
+            outer.complete_replacement()
+        except KeyboardInterrupt:  # the result is there already, and the older one no more
+            if outer.exists:
+                outer.complete_replacement()
+            raise
+
+    def complete_replacement(self) -> None:
+        """Moves what is not yet in its place, and removes the notes; it can be run again."""
+        if self.replacing:
+            replaced = read_json(self.folder / PLAN_FILE)[REPLACED]
+            self._remove(map(str, replaced if isinstance(replaced, list) else []))
+        written = self.target / REPLACEMENT
+        for each in sorted(written.glob("*")):
+            path = self._written(f"{REPLACEMENT}/{each.name}")
+            if path is not None:
+                path.replace(self.target / each.name)
+        with contextlib.suppress(FileNotFoundError):
+            written.rmdir()
+        self.finish()
 
     def finish(self) -> None:
         """Removes the notes: the directory is complete."""
