@@ -28,7 +28,7 @@ from fp4kit.formats import (
     SCALE_RULES,
 )
 from fp4kit.io.read.cast import CASTS
-from fp4kit.scheme import E4M3_MAXIMA, SCALE_SEARCHES, SEARCH_ERRORS
+from fp4kit.options import E4M3_MAXIMA, SCALE_SEARCHES, SEARCH_ERRORS
 
 
 class Decorator(Protocol):

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit.scheme import Scheme, as_scheme
+
 from .api import quantize as api
 from .api import quantize_dequantize as fake
 from .api import scale_ops
@@ -29,7 +31,6 @@ from .arrays.frameworks import Origin
 from .backend.interface import Request
 from .cpu.threads import run as run_threads
 from .formats import ALL_FORMATS
-from .scheme import Scheme, as_scheme
 
 #: Row length of the tensors, if they have enough elements.
 COLUMNS = 8192

@@ -9,10 +9,12 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from fp4kit.options import check_groups
+from fp4kit.scheme import Scheme
+
 from .errors import OptionError, ShapeError
 from .formats import GRID_BLOCK, FormatSpec, GridRecipe, Recipe
 from .layout import padded_scale_shape
-from .scheme import Scheme, check_groups
 
 
 @dataclass(frozen=True)

@@ -12,126 +12,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any
 
-from .errors import OptionError, ShapeError, brief
+from .errors import OptionError, brief
 from .formats import (
     ALL_FORMATS,
-    ALL_RECIPES,
     GRID_RECIPES,
-    SCALE_RULES,
     FormatSpec,
     GridRecipe,
     Recipe,
-    flag,
     get_format,
     get_recipe,
     one_of,
 )
-
-Format = Literal["nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2", "fp8", "fp8_e5m2"]
-RecipeName = Literal[
-    "te", "nvfuser", "torchao", "modelopt", "compressed-tensors", "comfy", "deepseek"
-]
-ScaleRule = Literal["floor", "ceil", "even", "rceil"]
-Granularity = Literal["tensor", "channel", "block"]
-Direction = Literal["rowwise", "columnwise"]
-Directions = Literal["rowwise", "columnwise", "both"]
-BlockShape = Literal["1d", "2d"]
-SecondLevel = Literal["tensor", "none", "row_scaled", "per_token"]
-ScaleLayout = Literal["linear", "swizzled_128x4", "swizzled_8x4", "grouped_128x4"]
-NibbleOrder = Literal["low_first", "high_first"]
-Rounding = Literal["nearest", "stochastic"]
-ScaleSearch = Literal["four_over_six", "sweep"]
-#: `_scaled` measures the error before the second-level scale, as Transformer Engine's fast path.
-SearchError = Literal["mse", "mae", "mse_scaled", "mae_scaled"]
-RhtRounding = Literal["bf16", "none"]
-Activation = Literal["gelu", "silu", "relu", "swiglu", "dgelu", "dsilu", "drelu"]
-
-DIRECTIONS: tuple[str, ...] = get_args(Direction)
-SCALE_SEARCHES: tuple[str, ...] = get_args(ScaleSearch)
-SEARCH_ERRORS: tuple[str, ...] = get_args(SearchError)
-RHT_ROUNDINGS: tuple[str, ...] = get_args(RhtRounding)
-ACTIVATIONS: tuple[str, ...] = get_args(Activation)
-E4M3_MAXIMA = (448, 256)
-#: Elements that are rotated together, and that share one call of the random generator.
-GROUP = 16
-#: Transformer Engine's sign mask; bit i = 1 negates element i of a group before the rotation.
-DEFAULT_SIGN_MASK = 0xD7E8
-
-#: The words of each option that takes one of a list.
-_WORDS: dict[str, tuple[str, ...]] = {
-    "granularity": get_args(Granularity),
-    "direction": get_args(Directions),
-    "block_shape": get_args(BlockShape),
-    "second_level": get_args(SecondLevel),
-    "scale_layout": get_args(ScaleLayout),
-    "nibble_order": get_args(NibbleOrder),
-    "rounding": get_args(Rounding),
-    "scale_search": SCALE_SEARCHES,
-    "search_error": SEARCH_ERRORS,
-    "rht_direction": get_args(Directions),
-    "rht_rounding": RHT_ROUNDINGS,
-    "activation": ACTIVATIONS,
-}
-
-
-class DirectionlessFields(TypedDict, total=False):
-    """The fields of a :class:`Scheme` but its direction as keywords, for type checkers."""
-
-    format: Format
-    recipe: RecipeName | None
-    scale_rule: ScaleRule | None
-    granularity: Granularity | None
-    block_shape: BlockShape
-    second_level: SecondLevel | None
-    scale_layout: ScaleLayout
-    nibble_order: NibbleOrder
-    pad: bool
-    rounding: Rounding
-    scale_search: ScaleSearch | None
-    search_error: SearchError | None
-    e4m3_max: Literal[448, 256]
-    rht: bool | int | None
-    rht_direction: Directions | None
-    rht_rounding: RhtRounding | None
-    activation: Activation | None
-
-
-class SchemeFields(DirectionlessFields, total=False):
-    """The fields of a :class:`Scheme` as keyword arguments, for type checkers."""
-
-    direction: Directions
-
-
-def sign_mask(value: object) -> int:
-    """The sign bits of an `rht` argument: True is the default mask, False no signs.
-
-    Raises:
-        OptionError: if it is no mask of 16 bits.
-    """
-    if isinstance(value, bool):
-        return DEFAULT_SIGN_MASK if value else 0
-    if not isinstance(value, int) or not 0 <= value <= 0xFFFF:
-        raise OptionError(
-            f"{brief(value)} is not a sign mask of 16 bits; pass True for "
-            f"{DEFAULT_SIGN_MASK:#06x}, 0 for no signs, or a number up to 0xffff"
-        )
-    return value
-
-
-def check_groups(length: int, direction: str, shape: tuple[int, ...]) -> None:
-    """Refuses vectors that do not divide into groups of 16.
-
-    Raises:
-        ShapeError: naming the axis.
-    """
-    if length % GROUP:
-        what = "the last axis" if direction == "rowwise" else "the number of rows"
-        raise ShapeError(
-            f"a rotation mixes whole groups of {GROUP}, so {what} must be a multiple of {GROUP}; "
-            f"got {length} in shape {tuple(shape)}; pad the array with zeros yourself"
-        )
+from .options import (
+    DIRECTIONS,
+    WORDS,
+    Activation,
+    BlockShape,
+    Directions,
+    Format,
+    Granularity,
+    NibbleOrder,
+    RecipeName,
+    RhtRounding,
+    Rounding,
+    ScaleLayout,
+    ScaleRule,
+    ScaleSearch,
+    SearchError,
+    SecondLevel,
+    sign_mask,
+)
+from .scheme_rules import check_fields
 
 
 @dataclass(frozen=True, repr=False)
@@ -212,31 +125,11 @@ class Scheme:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", get_format(self.format).name)
-        for name, words in _WORDS.items():
+        for name, words in WORDS.items():
             value = getattr(self, name)
             if value is not None or self.__dataclass_fields__[name].default is not None:
                 one_of(name, value, words)
-        if self.recipe is not None:
-            recipes = GRID_RECIPES if self.spec.has_scale_grid else ALL_RECIPES
-            one_of("recipe", self.recipe, recipes)
-        if self.scale_rule is not None:
-            one_of("scale_rule", self.scale_rule, SCALE_RULES)
-        flag("pad", self.pad)
-        if self.spec.has_scale_grid:
-            self._check_grid()
-        elif self.granularity is not None:
-            raise OptionError(
-                f"granularity={self.granularity!r} is for fp8; {self.format} has a scale for each "
-                f"block of {self.spec.block_size}"
-            )
-        self._check_scales()
-        self._check_search()
-        self._check_second_level()
-        if self.rounding not in self.spec.roundings:
-            raise OptionError(f"rounding={self.rounding!r} is for E2M1 elements, not {self._name}")
-        if self.rounding == "stochastic":
-            self._check_te("rounding='stochastic' is defined for")
-        self._check_rotation()
+        check_fields(self)
 
     # Schemes are the keys of caches on the path of every call: what is derived is derived once.
 
@@ -260,111 +153,6 @@ class Scheme:
         named = ((one.name, getattr(self, one.name), one.default) for one in fields(self)[1:])
         return {name: value for name, value, default in named if value != default}
 
-    @property
-    def _name(self) -> str:
-        if not self.spec.has_second_level:
-            return self.format
-        return f"{self.format} with recipe {self.recipe or 'te'}"
-
-    def _check_scales(self) -> None:
-        """Recipe, scale rule and second level each belong to some formats."""
-        if self.spec.has_second_level:
-            if self.scale_rule is not None:
-                raise OptionError(
-                    f"{self.format} takes a recipe, not scale_rule={self.scale_rule!r}; scale "
-                    "rules are for mxfp4 and mxfp8"
-                )
-            recipe = get_recipe(self.recipe or "te")
-            if self.second_level == "none" and not recipe.optional_second_level:
-                raise OptionError(
-                    f"recipe {recipe.name} is not defined without its second-level scale; use "
-                    "nvfuser or torchao for second_level='none'"
-                )
-            return
-        if self.recipe is not None and not self.spec.has_scale_grid:
-            raise OptionError(
-                f"recipe={self.recipe!r} is for nvfp4; {self.format} takes scale_rule: "
-                f"{', '.join(SCALE_RULES)}"
-            )
-        if self.second_level not in (None, "none"):
-            raise OptionError(
-                f"second_level={self.second_level!r} is for nvfp4; {self.format} has none"
-            )
-
-    def _check_grid(self) -> None:
-        """What formats with float32 scales do not have."""
-        if self.granularity is not None and self.recipe is not None:
-            known = GRID_RECIPES[self.recipe].granularities
-            if self.granularity not in known:
-                raise OptionError(
-                    f"recipe {self.recipe} has granularity {' or '.join(known)}, not "
-                    f"{self.granularity!r}"
-                )
-        for name, only in (("scale_rule", None), ("scale_layout", "linear"), ("block_shape", "1d")):
-            if getattr(self, name) != only:
-                raise OptionError(
-                    f"{name}={getattr(self, name)!r} is for scales of blocks along vectors; "
-                    f"{self.format} takes a granularity"
-                )
-        if self.direction != "rowwise" and self._grid[1] != "channel":
-            raise OptionError(
-                f"granularity={self._grid[1]!r} has no direction: one result serves both; leave "
-                f"direction={self.direction!r} out, or use granularity='channel'"
-            )
-
-    def _check_search(self) -> None:
-        if not isinstance(self.e4m3_max, int) or self.e4m3_max not in E4M3_MAXIMA:
-            raise OptionError(f"e4m3_max={brief(self.e4m3_max)} is not known; choose 448 or 256")
-        if self.scale_search is None:
-            if self.search_error is not None or self.e4m3_max != 448:
-                raise OptionError("search_error and e4m3_max belong to a scale_search; name one")
-            return
-        if not self.spec.has_second_level or self.recipe not in (None, "te"):
-            raise OptionError(
-                f"scale_search={self.scale_search!r} compares errors under recipe te of nvfp4, not "
-                f"{self._name}; use recipe='te' (its codes can be stored for any engine)"
-            )
-        for name, clash in (("rounding", "stochastic"), ("second_level", "per_token")):
-            if getattr(self, name) == clash:
-                raise OptionError(
-                    "scale_search compares the errors of rounding to nearest under recipe te; it "
-                    f"cannot be combined with {name}={clash!r}"
-                )
-
-    def _check_second_level(self) -> None:
-        if self.second_level not in ("row_scaled", "per_token"):
-            return
-        if self.second_level == "per_token" and self.recipe not in (None, "te"):
-            raise OptionError(
-                f"second_level='per_token' is a formula of recipe te, not of {self._name}"
-            )
-        if self.block_shape == "2d":
-            raise OptionError(
-                f"a 2-D tile has one scale, second_level={self.second_level!r} one per row: no both"
-            )
-
-    def _check_te(self, what: str) -> None:
-        if self.recipe not in (None, "te"):
-            raise OptionError(f"{what} recipe te, not {self._name}")
-
-    def _check_rotation(self) -> None:
-        if self.rht is None or self.rht is False:
-            for name in ("rht_direction", "rht_rounding"):
-                if getattr(self, name) is not None:
-                    raise OptionError(f"{name} belongs to rht; pass rht=True or a mask")
-            return
-        sign_mask(self.rht)
-        if not self.spec.can_rotate:
-            raise OptionError(f"rht rotates before E2M1 quantization, not {self._name}")
-        self._check_te("rht is defined for")
-        if self.block_shape == "2d":
-            raise OptionError("rht mixes 16 elements of one direction, a 2-D tile must serve both")
-        if self.rht_direction is not None and self.direction not in ("both", self.rht_direction):
-            raise OptionError(
-                f"rht_direction={self.rht_direction!r} is not quantized under "
-                f"direction={self.direction!r}"
-            )
-
     @cached_property
     def spec(self) -> FormatSpec:
         """The format's facts."""
@@ -384,6 +172,11 @@ class Scheme:
         granularity = self.granularity or "tensor"
         of = {recipe.granularities[0]: recipe for recipe in GRID_RECIPES.values()}
         return of[granularity], granularity
+
+    @property
+    def grid_granularity(self) -> str:
+        """What shares a scale, for a format with float32 scales."""
+        return self._grid[1]
 
     @cached_property
     def grid_recipe(self) -> GridRecipe | None:

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fp4kit
+from fp4kit.scheme import Scheme, as_scheme
 
 from .arrays.torch_rules import leave_uncompiled
 from .errors import DtypeError, OptionError
-from .scheme import Scheme, as_scheme
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from fp4kit.options import Direction, Format, RhtRounding, SchemeFields
+
     from .api.options import Backend, Nonfinite
-    from .scheme import Direction, Format, RhtRounding, SchemeFields
 
     class FakeOptions(SchemeFields, total=False):
         """Options of :func:`quantize_dequantize` beside the scheme."""

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fp4kit.cuda.compile import THREADS, kernel_directory, options
+from fp4kit.cuda.compile import kernel_directory, options
+from fp4kit.cuda.geometry import THREADS
 
 COMPILER = shutil.which("g++")
 #: What memory holds that nobody has written (also in host_gpu.hpp), and bytes of it around arrays.

@@ -33,8 +33,9 @@ from fp4kit.formats import (
     FormatSpec,
     Recipe,
 )
+from fp4kit.options import DIRECTIONS, RHT_ROUNDINGS
 from fp4kit.reference.activations import ACTIVATIONS
-from fp4kit.scheme import DIRECTIONS, RHT_ROUNDINGS, as_scheme
+from fp4kit.scheme import as_scheme
 
 #: What kernels take as a table (common/members.cuh).
 KINDS = ("ManyMembers", *(f"FewMembers<{words}>" for words in FEW_WORDS))

@@ -9,9 +9,9 @@ from fp4kit.api.backends import get_backend
 from fp4kit.backend.jobs import Job, Prologue
 from fp4kit.cuda import ready as cuda_ready
 from fp4kit.formats import ALL_RECIPES, DTYPES
+from fp4kit.options import DIRECTIONS
 from fp4kit.reference import codecs
 from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
-from fp4kit.scheme import DIRECTIONS
 from sample_plans import sample_plan
 
 F32 = np.float32

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fp4kit.cuda import activations as cuda_activations
-from fp4kit.cuda import compile as cuda_module
 from fp4kit.cuda import launch as cuda_launch
 from fp4kit.cuda.compile import kernel_directory, options
+from fp4kit.cuda.geometry import THREADS
 from fp4kit.reference import activations, codecs, scaling
 from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES
 
@@ -151,7 +151,7 @@ def test_launches_cover_all_elements(name, dtype):
             launch = cuda_activations.activate_launch(name, dtype, rows, width, vector)
             size, row, magic, shift = launch.scalars
             unit = 16 // cuda_launch.ITEM_SIZES[dtype] if vector else 1
-            covered = cuda_activations._unroll(name, vector) * cuda_module.THREADS
+            covered = cuda_activations._unroll(name, vector) * THREADS
             (blocks,) = launch.grid
             assert size == rows * width
             assert (blocks - 1) * covered < max(1, size // unit) <= blocks * covered

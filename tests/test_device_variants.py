@@ -13,8 +13,9 @@ import pytest
 from fp4kit.cuda.compile import kernel_directory, options
 from fp4kit.cuda.launch import seed_arguments
 from fp4kit.formats import E2M1, E4M3
+from fp4kit.options import DEFAULT_SIGN_MASK, SEARCH_ERRORS
 from fp4kit.reference import codecs, philox, rotation, scale_search, scaling
-from fp4kit.scheme import DEFAULT_SIGN_MASK, SEARCH_ERRORS, Scheme
+from fp4kit.scheme import Scheme
 from sample_plans import sample_plan
 
 COMPILER = shutil.which("g++")

@@ -11,8 +11,8 @@ from fp4kit.api.backends import get_backend
 from fp4kit.backend.jobs import Job
 from fp4kit.cuda import search as cuda_search
 from fp4kit.formats import DTYPES
+from fp4kit.options import SEARCH_ERRORS
 from fp4kit.reference import codecs
-from fp4kit.scheme import SEARCH_ERRORS
 from sample_plans import sample_plan
 
 F32 = np.float32

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 import fp4kit
 from fp4kit.formats import ALL_RECIPES, DTYPES, NIBBLE_ORDERS, SCALE_LAYOUTS, SCALE_RULES
-from fp4kit.scheme import SEARCH_ERRORS
+from fp4kit.options import SEARCH_ERRORS
 
 F32 = np.float32
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -32,8 +32,9 @@ from fp4kit.formats import (
     FormatSpec,
     Recipe,
 )
+from fp4kit.options import DIRECTIONS, RHT_ROUNDINGS, SEARCH_ERRORS
 from fp4kit.reference.activations import ACTIVATIONS
-from fp4kit.scheme import DIRECTIONS, RHT_ROUNDINGS, SEARCH_ERRORS, as_scheme
+from fp4kit.scheme import as_scheme
 
 BLOCK_SHAPES = ("1d", "2d")
 

@@ -40,7 +40,7 @@ from .prologue import refuse_lone_input
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from fp4kit.scheme import Direction, Format
+    from fp4kit.options import Direction, Format
 
     from .options import GroupData, GroupOptions
 

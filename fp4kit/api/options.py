@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
-from fp4kit.scheme import DirectionlessFields
+from fp4kit.options import DirectionlessFields
 
 from .tensor import DirectionPair, QuantizedTensor
 

@@ -14,7 +14,8 @@ from fp4kit.arrays.overlap import places
 from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.backend.interface import Job
 from fp4kit.formats import flag
-from fp4kit.scheme import Direction, Format, Scheme, as_scheme
+from fp4kit.options import Direction, Format
+from fp4kit.scheme import Scheme, as_scheme
 
 from . import pipeline
 from .backends import engine_for

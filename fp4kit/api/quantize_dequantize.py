@@ -25,7 +25,7 @@ from .rotation import undo_rotation
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from fp4kit.scheme import Format, SchemeFields
+    from fp4kit.options import Format, SchemeFields
 
     from .options import Backend, Nonfinite
 

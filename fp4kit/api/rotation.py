@@ -17,15 +17,15 @@ from fp4kit.arrays.torch_rules import leave_uncompiled, refuse_gradient
 from fp4kit.backend.interface import Backend, Rotation
 from fp4kit.errors import ShapeError
 from fp4kit.formats import flag, one_of
-from fp4kit.scheme import (
+from fp4kit.options import (
     DIRECTIONS,
     RHT_ROUNDINGS,
     Direction,
     RhtRounding,
-    Scheme,
     check_groups,
     sign_mask,
 )
+from fp4kit.scheme import Scheme
 
 from .backends import engine_for
 from .buffers import in_rows, result_buffer, rows_of

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit.backend.jobs import Prologue
+from fp4kit.options import ACTIVATIONS
 from fp4kit.reference import codecs
 from fp4kit.reference.activations import (
     EXP_LIMIT,
@@ -27,7 +28,6 @@ from fp4kit.reference.activations import (
     ROUND,
     SUM_ROWS,
 )
-from fp4kit.scheme import ACTIVATIONS
 
 from .buffers import aligned_output, read_only
 from .elements import bits_float, elements, f32, float_bits, index, narrow, u32, widen

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fp4kit.backend.interface import Plan
-from fp4kit.scheme import SCALE_SEARCHES, SEARCH_ERRORS
+from fp4kit.options import SCALE_SEARCHES, SEARCH_ERRORS
 
 from .scale_search import NO_SEARCH
 from .scaling import Rules, rules_of

@@ -12,16 +12,8 @@ from fp4kit.formats import ALL_RECIPES, BLOCK_FORMATS, DTYPES
 from fp4kit.reference.activations import ACTIVATIONS, DERIVATIVES, SUM_ROWS
 from fp4kit.scheme import as_scheme
 
-from .compile import (
-    CXX_DTYPES,
-    CXX_FORMATS,
-    CXX_LAYOUTS,
-    LANE,
-    THREADS,
-    Instance,
-    function_name,
-    instance,
-)
+from .compile import CXX_DTYPES, CXX_FORMATS, CXX_LAYOUTS, Instance, function_name, instance
+from .geometry import LANE, THREADS
 from .launch import (
     ITEM_SIZES,
     VECTOR,

@@ -46,6 +46,7 @@ from . import (
 from . import (
     variants as cuda_variants,
 )
+from .geometry import THREADS
 from .grouped import CudaGrouped
 from .measured import MeasuredRows
 from .operations import CudaOperations, sources_of
@@ -133,7 +134,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
     def count_nonfinite(self, x: RawArray, dtype: str) -> tuple[int, int, int]:
         counts = scratch(3, np.uint64, clear=True)
         if x.size:
-            grid = (min(-(-x.size // cuda_module.THREADS), cuda_launch.ERROR_BLOCKS),)
+            grid = (min(-(-x.size // THREADS), cuda_launch.ERROR_BLOCKS),)
             cuda_run.launch(cuda_module.count_nonfinite_kernel(dtype), grid, (x, x.size, counts))
         nans, infinities, from_end = (int(value) for value in counts.get())
         return nans, infinities, x.size - from_end if from_end else -1

@@ -18,6 +18,8 @@ from fp4kit.errors import KernelCompileError
 from fp4kit.formats import ALL_RECIPES, BLOCK_FORMATS, DTYPES, FormatSpec, Recipe, cuda_defines
 from fp4kit.reference.philox import ROUNDS
 
+from . import geometry
+
 #: C++ names of what the table names in Python.
 CXX_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "Bf16"}
 CXX_FORMATS = {"nvfp4": "Nvfp4", "mxfp4": "Mxfp4", "mxfp8": "Mxfp8", "mxfp8_e5m2": "Mxfp8E5m2"}
@@ -37,38 +39,6 @@ CXX_LAYOUTS = {
 NAMESPACE = "fp4kit"
 #: Lines of an NVRTC log that are worth showing: the first error is among them.
 LOG_LINES = 8
-#: Elements that a lane quantizes (kLaneElements).
-LANE = 16
-#: Threads of a block, of every kernel but one.
-THREADS = 256
-#: 16-element lanes that a thread of `quantize_kernel` has in flight, by bytes of an element.
-QUANTIZE_UNROLL = {2: 2, 4: 1}
-#: Thread blocks per multiprocessor of `quantize_flat_kernel` and `quantize_tiled_kernel`, likewise.
-FLAT_BLOCKS = {2: 5, 4: 4}
-#: The same of the kernels that work on tiles.
-TILE_BLOCKS = 4
-#: Blocks of tiles of 128 columns, and the shared memory that a block of them asks for: what it
-#: needs at most, and what it needs where all vectors share a level: then three of them fit an H100.
-WIDE_BLOCKS = 3
-WIDE_BYTES_MOST, WIDE_BYTES = 84 << 10, 74 << 10
-#: Groups in flight of a thread that rotates rows, likewise.
-ROTATE_UNROLL = {2: 2, 4: 1}
-#: Lanes in flight of the flat `quantize_dequantize_kernel`, and its blocks per multiprocessor.
-FUSED_UNROLL = {2: 2, 4: 1}
-FUSED_BLOCKS = 4
-#: Thread blocks per multiprocessor of `quantize_residual_kernel`, by bytes of an element.
-RESIDUAL_BLOCKS = {2: 4, 4: 3}
-#: The same of the kernel that stages rows of reordered channels to dequantize them.
-RESIDUAL_DEQUANTIZE_STAGED = 4
-#: Threads of the one that quantizes them, of a block at most and of a multiprocessor: as many as
-#: have the registers that they need. What is spilled finds no cache beside the staged rows.
-RESIDUAL_STAGED_THREADS = 640
-#: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
-DEQUANTIZE_UNROLL = 4
-#: The same where all is flat and a piece is FP8 codes or float32 results.
-DEQUANTIZE_UNROLL_HEAVY = 2
-#: Groups of 16 in flight of a thread under float32 scales that are known.
-GRID_UNROLL = 4
 #: How `dequantize_kernel` finds and moves its pieces, the fastest first.
 DEQUANTIZE_ACCESSES = {
     "flat": "kAccessContiguous",
@@ -280,7 +250,7 @@ def all_instances() -> list[Instance]:
         for spec, recipe, second in _variants():
             for flat in (True, False):
                 result.append(quantize_dequantize_kernel(spec, dtype, recipe, second, flat))
-            if spec.block_size == LANE:
+            if spec.block_size == geometry.LANE:
                 result.append(quantize_tiled_kernel(spec, dtype, recipe, second))
             for layout in CXX_LAYOUTS:
                 result.append(quantize_flat_kernel(spec, dtype, recipe, second, layout))
@@ -344,22 +314,22 @@ def options(major: int, minor: int) -> tuple[str, ...]:
         "-lineinfo",
         f"-I{directory}",
         f"-DFP4KIT_SOURCE_HASH=0x{source_hash(directory)}",
-        f"-DFP4KIT_THREADS={THREADS}",
-        *(f"-DFP4KIT_QUANTIZE_UNROLL_{size}={n}" for size, n in QUANTIZE_UNROLL.items()),
-        *(f"-DFP4KIT_FLAT_BLOCKS_{size}={n}" for size, n in FLAT_BLOCKS.items()),
-        f"-DFP4KIT_TILE_BLOCKS={TILE_BLOCKS}",
-        f"-DFP4KIT_WIDE_BLOCKS={WIDE_BLOCKS}",
-        f"-DFP4KIT_WIDE_BYTES={WIDE_BYTES}",
-        f"-DFP4KIT_WIDE_BYTES_MOST={WIDE_BYTES_MOST}",
-        *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in FUSED_UNROLL.items()),
-        f"-DFP4KIT_FUSED_BLOCKS={FUSED_BLOCKS}",
-        *(f"-DFP4KIT_ROTATE_UNROLL_{size}={n}" for size, n in ROTATE_UNROLL.items()),
-        *(f"-DFP4KIT_RESIDUAL_BLOCKS_{size}={n}" for size, n in RESIDUAL_BLOCKS.items()),
-        f"-DFP4KIT_RESIDUAL_DEQUANTIZE_STAGED={RESIDUAL_DEQUANTIZE_STAGED}",
-        f"-DFP4KIT_RESIDUAL_STAGED_THREADS={RESIDUAL_STAGED_THREADS}",
-        f"-DFP4KIT_DEQUANTIZE_UNROLL={DEQUANTIZE_UNROLL}",
-        f"-DFP4KIT_DEQUANTIZE_UNROLL_HEAVY={DEQUANTIZE_UNROLL_HEAVY}",
-        f"-DFP4KIT_GRID_UNROLL={GRID_UNROLL}",
+        f"-DFP4KIT_THREADS={geometry.THREADS}",
+        *(f"-DFP4KIT_QUANTIZE_UNROLL_{size}={n}" for size, n in geometry.QUANTIZE_UNROLL.items()),
+        *(f"-DFP4KIT_FLAT_BLOCKS_{size}={n}" for size, n in geometry.FLAT_BLOCKS.items()),
+        f"-DFP4KIT_TILE_BLOCKS={geometry.TILE_BLOCKS}",
+        f"-DFP4KIT_WIDE_BLOCKS={geometry.WIDE_BLOCKS}",
+        f"-DFP4KIT_WIDE_BYTES={geometry.WIDE_BYTES}",
+        f"-DFP4KIT_WIDE_BYTES_MOST={geometry.WIDE_BYTES_MOST}",
+        *(f"-DFP4KIT_FUSED_UNROLL_{size}={n}" for size, n in geometry.FUSED_UNROLL.items()),
+        f"-DFP4KIT_FUSED_BLOCKS={geometry.FUSED_BLOCKS}",
+        *(f"-DFP4KIT_ROTATE_UNROLL_{size}={n}" for size, n in geometry.ROTATE_UNROLL.items()),
+        *(f"-DFP4KIT_RESIDUAL_BLOCKS_{size}={n}" for size, n in geometry.RESIDUAL_BLOCKS.items()),
+        f"-DFP4KIT_RESIDUAL_DEQUANTIZE_STAGED={geometry.RESIDUAL_DEQUANTIZE_STAGED}",
+        f"-DFP4KIT_RESIDUAL_STAGED_THREADS={geometry.RESIDUAL_STAGED_THREADS}",
+        f"-DFP4KIT_DEQUANTIZE_UNROLL={geometry.DEQUANTIZE_UNROLL}",
+        f"-DFP4KIT_DEQUANTIZE_UNROLL_HEAVY={geometry.DEQUANTIZE_UNROLL_HEAVY}",
+        f"-DFP4KIT_GRID_UNROLL={geometry.GRID_UNROLL}",
         *cuda_defines(),
     )
     architecture = architecture_option(major, minor)

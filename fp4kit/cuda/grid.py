@@ -18,7 +18,8 @@ from fp4kit.reference.grid import LIMITS, zero_scale
 
 from . import run
 from .backend import CudaBackend
-from .compile import CXX_DTYPES, GRID_UNROLL, LANE, THREADS, Instance, instance
+from .compile import CXX_DTYPES, Instance, instance
+from .geometry import GRID_UNROLL, LANE, THREADS
 from .launch import ITEM_SIZES, VECTOR, fast_division, grid_for
 
 CXX_ELEMENTS = {E4M3.name: "E4m3", E5M2.name: "E5m2"}

@@ -20,6 +20,15 @@ from fp4kit.reference.philox import round_keys
 from fp4kit.reference.scaling import ONE, second_level_range
 
 from .compile import (
+    Instance,
+    dequantize_kernel,
+    quantize_dequantize_kernel,
+    quantize_flat_kernel,
+    quantize_kernel,
+    quantize_tiled_kernel,
+    quantized_error_sums_kernel,
+)
+from .geometry import (
     DEQUANTIZE_UNROLL,
     DEQUANTIZE_UNROLL_HEAVY,
     FLAT_BLOCKS,
@@ -28,13 +37,6 @@ from .compile import (
     LANE,
     QUANTIZE_UNROLL,
     THREADS,
-    Instance,
-    dequantize_kernel,
-    quantize_dequantize_kernel,
-    quantize_flat_kernel,
-    quantize_kernel,
-    quantize_tiled_kernel,
-    quantized_error_sums_kernel,
 )
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}

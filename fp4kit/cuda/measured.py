@@ -16,16 +16,8 @@ from fp4kit.formats import ALL_RECIPES, DTYPES, Recipe
 from fp4kit.reference.scaling import PER_TOKEN_SMALLEST
 from fp4kit.scheme import Scheme
 
-from .compile import (
-    CXX_DTYPES,
-    CXX_LAYOUTS,
-    CXX_RECIPES,
-    LANE,
-    THREADS,
-    Instance,
-    instance,
-    seed_types,
-)
+from .compile import CXX_DTYPES, CXX_LAYOUTS, CXX_RECIPES, Instance, instance, seed_types
+from .geometry import LANE, THREADS
 from .launch import (
     ITEM_SIZES,
     VECTOR,

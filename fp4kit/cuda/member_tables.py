@@ -26,7 +26,7 @@ from fp4kit.reference.activations import SUM_ROWS
 
 from . import device as cuda_device
 from .activations import TILE_ROWS as SUM_TILE_ROWS
-from .compile import LANE, THREADS
+from .geometry import LANE, THREADS
 from .launch import (
     AMAX_CHUNK,
     ITEM_SIZES,

@@ -21,14 +21,13 @@ from .compile import (
     CXX_DTYPES,
     CXX_FORMATS,
     DEQUANTIZE_ACCESSES,
-    FLAT_BLOCKS,
-    LANE,
     NAMESPACE,
     Instance,
     function_name,
     instance,
     seed_types,
 )
+from .geometry import FLAT_BLOCKS, LANE
 from .launch import (
     ITEM_SIZES,
     dequantize_access,

@@ -36,6 +36,7 @@ from . import (
     variants as cuda_variants,
 )
 from .choices import trace_launch
+from .geometry import THREADS
 from .variants import Directions
 
 #: Blocks of searched rows for each that the device holds at once: those that the scheduler prefers
@@ -95,9 +96,7 @@ def resident_blocks(device: int, instance: cuda_module.Instance, shared: int = 0
     function = cuda_module.function(device, instance)
     if shared:
         _allow_shared_memory(device, function)
-    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
-        function.ptr, cuda_module.THREADS, shared
-    )
+    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, THREADS, shared)
     return int(each) * multiprocessors(device)
 
 

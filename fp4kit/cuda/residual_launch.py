@@ -11,15 +11,13 @@ from math import prod
 from fp4kit.backend.operations import ResidualPlan
 from fp4kit.formats import DTYPES, SCALE_LAYOUTS
 
-from .compile import (
-    CXX_DTYPES,
+from .compile import CXX_DTYPES, Instance, instance
+from .geometry import (
     DEQUANTIZE_UNROLL,
     RESIDUAL_BLOCKS,
     RESIDUAL_DEQUANTIZE_STAGED,
     RESIDUAL_STAGED_THREADS,
     THREADS,
-    Instance,
-    instance,
 )
 from .launch import ITEM_SIZES, VECTOR, WARP, Launch, fast_division, grid_for
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fp4kit.backend.interface import Plan, Rotation
-from fp4kit.scheme import GROUP
+from fp4kit.options import GROUP
 
-from .compile import CXX_DTYPES, ROTATE_UNROLL, THREADS, instance
+from .compile import CXX_DTYPES, instance
+from .geometry import ROTATE_UNROLL, THREADS
 from .launch import ITEM_SIZES, WARP, Launch, fast_division, grid_for
 from .variants import rotated, sign_mask_of
 

@@ -15,9 +15,10 @@ from fp4kit.backend.interface import Job, RawArray
 from . import compile as cuda_module
 from . import ready as cuda_ready
 from .choices import trace_launch
+from .geometry import THREADS
 from .launch import VECTOR
 
-THREADS = (cuda_module.THREADS,)
+BLOCK = (THREADS,)
 
 
 def current_device() -> int:
@@ -39,7 +40,7 @@ def launch(
     function = cuda_module.function(device, instance)
     if trace.ENABLED:
         trace_launch(device, instance, grid)
-    function(grid, THREADS, arguments, shared_mem=shared)
+    function(grid, BLOCK, arguments, shared_mem=shared)
 
 
 def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:

@@ -12,7 +12,8 @@ from functools import lru_cache
 from fp4kit.backend.interface import Plan
 from fp4kit.reference.scaling import second_level_range
 
-from .compile import CXX_DTYPES, CXX_LAYOUTS, LANE, Instance, instance
+from .compile import CXX_DTYPES, CXX_LAYOUTS, Instance, instance
+from .geometry import LANE
 from .launch import Launch, fast_division, grid_for
 from .variants import CXX_ERRORS, CXX_SEARCHES
 

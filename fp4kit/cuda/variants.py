@@ -21,14 +21,12 @@ from .compile import (
     CXX_LAYOUTS,
     CXX_RECIPES,
     NAMESPACE,
-    THREADS,
-    WIDE_BYTES,
-    WIDE_BYTES_MOST,
     Instance,
     function_name,
     instance,
     seed_types,
 )
+from .geometry import THREADS, WIDE_BYTES, WIDE_BYTES_MOST
 from .launch import ITEM_SIZES, Launch, fast_division, range_bits, rounds_stochastically
 
 #: Extent of a tile (tiles/tile.cuh).

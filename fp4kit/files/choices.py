@@ -13,17 +13,16 @@ from typing import Any, Literal, TypedDict
 from fp4kit.checkpoint.options import DEFAULT_SHARD_SIZE, parse_size
 from fp4kit.errors import OptionError, brief
 from fp4kit.io.read.open import check_source
-from fp4kit.scheme import (
+from fp4kit.options import (
     Granularity,
     NibbleOrder,
     RecipeName,
     ScaleLayout,
     ScaleRule,
     ScaleSearch,
-    Scheme,
     SearchError,
-    as_scheme,
 )
+from fp4kit.scheme import Scheme, as_scheme
 
 StrPath = str | os.PathLike[str]
 Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek"]

@@ -19,7 +19,8 @@ from fp4kit.io.report import FileReport, QuantizeOptions
 from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.io.stream.chunks import Progress
 from fp4kit.io.tensor_names import Patterns
-from fp4kit.scheme import Format, Scheme
+from fp4kit.options import Format
+from fp4kit.scheme import Scheme
 
 from .choices import (
     CheckpointChoices,

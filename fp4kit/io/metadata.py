@@ -33,8 +33,9 @@ from fp4kit.io.storage import (
     Storage,
     stored_direction,
 )
+from fp4kit.options import SEARCH_ERRORS
 from fp4kit.plan import plan_of
-from fp4kit.scheme import SEARCH_ERRORS, as_scheme
+from fp4kit.scheme import as_scheme
 
 METADATA_KEY = "fp4kit"
 #: The second one has tensors with a `scale_search`; it is written only where there are some.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.scheme import ACTIVATIONS as ACTIVATIONS
+from fp4kit.options import ACTIVATIONS as ACTIVATIONS
 
 Floats = NDArray[np.float32]
 F32 = np.float32

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fp4kit.backend.jobs import Job, Seed
+from fp4kit.options import GROUP
 from fp4kit.plan import Plan
-from fp4kit.scheme import GROUP
 
 from . import codecs, philox, rotation, scale_search, scaling
 

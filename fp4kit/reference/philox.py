@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.formats import E2M1
-from fp4kit.scheme import GROUP
+from fp4kit.options import GROUP
 
 Words = NDArray[np.uint32]
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

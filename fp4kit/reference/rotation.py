@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.scheme import GROUP
+from fp4kit.options import GROUP
 
 from . import codecs
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.formats import E2M1, E4M3
-from fp4kit.scheme import GROUP, Scheme
+from fp4kit.options import GROUP
+from fp4kit.scheme import Scheme
 
 from . import codecs, scaling
 
