@@ -280,6 +280,9 @@ def encoding(tensor: TensorReport) -> str:
     facts = tensor.facts
     rule = facts.get("recipe") or facts.get("scale_rule")
     words = [rule, facts["scale_layout"], facts["nibble_order"]]
+    if "granularity" in facts:
+        # The recipe of a checkpoint's is not recorded.
+        words = [*filter(None, [rule]), f"scale per {facts['granularity']}"]
     if "scale_search" in facts:
         words.append(f"{facts['scale_search']} ({facts['search_error']}, {facts['e4m3_max']})")
     return ", ".join(map(str, words))

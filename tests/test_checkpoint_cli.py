@@ -187,6 +187,36 @@ def test_inspect(source, tmp_path):
     assert shapes["model.layers.0.mlp.experts.0.up_proj.weight"] == [32, 64]
 
 
+@pytest.mark.parametrize(
+    ("layout", "granularity", "scales"),
+    [("compressed-tensors", "channel", 32), ("deepseek", "block", 1), ("modelopt", "tensor", 1)],
+)
+def test_inspect_lists_fp8_weights_as_such(source, tmp_path, layout, granularity, scales):
+    more = ["--activations", "uncalibrated"] if layout == "modelopt" else []
+    succeed("quantize", source, "-o", tmp_path / "q", "--format", "fp8", "--layout", layout, *more)
+    content = json.loads(succeed("inspect", tmp_path / "q", "--json").stdout)
+    listed = {tensor["name"]: tensor for tensor in content["tensors"]}
+    assert not any("weight_scale" in name for name in listed)
+    weight = listed["model.layers.0.mlp.experts.0.up_proj.weight"]
+    assert (weight["action"], weight["format"], weight["shape"]) == ("quantized", "fp8", [32, 64])
+    assert weight["facts"]["granularity"] == granularity
+    assert weight["bytes_before"] == 32 * 64 + 4 * scales
+    assert {tensor["action"] for tensor in content["tensors"]} == {"quantized", "keep"}
+    assert f"scale per {granularity}" in succeed("inspect", tmp_path / "q").output
+
+
+def test_inspect_lists_what_nothing_reads_as_it_is_stored(checkpoints, tmp_path):
+    tensors = {
+        "a.weight": ("F8_E4M3", np.zeros((32, 64), np.uint8)),
+        "a.weight_scale": ("F32", np.ones((32, 7), np.float32)),
+        "b.weight": ("F8_E4M3", np.zeros((32, 64), np.uint8)),
+    }
+    folder = checkpoints.save(tmp_path / "odd", tensors, {})
+    content = json.loads(succeed("inspect", folder, "--json").stdout)
+    assert {tensor["name"] for tensor in content["tensors"]} == tensors.keys()
+    assert {tensor["action"] for tensor in content["tensors"]} == {"keep"}
+
+
 # ------------------------------------------------------------------------------------------------
 # Failures
 # ------------------------------------------------------------------------------------------------
