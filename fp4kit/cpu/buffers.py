@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -25,14 +26,15 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 def records(*numbers: Any) -> np.ndarray:
     """NamedTuples of numbers as an array of records, which is one argument to a kernel."""
-    return read_only(np.array(list(numbers), _record_type(numbers[0])))
+    return read_only(np.array(list(numbers), _record_type(numbers[0].__class__)))
 
 
-def _record_type(numbers: Any) -> np.dtype[Any]:
-    pairs = zip(numbers._fields, numbers, strict=True)
+# numba knows a type of records by identity at once, and else by comparing its fields.
+@cache
+def _record_type(kind: type) -> np.dtype[Any]:
+    fields = get_type_hints(kind).items()
     return np.dtype(
-        [(n, _record_type(v) if isinstance(v, tuple) else np.asarray(v).dtype) for n, v in pairs],
-        align=True,
+        [(n, _record_type(t) if issubclass(t, tuple) else t) for n, t in fields], align=True
     )
 
 

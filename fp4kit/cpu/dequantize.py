@@ -194,7 +194,7 @@ def quantize_dequantize(job: Job, out: np.ndarray, out_dtype: str) -> None:
     tile_bytes = TILE * plan.format.packed_cols(plan.format.block_size)
     with aligned_output(out, plan.blocks * plan.format.block_size) as whole:
         nothing = np.empty(0, np.uint8)
-        encode = encoding(job._replace(packed=nothing), nothing)
+        encode = encoding(job, nothing, nothing)
         decode = decoding(plan, nothing, nothing, words(whole, out_dtype), out_dtype)
 
         def data() -> RoundTrip:

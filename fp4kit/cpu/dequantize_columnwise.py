@@ -10,12 +10,12 @@ import numpy as np
 
 from fp4kit.backend.interface import Job, Plan
 
-from .buffers import read_only, records, second_values
+from .buffers import read_only, second_values
 from .codecs import decode_e2m1, decode_e8m0
 from .elements import f32, float_bits, index, u32
 from .jit import jit_inner, jit_of
 from .panels import PANEL_COLS, fill_panels
-from .plan_numbers import plan_numbers
+from .plan_numbers import plan_record
 from .scaling import NO_RECIPE, TE, nvfp4_factors, te_factors
 from .swizzle import linear_scales
 from .tiles import TILE, Output, code_at
@@ -44,7 +44,7 @@ def column_factors(plan, byte, second, first, last):
         b = stop
 
 
-@jit_of()
+@jit_of(allocates=True)
 def decode_panel(panel, plans, stored, second, table):
     """Decodes a panel of columnwise codes.
 
@@ -96,6 +96,6 @@ def dequantize(job: Job, out: np.ndarray, dtype: str) -> None:
         codes = np.concatenate([codes, np.zeros(-codes.size % 4, np.uint8)])
     byte = linear_scales(job.block_scale, plan.scale_layout, (plan.vectors, plan.blocks))
     stored = Output(read_only(codes.view(np.uint32)), read_only(codes), read_only(byte.reshape(-1)))
-    numbers, scales = records(plan_numbers(plan, dtype)), second_values(job.second)
+    numbers, scales = plan_record(plan, dtype), second_values(job.second)
     table = read_only(plan.format.element.values)
     fill_panels(out, dtype, lambda panel: decode_panel(panel, numbers, stored, scales, table))

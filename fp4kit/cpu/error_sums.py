@@ -275,7 +275,7 @@ def quantize_and_measure(job: Job) -> ErrorSums:
     plan: Plan = job.plan
     kernel = quantizer(scales_of(plan), encode_of(plan))
     with linear_output(job.block_scale, plan.scale_layout, (plan.rows, plan.blocks)) as byte:
-        data = encoding(job, byte)
+        data = encoding(job, job.packed, byte)
         quantize = block_range(plan, kernel, job.second, lambda: data)
         measure = measuring(job, data.words, byte)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from .elements import WORD_TYPES as WORD_TYPES
 from .elements import high, index, join, low
-from .jit import jit
+from .jit import jit, jit_of
 
 #: A tile goes through a small buffer: a power of two between rows, as weights have it, would map
 #: all of a tile's lines to the same few places of the cache.
@@ -49,7 +49,7 @@ def round_range(pairs, begin, end, out):
         out[i] = join(low(pairs[i]), high(pairs[i]), out[i])
 
 
-@jit
+@jit_of(announced=False, allocates=True)
 def transpose_range(source, first, step, begin, end, out, at):
     """Fills rows begin..end of `out`; see :func:`fp4kit.cpu.matrices.transpose`."""
     tile = np.empty(TILE * STRIDE, source.dtype)

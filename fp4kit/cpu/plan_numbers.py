@@ -12,6 +12,7 @@ import numpy as np
 from fp4kit.backend.interface import Plan
 from fp4kit.options import SCALE_SEARCHES, SEARCH_ERRORS
 
+from .buffers import records
 from .scale_search import NO_SEARCH
 from .scaling import Rules, rules_of
 
@@ -99,3 +100,9 @@ def plan_numbers(plan: Plan, dtype: str) -> PlanNumbers:
         vector_stride=1 if data_order else plan.blocks,
         block_stride=plan.cols if data_order else 1,
     )
+
+
+@cache
+def plan_record(plan: Plan, dtype: str) -> np.ndarray:
+    """:func:`plan_numbers` as the kernels take them: one record."""
+    return records(plan_numbers(plan, dtype))

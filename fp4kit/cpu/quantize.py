@@ -193,13 +193,13 @@ def quantizer(scales: Any, encode: Any) -> Any:
     return quantize_range
 
 
-def encoding(job: Job, byte: np.ndarray) -> Encode:
-    """A plain job as the kernels take it; `byte` are its linear scales, flat."""
+def encoding(job: Job, packed: np.ndarray, byte: np.ndarray) -> Encode:
+    """A plain job as the kernels take it, with its codes and linear scales, flat."""
     plan: Plan = job.plan
     block = plan.format.block_size
     source = read_only(words(padded_rows(job.x, plan.blocks * block), job.dtype))
     rules, low_first = rule_record(plan, job.dtype), plan.nibble_order == "low_first"
-    return Encode(source, code_words(job.packed, plan), byte, rules, block // 2, low_first)
+    return Encode(source, code_words(packed, plan), byte, rules, block // 2, low_first)
 
 
 def quantize(job: Job) -> None:
@@ -207,5 +207,5 @@ def quantize(job: Job) -> None:
     plan: Plan = job.plan
     kernel = quantizer(scales_of(plan), encode_of(plan))
     with linear_output(job.block_scale, plan.scale_layout, (plan.rows, plan.blocks)) as byte:
-        data = encoding(job, byte)
+        data = encoding(job, job.packed, byte)
         run_blocks(plan, block_range(plan, kernel, job.second, lambda: data))

@@ -160,7 +160,7 @@ def tile_codes(plan, count, scratch):
                 words[w, b] |= u32(encode_e2m1(v[k, b] * factor[b]) * weight)
 
 
-@jit_of()
+@jit_of(allocates=True)
 def quantize_panel(panel, directions, plans, seconds, outputs):
     """Quantizes a panel in one or two directions.
 
@@ -185,7 +185,7 @@ def quantize_panel(panel, directions, plans, seconds, outputs):
             store_tile(plan, tile, scratch, outputs[d])
 
 
-@jit_of()
+@jit_of(allocates=True)
 def amax_panel(panel, plans, vectors):
     """Raises `vectors` to the largest magnitudes (bits, NaN ignored) of a panel."""
     v, amax, plan = np.empty((LONGEST, TILE), np.float32), np.empty(TILE, np.uint32), plans[0]

@@ -112,7 +112,7 @@ def store_block(code, low_first, place, packed):
         packed[place * index(8) + k] = pack(even, odd, even_shift, odd_shift)
 
 
-@jit_of()
+@jit_of(allocates=True)
 def quantize_rows(x, begin, end, plan, packed, byte):
     """Quantizes rows begin..end of flat elements; `packed` and `byte` are flat too."""
     y, code = np.empty(16, np.float32), np.empty(16, np.uint32)
@@ -140,7 +140,7 @@ def quantize_rows(x, begin, end, plan, packed, byte):
             store_block(code, plan.low_first, place, packed)
 
 
-@jit_of()
+@jit_of(allocates=True)
 def dequantize_rows(packed, byte, begin, end, plan, out):
     """Decodes rows begin..end: the inverse of `quantize_rows`."""
     turn = index(0) if plan.low_first else index(1)

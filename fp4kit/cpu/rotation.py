@@ -55,7 +55,7 @@ def flip(v, count, group, mask):
                 v[group + k, b] = bits_float(float_bits(v[group + k, b]) ^ SIGN)
 
 
-@jit_of()
+@jit_of(allocates=True)
 def rotate_panel(panel, columnwise, mask, to_bfloat, inverse):
     """Rotates a panel in place."""
     v, x = np.empty((LONGEST, TILE), np.float32), panel.x

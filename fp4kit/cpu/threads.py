@@ -29,6 +29,7 @@ TASKS_PER_THREAD = 4
 Result = TypeVar("Result")
 
 
+@cache
 def most_threads() -> int:
     """Threads that may be asked for: twice the processors, but 64 on any machine."""
     return max(64, 2 * (os.cpu_count() or 1))
