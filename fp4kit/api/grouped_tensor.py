@@ -20,6 +20,7 @@ from fp4kit.layout import TILE
 from fp4kit.plan import plan_of
 from fp4kit.scheme import Scheme
 
+from .schemed import Schemed
 from .stored_tensor import StoredTensor
 from .tensor import QuantizedTensor
 
@@ -28,7 +29,7 @@ GROUPED_LAYOUT = "grouped_128x4"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GroupedTensor(StoredTensor):
+class GroupedTensor(Schemed, StoredTensor):
     """The members of a group, quantized in one direction.
 
     Attributes:
@@ -56,21 +57,6 @@ class GroupedTensor(StoredTensor):
     decode_scale: Any = None
     encode_scale: Any = None
     source_dtype: str = "float32"
-
-    @property
-    def format(self) -> str:
-        """Name of the format."""
-        return self.scheme.format
-
-    @property
-    def recipe(self) -> str | None:
-        """NVFP4 recipe, None for MX formats."""
-        return self.scheme.recipe
-
-    @property
-    def scale_layout(self) -> str:
-        """Order of the block scales."""
-        return self.scheme.scale_layout
 
     @cached_property
     def plan(self) -> GroupedPlan:

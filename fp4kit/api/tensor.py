@@ -16,6 +16,7 @@ from fp4kit.formats import SECOND_LEVEL_SCALES
 from fp4kit.plan import Plan
 from fp4kit.scheme import Scheme, as_scheme
 
+from .schemed import Schemed
 from .stored_tensor import StoredTensor
 from .tensor_parts import decoded_scales, unpacked_codes
 from .tensor_slices import part_of
@@ -68,7 +69,7 @@ def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
     return (*lead, plan.packed_shape[1]), plan.scale_shape_of(lead)
 
 
-class _Kept(StoredTensor):
+class _Kept(Schemed, StoredTensor):
     """Room for what `buffers` finds out about a tensor's arrays, outside its fields."""
 
     __slots__ = ("_decoding", "_repeat", "_target")
@@ -194,36 +195,6 @@ class QuantizedTensor(_Kept):
         tensor = cls.__new__(cls)
         tensor._set(packed, block_scale, plan.scheme, tuple(shape), second, source_dtype)
         return tensor
-
-    @property
-    def format(self) -> str:
-        """Name of the format."""
-        return self.scheme.format
-
-    @property
-    def recipe(self) -> str | None:
-        """NVFP4 recipe, None for MX formats."""
-        return self.scheme.recipe
-
-    @property
-    def scale_rule(self) -> str | None:
-        """MX scale rule, None for nvfp4."""
-        return self.scheme.scale_rule
-
-    @property
-    def direction(self) -> str:
-        """`rowwise` or `columnwise`."""
-        return self.scheme.direction
-
-    @property
-    def scale_layout(self) -> str:
-        """Order of the block scales."""
-        return self.scheme.scale_layout
-
-    @property
-    def nibble_order(self) -> str:
-        """Which nibble the even element takes."""
-        return self.scheme.nibble_order
 
     @property
     def second_level(self) -> tuple[str, Any] | None:

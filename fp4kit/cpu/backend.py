@@ -17,12 +17,12 @@ from types import ModuleType
 import numpy as np
 
 from fp4kit.backend.grid import GridBackend
-from fp4kit.backend.interface import Backend, ErrorSums, Plan, Request
+from fp4kit.backend.interface import ErrorSums, Plan, Request
 from fp4kit.backend.jobs import Job, Prologue, RawArray, Rotation
 from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
-from fp4kit.reference import scaling
 from fp4kit.reference.grid import scales_of
+from fp4kit.reference.second_level import HostSecondLevels
 
 from . import kernel_cache
 from .threads import thread_count
@@ -34,7 +34,7 @@ def _room(name: str) -> ModuleType:
 
 
 @computes_by_ieee(Operations)
-class CpuBackend(Backend):
+class CpuBackend(HostSecondLevels):
     """numba kernels over all cores, vectorized by LLVM."""
 
     name = "cpu"
@@ -85,15 +85,6 @@ class CpuBackend(Backend):
         if plan.scheme.rht is not None and x.size:
             return _room("quantize_panels").rotated_amaxes(plan, x, dtype)
         return _room("amax").plan_amax(plan, x, dtype)
-
-    def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
-        assert plan.recipe is not None
-        with scaling.quiet():
-            return scaling.second_level_from_amax(amax, plan.recipe, dtype)
-
-    def convert_second_level(self, value: RawArray, source: str, target: str) -> RawArray:
-        with scaling.quiet():
-            return scaling.convert_second_level(value, source, target)
 
     # -- quantize and dequantize ------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from fp4kit import layout
 from fp4kit.backend.interface import (
-    Backend,
     ErrorSums,
     Job,
     Plan,
@@ -23,6 +22,7 @@ from fp4kit.formats import E4M3
 from . import blocks, codecs, scaling
 from .operations import ReferenceOperations
 from .rotation import rotate
+from .second_level import HostSecondLevels
 
 
 def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
@@ -33,7 +33,7 @@ def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
 
 
 @computes_by_ieee(Operations)
-class ReferenceBackend(ReferenceOperations, Backend):
+class ReferenceBackend(ReferenceOperations, HostSecondLevels):
     """NumPy, one readable step after the other."""
 
     name = "reference"
@@ -78,15 +78,6 @@ class ReferenceBackend(ReferenceOperations, Backend):
         with scaling.quiet():
             result = rotate(vectors, rotation.mask, rotation.rounding, inverse=rotation.inverse)
             out[...] = codecs.from_float32(result if rows else result.T, out_dtype)
-
-    def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
-        assert plan.recipe is not None
-        with scaling.quiet():
-            return scaling.second_level_from_amax(amax, plan.recipe, dtype)
-
-    def convert_second_level(self, value: RawArray, source: str, target: str) -> RawArray:
-        with scaling.quiet():
-            return scaling.convert_second_level(value, source, target)
 
     def quantize(self, job: Job) -> None:
         result = blocks.quantize_blocks(job)
