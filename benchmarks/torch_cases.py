@@ -106,7 +106,7 @@ def all_references(inputs: Inputs) -> Iterator[Reference]:
     )
     rotated = as_torch(fp4kit.hadamard_transform(inputs.x, rounding="bf16"))
     yield Reference(
-        "hadamard_transform row",
+        "hadamard_transform rowwise",
         references.rotate_rows,
         (x, matrix),
         2 * ITEM * inputs.elements,

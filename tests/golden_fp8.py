@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/golden/fp8.npz with torch, compressed-tensors and ModelOpt (peers environment).
+"""Makes tests/golden/fp8/values.npz with torch, compressed-tensors and ModelOpt (peers environment).
 
 `python tests/golden_fp8.py` writes it; `tests/test_peers_fp8.py` compares it with what the
 installed peers give. Inputs are raw bits, codes are bytes, scales float32.
@@ -18,7 +18,7 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from modelopt.torch.export.quant_utils import to_quantized_weight
 
-FILE = Path(__file__).parent / "golden" / "fp8.npz"
+FILE = Path(__file__).parent / "golden" / "fp8" / "values.npz"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BLOCK = 128
 

@@ -50,7 +50,8 @@ def test_torch_in_torch_out(dtype, format, torch, assert_bits):
     expected = fp4kit.quantize(x, format)
     q = fp4kit.quantize(torch_of(torch, x), format)
     assert isinstance(q.packed, torch.Tensor)
-    assert (q.packed.dtype, q.block_scale.dtype) == (torch.uint8, torch.uint8)
+    scales = torch.float32 if ALL_FORMATS[format].has_scale_grid else torch.uint8
+    assert (q.packed.dtype, q.block_scale.dtype) == (torch.uint8, scales)
     assert_bits(q.packed.numpy(), expected.packed)
     assert_bits(q.block_scale.numpy(), expected.block_scale)
     if format == "nvfp4":

@@ -17,7 +17,7 @@ from fp4kit.errors import OptionError, ShapeError
 from fp4kit.formats import DTYPES, E4M3, E5M2, GRID_RECIPES
 from fp4kit.reference import codecs
 
-GOLDEN = np.load(Path(__file__).parent / "golden" / "fp8.npz")
+GOLDEN = np.load(Path(__file__).parent / "golden" / "fp8" / "values.npz")
 FLOATS = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),

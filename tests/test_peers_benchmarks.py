@@ -79,7 +79,7 @@ def test_wrong_results_are_not_timed(modules, inputs, monkeypatch):
         torch_cases.reference_cases(inputs, lambda name: "compiled" not in name, None, skipped)
     )
     assert len(cases) == 4
-    for name in ("quantize rotated columns", "hadamard_transform row"):
+    for name in ("quantize rotated columns", "hadamard_transform rowwise"):
         assert "of its results agree" in skipped[f"torch eager: {name}"]
 
 
