@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/golden/fp8/values.npz with torch, compressed-tensors and ModelOpt (peers environment).
+"""Makes tests/golden/fp8/values.npz by torch, compressed-tensors and ModelOpt (peers environment).
 
 `python tests/golden_fp8.py` writes it; `tests/test_peers_fp8.py` compares it with what the
 installed peers give. Inputs are raw bits, codes are bytes, scales float32.
