@@ -147,6 +147,22 @@ def dequantize_case(inputs: Inputs, name: str, options: Options) -> bench.Case:
     return bench.Case(name, nbytes, partial(fp4kit.dequantize, q, DTYPE, out=out))
 
 
+def fp8_case(inputs: Inputs, name: str, granularity: str, reads: int) -> bench.Case:
+    """FP8 with float32 scales; a scale for the whole tensor needs a read of its own."""
+    out = fp4kit.quantize(inputs.x, "fp8", granularity=granularity, nonfinite="propagate")
+    nbytes = inputs.x.nbytes * reads + out.packed.nbytes + out.block_scale.nbytes
+    call = partial(fp4kit.quantize, inputs.x, out.scheme, nonfinite="propagate", out=out)
+    return bench.Case(name, nbytes, call)
+
+
+def fp8_decode_case(inputs: Inputs, name: str, granularity: str) -> bench.Case:
+    """Decoding FP8 with float32 scales to bfloat16."""
+    q = fp4kit.quantize(inputs.x, "fp8", granularity=granularity, nonfinite="propagate")
+    nbytes = q.packed.nbytes + q.block_scale.nbytes + inputs.x.nbytes
+    out = inputs.machine.xp.empty_like(inputs.x)
+    return bench.Case(name, nbytes, partial(fp4kit.dequantize, q, DTYPE, out=out))
+
+
 def rotate_case(inputs: Inputs, name: str, direction: str) -> bench.Case:
     """The Hadamard transform alone."""
     out = inputs.machine.xp.empty_like(inputs.x)
@@ -298,6 +314,8 @@ DEQUANTIZATIONS: tuple[tuple[str, Options], ...] = (
     ("rows, e4m3_max=256", {"scale_search": "four_over_six", "e4m3_max": 256}),
     ("mxfp8 columns", {"format": "mxfp8", "direction": "columnwise"}),
 )
+#: Granularity of FP8 -> passes over the input: a scale for the whole tensor needs one before.
+FP8_READS = {"tensor": 2, "channel": 1, "block": 1}
 #: Title, function, options, and whether there are column sums.
 ACTIVATIONS: tuple[tuple[str, str | None, Options, bool], ...] = (
     ("relu", "relu", {}, False),
@@ -328,6 +346,10 @@ def builders(inputs: Inputs) -> Iterator[tuple[str, Builder]]:
             title = f"quantize {name}{', amax measured' if measured else ''}"
             yield named(title, quantize_case, options, nbytes, measured=measured)
     yield named("quantize per_token", per_token_case)
+    for granularity, reads in FP8_READS.items():
+        title = f"quantize fp8 {granularity}{', amax measured' * (reads - 1)}"
+        yield named(title, fp8_case, granularity, reads)
+        yield named(f"dequantize fp8 {granularity}", fp8_decode_case, granularity)
     yield named(
         "quantize per_token, amax measured",
         quantize_case,
