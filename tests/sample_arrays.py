@@ -7,6 +7,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+import fp4kit
 from fp4kit.formats import BLOCK_FORMATS
 
 F32 = np.float32
@@ -28,3 +29,8 @@ def block(*values, size=16, fill=0.0):
     row = np.full((1, size), fill, F32)
     row[0, : len(values)] = values
     return row
+
+
+def quantized(x, format="nvfp4", **options):
+    """Quantized by the reference."""
+    return fp4kit.quantize(x, format, backend="reference", **options)
