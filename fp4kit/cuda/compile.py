@@ -39,7 +39,7 @@ CXX_LAYOUTS = {
 NAMESPACE = "fp4kit"
 #: Lines of an NVRTC log that are worth showing: the first error is among them.
 LOG_LINES = 8
-#: How `dequantize_kernel` finds and moves its pieces, the fastest first.
+#: How `dequantize_rowwise_kernel` finds and moves its pieces, the fastest first.
 DEQUANTIZE_ACCESSES = {
     "flat": "kAccessContiguous",
     "tiled": "kAccessAnyLayout",
@@ -113,7 +113,7 @@ def convert_second_level_kernel() -> Instance:
 
 
 @cache
-def quantize_kernel(
+def quantize_rowwise_any_kernel(
     spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, vector: bool
 ) -> Instance:
     """Quantization of an element type under a recipe, with 16-byte accesses or single ones."""
@@ -129,7 +129,7 @@ def quantize_kernel(
 
 
 @cache
-def quantize_flat_kernel(
+def quantize_rowwise_kernel(
     spec: FormatSpec,
     dtype: str,
     recipe: Recipe | None,
@@ -144,7 +144,7 @@ def quantize_flat_kernel(
 
 
 @cache
-def quantize_tiled_kernel(
+def quantize_rowwise_swizzled_kernel(
     spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, stochastic: bool = False
 ) -> Instance:
     """The fast path into swizzled_128x4 scales, whole tiles across."""
@@ -156,7 +156,7 @@ def quantize_tiled_kernel(
 
 
 @cache
-def dequantize_kernel(
+def dequantize_rowwise_kernel(
     spec: FormatSpec, dtype: str, recipe: Recipe | None, second: bool, access: str
 ) -> Instance:
     """Dequantization to an element type, with one of `DEQUANTIZE_ACCESSES`."""
@@ -251,14 +251,14 @@ def all_instances() -> list[Instance]:
             for flat in (True, False):
                 result.append(quantize_dequantize_kernel(spec, dtype, recipe, second, flat))
             if spec.block_size == geometry.LANE:
-                result.append(quantize_tiled_kernel(spec, dtype, recipe, second))
+                result.append(quantize_rowwise_swizzled_kernel(spec, dtype, recipe, second))
             for layout in CXX_LAYOUTS:
-                result.append(quantize_flat_kernel(spec, dtype, recipe, second, layout))
+                result.append(quantize_rowwise_kernel(spec, dtype, recipe, second, layout))
             for vector in (True, False):
-                result.append(quantize_kernel(spec, dtype, recipe, second, vector))
+                result.append(quantize_rowwise_any_kernel(spec, dtype, recipe, second, vector))
             for access in DEQUANTIZE_ACCESSES:
                 if second or access != "rows":
-                    result.append(dequantize_kernel(spec, dtype, recipe, second, access))
+                    result.append(dequantize_rowwise_kernel(spec, dtype, recipe, second, access))
     return result
 
 

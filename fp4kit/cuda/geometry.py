@@ -11,9 +11,10 @@ from __future__ import annotations
 LANE = 16
 #: Threads of a block, of every kernel but one.
 THREADS = 256
-#: 16-element lanes that a thread of `quantize_kernel` has in flight, by bytes of an element.
+#: 16-element lanes in flight of a thread of `quantize_rowwise_any_kernel`, by bytes of an element.
 QUANTIZE_UNROLL = {2: 2, 4: 1}
-#: Thread blocks per multiprocessor of `quantize_flat_kernel` and `quantize_tiled_kernel`, likewise.
+#: Thread blocks per multiprocessor of `quantize_rowwise_kernel` and
+#: `quantize_rowwise_swizzled_kernel`, likewise.
 FLAT_BLOCKS = {2: 5, 4: 4}
 #: The same of the kernels that work on tiles.
 TILE_BLOCKS = 4
@@ -23,7 +24,7 @@ WIDE_BLOCKS = 3
 WIDE_BYTES_MOST, WIDE_BYTES = 84 << 10, 74 << 10
 #: Groups in flight of a thread that rotates rows, likewise.
 ROTATE_UNROLL = {2: 2, 4: 1}
-#: Lanes in flight of the flat `quantize_dequantize_kernel`, and its blocks per multiprocessor.
+#: Lanes in flight of `quantize_dequantize_kernel`, and its blocks per multiprocessor.
 FUSED_UNROLL = {2: 2, 4: 1}
 FUSED_BLOCKS = 4
 #: Thread blocks per multiprocessor of `quantize_residual_kernel`, by bytes of an element.
@@ -33,7 +34,7 @@ RESIDUAL_DEQUANTIZE_STAGED = 4
 #: Threads of the one that quantizes them, of a block at most and of a multiprocessor: as many as
 #: have the registers that they need. What is spilled finds no cache beside the staged rows.
 RESIDUAL_STAGED_THREADS = 640
-#: 16-byte output pieces that a thread of `dequantize_kernel` has in flight.
+#: 16-byte output pieces that a thread of `dequantize_rowwise_kernel` has in flight.
 DEQUANTIZE_UNROLL = 4
 #: The same where all is flat and a piece is FP8 codes or float32 results.
 DEQUANTIZE_UNROLL_HEAVY = 2

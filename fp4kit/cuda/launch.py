@@ -21,11 +21,11 @@ from fp4kit.reference.scaling import ONE, second_level_range
 
 from .compile import (
     Instance,
-    dequantize_kernel,
+    dequantize_rowwise_kernel,
     quantize_dequantize_kernel,
-    quantize_flat_kernel,
-    quantize_kernel,
-    quantize_tiled_kernel,
+    quantize_rowwise_any_kernel,
+    quantize_rowwise_kernel,
+    quantize_rowwise_swizzled_kernel,
     quantized_error_sums_kernel,
 )
 from .geometry import (
@@ -185,7 +185,7 @@ def flat_scalars(plan: Plan) -> tuple[int, ...]:
 
 def _quantize_flat_launch(plan: Plan, dtype: str, multiprocessors: int) -> Launch:
     return Launch(
-        quantize_flat_kernel(
+        quantize_rowwise_kernel(
             plan.format,
             dtype,
             plan.recipe,
@@ -203,7 +203,7 @@ def _quantize_tiled_launch(plan: Plan, dtype: str, multiprocessors: int) -> Laun
     # A strip is 32 stored scales, padded rows included.
     strips = stored_rows * stored_cols // WARP
     return Launch(
-        quantize_tiled_kernel(
+        quantize_rowwise_swizzled_kernel(
             plan.format, dtype, plan.recipe, plan.has_second_level, rounds_stochastically(plan)
         ),
         _filling_grid(strips * WARP, dtype, multiprocessors),
@@ -219,7 +219,7 @@ def _quantize_any_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> L
     unroll = QUANTIZE_UNROLL[ITEM_SIZES[dtype]] if vector else 1
     magic, shift = fast_division(stored_cols, stored_rows * stored_cols + THREADS * unroll)
     return Launch(
-        quantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, vector),
+        quantize_rowwise_any_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, vector),
         grid_for(-(-lanes // unroll)),
         (
             plan.rows,
@@ -283,7 +283,7 @@ def dequantize_launch(plan: Plan, dtype: str, scales: int, vector: bool) -> Laun
     largest = pieces if access == "single" else a_row + THREADS * unroll
     magic, shift = fast_division(a_row, largest)
     return Launch(
-        dequantize_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, access),
+        dequantize_rowwise_kernel(plan.format, dtype, plan.recipe, plan.has_second_level, access),
         grid_for(-(-pieces // unroll)),
         (
             pieces,
