@@ -123,8 +123,16 @@ def test_a_file_cut_while_open_is_noticed(tmp_path):
     write_file(path, [(TensorSpec("a", "U8", (100,)), bytes(100))])
     with open_source(path) as source:
         os.truncate(path, path.stat().st_size - 4)
-        with pytest.raises(FileFormatError, match="truncated: ends at byte"):
+        with pytest.raises(FileFormatError, match="has changed while it was read"):
             read_one(source, "a")
+
+
+def test_a_read_past_the_end_says_truncated(tmp_path):
+    path = tmp_path / "f.bin"
+    path.write_bytes(bytes(100))
+    message = "truncated: ends at byte 100, 4 more were expected"
+    with InputFile(path) as file, pytest.raises(FileFormatError, match=message):
+        file.read_into(96, memoryview(bytearray(8)))
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,13 @@ class InputFile:
         except OSError:
             now = None
         if now != self._identity:
-            raise FileFormatError(
-                f"{self.path}: has changed while it was read, so that the result was given up; run "
-                "it again once nothing writes to the file"
-            )
+            raise self._changed()
+
+    def _changed(self) -> FileFormatError:
+        return FileFormatError(
+            f"{self.path}: has changed while it was read, so that the result was given up; run "
+            "it again once nothing writes to the file"
+        )
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fills `out` with the bytes at `offset`.
@@ -64,6 +67,8 @@ class InputFile:
             except OSError as error:
                 raise FileFormatError(f"{self.path}: cannot be read: {error.strerror}") from None
             if count == 0:
+                if offset + len(out) <= self.size:  # it was longer when it was opened
+                    raise self._changed()
                 raise FileFormatError(
                     f"{self.path}: truncated: ends at byte {offset + done}, {len(out) - done} more "
                     "were expected"
