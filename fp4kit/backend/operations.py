@@ -11,6 +11,7 @@ from fp4kit.formats import NVFP4
 from fp4kit.layout import padded_scale_shape
 
 from .jobs import Job, Prologue, RawArray
+from .matmul import MatmulJob, RaggedMatmulJob
 
 
 @dataclass(frozen=True)
@@ -146,3 +147,16 @@ class Operations:
     ) -> None:
         """Fills `out` (rows, cols): main blocks plus, in activation mode, residual blocks."""
         raise NotImplementedError(self.lacks("dequantize_residual"))
+
+    def matmul(self, job: MatmulJob) -> None:
+        """Fills `job.out` with a product; see :func:`fp4kit.matmul`."""
+        raise NotImplementedError(self.lacks("matmul"))
+
+    def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
+        """:meth:`matmul` of each job, with the same bytes."""
+        for job in jobs:
+            self.matmul(job)
+
+    def matmul_ragged(self, job: RaggedMatmulJob) -> None:
+        """:meth:`matmul` of each range of rows; nothing waits for the device."""
+        raise NotImplementedError(self.lacks("matmul_ragged"))

@@ -8,10 +8,11 @@ import numpy as np
 
 from fp4kit import layout
 from fp4kit.backend.jobs import Job, Prologue, RawArray
+from fp4kit.backend.matmul import MatmulJob
 from fp4kit.backend.operations import Operations
 from fp4kit.formats import E2M1, NVFP4
 
-from . import activations, codecs, residual_blocks, scaling
+from . import activations, codecs, matmul, residual_blocks, scaling
 
 
 class ReferenceOperations(Operations):
@@ -55,3 +56,6 @@ class ReferenceOperations(Operations):
             result = result * (scaling.ONE / scaling.usable(job.second))
             stored = codecs.from_float32(result, dtype)
         out[:, slice(None) if order is None else order] = stored
+
+    def matmul(self, job: MatmulJob) -> None:
+        matmul.matmul(job)

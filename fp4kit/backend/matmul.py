@@ -1,0 +1,149 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a backend is handed to multiply: operands as (rows, depth), whatever their tensors were.
+
+The product of `a` (rows_a, depth) and `b` (rows_b, depth) is (rows_a, rows_b): the depth is the
+axis that is summed, and blocks run along it. What it is stands in :func:`fp4kit.matmul`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fp4kit.formats import FormatSpec
+
+from .jobs import RawArray
+
+
+class FloatOperand(NamedTuple):
+    """A matrix of numbers.
+
+    Attributes:
+        data: (rows, depth), C-contiguous.
+        dtype: `float32`, `float16` or `bfloat16` (then data is uint16).
+    """
+
+    data: RawArray
+    dtype: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of the product that it makes."""
+        return int(self.data.shape[0])
+
+    @property
+    def depth(self) -> int:
+        """Elements that are summed."""
+        return int(self.data.shape[1])
+
+
+class QuantizedOperand(NamedTuple):
+    """A quantized matrix, its blocks along the depth.
+
+    Attributes:
+        format: its traits.
+        rows: rows of the product that it makes.
+        depth: elements that are summed; those that pad the last block do not count.
+        packed: uint8 codes: (rows, format.packed_cols(depth)), or, transposed, (padded depth,
+            rows).
+        block_scale: scale bytes, (rows, blocks) when linear, else in the layout's order of these;
+            transposed and linear (blocks, rows). None for formats with float32 scales.
+        scale_layout: order of the block scales.
+        low_first: whether the even element takes the low nibble.
+        transposed: whether codes lie in the order of the transpose: columnwise tensors of 8-bit
+            elements.
+        grid_scale: float32 scales of 128 x 128 elements, (rows / 128, depth / 128), the other way
+            round if transposed, rounded up; or None.
+        level: float32 (levels,) second-level values, each of rows / levels rows; or None.
+        level_name: the direction of the level: `amax`, which is taken as it is, as scales of
+            fp8 are too; `decode_scale`; or `encode_scale`, which divides. Of the last two, what is no
+            positive finite number counts as 1, as everywhere.
+        level_range: what an amax was mapped onto, which divides the product: 2688, or 1536 under
+            e4m3_max=256; 1 for the rest.
+    """
+
+    format: FormatSpec
+    rows: int
+    depth: int
+    packed: RawArray
+    block_scale: RawArray | None
+    scale_layout: str
+    low_first: bool
+    transposed: bool
+    grid_scale: RawArray | None
+    level: RawArray | None
+    level_name: str
+    level_range: float
+
+    @property
+    def blocks(self) -> int:
+        """Blocks along the depth."""
+        return self.format.num_blocks(self.depth)
+
+    @property
+    def rows_per_level(self) -> int:
+        """Consecutive rows that share a second-level value."""
+        return self.rows if self.level is None else max(self.rows // max(self.level.size, 1), 1)
+
+
+Operand = FloatOperand | QuantizedOperand
+
+
+class MatmulJob(NamedTuple):
+    """A product and where it goes; no axis of `out` is empty, the depth may be 0.
+
+    Attributes:
+        a: rows of the product.
+        b: columns of the product.
+        out: (rows of a, rows of b) to fill, C-contiguous; never among what is read, but `c`.
+        out_dtype: its element type.
+        alpha: factor of the product, a binary32 number.
+        bias: (rows of b,) to add to every row, or None.
+        bias_dtype: its element type.
+        c: like out, to add, or None.
+        c_dtype: its element type.
+    """
+
+    a: Operand
+    b: Operand
+    out: RawArray
+    out_dtype: str
+    alpha: float = 1.0
+    bias: RawArray | None = None
+    bias_dtype: str = "float32"
+    c: RawArray | None = None
+    c_dtype: str = "float32"
+
+    @property
+    def constant(self) -> np.float32:
+        """What the ranges of both second levels divide by: c of the formula."""
+        ranges = [one.level_range for one in (self.a, self.b) if isinstance(one, QuantizedOperand)]
+        return np.float32(1.0 / float(np.prod(ranges)))
+
+
+class RaggedMatmulJob(NamedTuple):
+    """Products of consecutive rows of one matrix with a weight of their own for each range.
+
+    Attributes:
+        a: rows of all ranges.
+        members: the weights, alike but for their arrays.
+        offsets: int32 or int64 (members + 1,) on the device: rows where each range begins, and the
+            end. They rise; they were not looked at, and what is beyond the rows of `a` is nothing.
+            Rows that no range holds are left alone.
+        out: (rows of a, rows of a member) to fill.
+        out_dtype: its element type.
+        alpha: factor of the products.
+        bias: (members, rows of a member), or None.
+        bias_dtype: its element type.
+    """
+
+    a: FloatOperand
+    members: tuple[QuantizedOperand, ...]
+    offsets: RawArray
+    out: RawArray
+    out_dtype: str
+    alpha: float = 1.0
+    bias: RawArray | None = None
+    bias_dtype: str = "float32"
