@@ -58,8 +58,8 @@ class QuantizedOperand(NamedTuple):
             round if transposed, rounded up; or None.
         level: float32 (levels,) second-level values, each of rows / levels rows; or None.
         level_name: the direction of the level: `amax`, which is taken as it is, as scales of
-            fp8 are too; `decode_scale`; or `encode_scale`, which divides. Of the last two, what is no
-            positive finite number counts as 1, as everywhere.
+            fp8 are too; `decode_scale`; or `encode_scale`, which divides. What is no positive
+            finite number counts as 1 in the last two, as everywhere.
         level_range: what an amax was mapped onto, which divides the product: 2688, or 1536 under
             e4m3_max=256; 1 for the rest.
     """
