@@ -21,7 +21,8 @@ def linear_scales(operand: QuantizedOperand) -> np.ndarray:
     stored = operand.block_scale
     assert stored is not None
     if operand.scale_layout == "linear" and operand.transposed:
-        return stored.T
+        turned: np.ndarray = stored.T
+        return turned
     offsets = scale_offsets(operand.rows, operand.blocks, operand.scale_layout)
     result: np.ndarray = stored.reshape(-1)[offsets]
     return result
