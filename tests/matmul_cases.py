@@ -57,8 +57,10 @@ def matrix(q: Any) -> Matrix:
         level = np.asarray(stored, F64)
         if q.scheme.second_level == "per_token":
             level = np.maximum(level, 1e-12)
-        largest = 6 * q.scheme.e4m3_max
-        level = {"amax": level / largest, "decode_scale": level, "encode_scale": 1 / level}[name]
+        if name == "amax":
+            level = level / (6 * q.scheme.e4m3_max)
+        elif name == "encode_scale":
+            level = 1 / level
     values = values.T if columnwise else values
     return Matrix(values, np.repeat(level, len(values) // np.size(level)))
 

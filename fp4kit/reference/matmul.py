@@ -111,7 +111,7 @@ def sums(a: Operand, b: Operand) -> Floats:
         dot = np.zeros_like(result)
         for k in range(step):
             dot += np.multiply.outer(of_a[:, block, k], of_b[:, block, k])
-        scale = ONE
+        scale: Floats = np.ones((1, 1), np.float32)
         if scale_a is not None:
             scale = scale * scale_a[:, block, None]
         if scale_b is not None:
