@@ -1,0 +1,227 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Products of quantized matrices; :mod:`fp4kit.reference.matmul` says what is computed.
+
+Few rows are multiplied as the codes of the other matrix are decoded, in registers. For many rows
+it is decoded to float32, some rows at a time, which BLAS multiplies.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202 - numba infers the types
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fp4kit.backend.matmul import MatmulJob
+from fp4kit.reference import scaling
+from fp4kit.reference.codecs import to_float32
+from fp4kit.reference.matmul import levels
+
+from .buffers import aligned_output, read_only
+from .chunks import chunk_count, coded_rows, coding, copy_tail, decode, numbers
+from .elements import ELEMENT_TYPES, f32, index, narrow
+from .jit import jit, jit_of
+from .products import CHUNK, VECTOR_BYTES, Coding, Tile, sum_lanes, tile_product
+from .threads import Run, alone, run
+
+#: Coded rows that are multiplied together.
+ROWS = 4
+#: Most rows of numbers that are multiplied together.
+BATCH = 4
+#: From how many rows on BLAS multiplies.
+MANY = 17
+#: Products of elements that take a thread as long as one element takes elsewhere.
+PRODUCTS = 8
+#: float32 elements of the other matrix that are decoded at a time for BLAS.
+DECODED = 1 << 21
+#: Largest scale byte that makes no product of it and a code overflow, by the type of scales.
+LARGEST_SCALE = {"e4m3": 0x7E, "e8m0": 252}
+
+
+class Scratch(NamedTuple):
+    """Room for a tile.
+
+    Attributes:
+        sums: float32, 16 partial sums of each pair of rows.
+        codes: uint8, a chunk of each row.
+        scales: likewise.
+    """
+
+    sums: np.ndarray
+    codes: np.ndarray
+    scales: np.ndarray
+
+
+def scratch(batch: int) -> Scratch:
+    """Room for a tile of some rows of numbers."""
+    codes, scales = (np.empty(ROWS * CHUNK, np.uint8) for _ in range(2))
+    return Scratch(np.empty(ROWS * batch * VECTOR_BYTES // 4, np.float32), codes, scales)
+
+
+@cache
+def product_kernel(code: Coding, batch: int) -> Any:
+    """A kernel that multiplies coded rows begin..end with all rows of numbers.
+
+    Args:
+        code: how the rows are coded.
+        batch: rows of numbers that are multiplied together.
+    """
+    exact = tile_product(Tile(code, ROWS, batch))
+    known = batch == 1 and code.element == "e2m1"
+    quick = tile_product(Tile(code, ROWS, batch, ordinary=True)) if known else exact
+    largest = np.uint8(LARGEST_SCALE.get(code.scale, 0))
+
+    @jit_of(exact)
+    def multiply_rows(rows, numbers, ordinary, begin, end, scratch, out):
+        shape, zero = rows.shape[0], index(0)
+        sums, codes, scales = scratch.sums, scratch.codes, scratch.scales
+        chunks = shape.depth // index(CHUNK)
+        number_row = index(4 * numbers.shape[1])
+        row = index(begin)
+        while row < index(end):
+            # What is left over is multiplied row by row, each as if it were ROWS rows.
+            count = index(ROWS) if row + index(ROWS) <= index(end) else index(1)
+            apart = index(1) if count > index(1) else index(0)
+            code, code_row = row * shape.code_row, apart * shape.code_row
+            scale, scale_row = row * shape.scale_row, apart * shape.scale_row
+            simple = known and ordinary
+            if simple:
+                worst = np.uint8(0)
+                for i in range(scale, scale + count * shape.scale_row):
+                    worst = max(worst, rows.scales[i])
+                simple = worst <= largest
+            rest = shape.depth - chunks * index(CHUNK)
+            if rest:
+                copy_tail(rows, row, chunks, count, codes, scales)
+            for first in range(index(0), index(numbers.shape[0]), index(batch)):
+                sums[:] = f32(0)
+                number = first * number_row
+                for part in range(2 if rest else 1):
+                    if part == 0:
+                        c, s, d = rows.codes, rows.scales, chunks
+                        c0, c1, s0, s1 = code, code_row, scale, scale_row
+                        n = number
+                    else:
+                        c, s, d = codes, scales, index(1)
+                        c0, c1, s0, s1 = zero, apart * shape.code_chunk, zero, apart * shape.scale_chunk
+                        n = number + chunks * index(4 * CHUNK)
+                    if simple:
+                        quick(c, c0, c1, s, s0, s1, numbers, n, number_row, d, sums, zero)
+                    else:
+                        exact(c, c0, c1, s, s0, s1, numbers, n, number_row, d, sums, zero)
+                for column in range(min(index(batch), index(out.shape[0]) - first)):
+                    for r in range(count):
+                        place = (r * index(batch) + column) * index(VECTOR_BYTES)
+                        out[first + column, row + r] = sum_lanes(sums, place)
+            row += count
+
+    return multiply_rows
+
+
+@jit
+def finish(sums, row_factor, col_factor, alpha, bias, c, first, out):
+    """Columns of the product from their sums: factors, bias, what is added, rounding."""
+    has_bias, has_c = bias.size > 0, c.size > 0
+    for m in range(index(sums.shape[0])):
+        factor = row_factor[m]
+        for n in range(index(sums.shape[1])):
+            column = index(first) + n
+            value = factor * col_factor[column] * alpha * sums[m, n]
+            if has_bias:
+                value += bias[column]
+            if has_c:
+                value += c[m, column]
+            out[m, column] = narrow(value, out[m, column])
+
+
+class Finish(NamedTuple):
+    """What turns sums into the product, as :func:`finish` takes it."""
+
+    row_factor: np.ndarray
+    col_factor: np.ndarray
+    alpha: np.float32
+    bias: np.ndarray
+    c: np.ndarray
+
+    def __call__(self, sums: np.ndarray, first: int, out: np.ndarray) -> None:
+        """Writes the columns of some sums, the first of which is known."""
+        finish(sums, *self, first, out)
+
+
+def finish_of(job: MatmulJob) -> Finish:
+    """Factors and addends of a product."""
+    constant, of_a, of_b = job.constant, levels(job.a), levels(job.b)
+    with scaling.quiet():
+        rows = np.full(job.a.rows, constant) if of_a is None else constant * of_a
+    cols = np.ones(job.b.rows, np.float32) if of_b is None else of_b
+    bias = np.empty(0, np.float32) if job.bias is None else to_float32(job.bias, job.bias_dtype)
+    c = np.empty((0, 0), np.float32) if job.c is None else to_float32(job.c, job.c_dtype)
+    alpha = np.float32(job.alpha)
+    return Finish(read_only(rows), read_only(cols), alpha, read_only(bias), read_only(c))
+
+
+def multiply_few(job: MatmulJob, end: Finish, out: np.ndarray, run: Run) -> None:
+    """Multiplies rows that are few, decoding the other matrix in registers."""
+    assert not isinstance(job.b, (int, float))
+    b: Any = job.b
+    count = job.a.rows
+    batch = -(-count // -(-count // BATCH))
+    x, ordinary = numbers(job.a, b, batch, run)
+    kernel = product_kernel(coding(b), batch)
+    x = read_only(x)
+
+    def work(begin: int, stop: int) -> None:
+        first, last = begin * ROWS, min(stop * ROWS, b.rows)
+        sums = np.empty((count, last - first), np.float32)
+        rows = coded_rows(b, first, last)
+        kernel(rows, x, ordinary, 0, last - first, scratch(batch), sums)
+        end(sums, first, out)
+
+    run(work, -(-b.rows // ROWS), max(ROWS * b.depth * count // PRODUCTS, 1))
+
+
+def multiply_many(job: MatmulJob, end: Finish, out: np.ndarray, run: Run) -> None:
+    """Multiplies rows that are many by BLAS, with some decoded rows of the other matrix at a time.
+
+    How many is fixed by the shapes, so that threads do not decide the result.
+    """
+    b: Any = job.b
+    x, _ = numbers(job.a, b, 1, run)
+    step = max(DECODED // max(x.shape[1], 1), 64)
+    room = np.empty((min(step, b.rows), x.shape[1]), np.float32)
+    for first in range(0, b.rows, step):
+        last = min(first + step, b.rows)
+        decoded = room[: last - first]
+        decode(b, first, decoded, run)
+        sums = x @ decoded.T
+
+        def work(begin: int, stop: int, sums: Any = sums, first: int = first) -> None:
+            end(sums[:, begin:stop], first + begin, out)
+
+        run(work, last - first, job.a.rows)
+
+
+def multiply(job: MatmulJob, run: Run) -> None:
+    """A product, on threads as `run` spreads them."""
+    end = finish_of(job)
+    with aligned_output(job.out) as whole:
+        out = whole.view(ELEMENT_TYPES[job.out_dtype])
+        with scaling.quiet():
+            (multiply_few if job.a.rows < MANY else multiply_many)(job, end, out, run)
+
+
+def matmul(job: MatmulJob) -> None:
+    """`Backend.matmul`."""
+    multiply(job, run)
+
+
+def matmul_grouped(jobs: tuple[MatmulJob, ...]) -> None:
+    """`Backend.matmul_grouped`: small products run side by side, each in one thread."""
+    for job in jobs:
+        multiply(job, run)
+
+
+__all__ = ["alone", "chunk_count"]
