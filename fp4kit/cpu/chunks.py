@@ -22,7 +22,7 @@ from fp4kit.formats import GRID_BLOCK
 from .buffers import read_only, records
 from .elements import ABS, INF_BITS, elements, f32, float_bits, index, u32, widen
 from .jit import jit, jit_of, jit_part
-from .products import CHUNK, LANES, STEPS, Coding, coding_of, row_decoder
+from .products import CHUNK, LANES, SLACK, STEPS, Coding, coding_of, row_decoder
 from .swizzle import TILE_ROWS, unswizzle_rows
 from .threads import Run
 
@@ -230,9 +230,11 @@ def decode_kernel(code: Coding) -> Any:
     @jit_of(decode_row)
     def decode_rows(rows, begin, end, tail_codes, tail_scales, out):
         shape, zero = rows.shape[0], index(0)
-        chunks = shape.depth // index(CHUNK)
         width = index(4 * out.shape[1])
         for row in range(index(begin), index(end)):
+            # Behind the last row there is nothing to read.
+            is_last = (row + index(1)) * shape.code_row == index(rows.codes.size)
+            chunks = (shape.depth - index(is_last and shape.depth > 0)) // index(CHUNK)
             target = row * width
             first, scale = row * shape.code_row, row * shape.scale_row
             decode_row(rows.codes, first, rows.scales, scale, out, target, chunks)
@@ -250,7 +252,7 @@ def decode(operand: QuantizedOperand, first: int, out: np.ndarray, run: Run) -> 
 
     def work(begin: int, end: int) -> None:
         rows = coded_rows(operand, first + begin, first + end)
-        codes, scales = np.empty(CHUNK, np.uint8), np.empty(CHUNK, np.uint8)
+        codes, scales = (np.empty(CHUNK + SLACK, np.uint8) for _ in range(2))
         kernel(rows, 0, end - begin, codes, scales, out[begin:end])
 
     run(work, out.shape[0], max(operand.depth, 1))

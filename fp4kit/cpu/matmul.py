@@ -24,7 +24,7 @@ from .buffers import aligned_output, read_only
 from .chunks import chunk_count, coded_rows, coding, copy_tail, decode, numbers
 from .elements import ELEMENT_TYPES, f32, index, narrow
 from .jit import jit, jit_of
-from .products import CHUNK, VECTOR_BYTES, Coding, Tile, sum_lanes, tile_product
+from .products import CHUNK, SLACK, VECTOR_BYTES, Coding, Tile, sum_lanes, tile_product
 from .threads import Run, alone, run
 
 #: Coded rows that are multiplied together.
@@ -57,7 +57,7 @@ class Scratch(NamedTuple):
 
 def scratch(batch: int) -> Scratch:
     """Room for a tile of some rows of numbers."""
-    codes, scales = (np.empty(ROWS * CHUNK, np.uint8) for _ in range(2))
+    codes, scales = (np.empty(ROWS * CHUNK + SLACK, np.uint8) for _ in range(2))
     return Scratch(np.empty(ROWS * batch * VECTOR_BYTES // 4, np.float32), codes, scales)
 
 
@@ -78,7 +78,6 @@ def product_kernel(code: Coding, batch: int) -> Any:
     def multiply_rows(rows, numbers, ordinary, begin, end, scratch, out):
         shape, zero = rows.shape[0], index(0)
         sums, codes, scales = scratch.sums, scratch.codes, scratch.scales
-        chunks = shape.depth // index(CHUNK)
         number_row = index(4 * numbers.shape[1])
         row = index(begin)
         while row < index(end):
@@ -93,25 +92,28 @@ def product_kernel(code: Coding, batch: int) -> Any:
                 for i in range(scale, scale + count * shape.scale_row):
                     worst = max(worst, rows.scales[i])
                 simple = worst <= largest
+            # Behind the last row there is nothing to read.
+            is_last = (row + count) * shape.code_row == index(rows.codes.size)
+            chunks = (shape.depth - index(is_last and shape.depth > 0)) // index(CHUNK)
             rest = shape.depth - chunks * index(CHUNK)
             if rest:
                 copy_tail(rows, row, chunks, count, codes, scales)
             for first in range(index(0), index(numbers.shape[0]), index(batch)):
-                sums[:] = f32(0)
                 number = first * number_row
                 for part in range(2 if rest else 1):
                     if part == 0:
                         c, s, d = rows.codes, rows.scales, chunks
                         c0, c1, s0, s1 = code, code_row, scale, scale_row
-                        n = number
+                        n, fresh = number, index(1)
                     else:
                         c, s, d = codes, scales, index(1)
                         c0, c1, s0, s1 = zero, apart * shape.code_chunk, zero, apart * shape.scale_chunk
+                        fresh = zero
                         n = number + chunks * index(4 * CHUNK)
                     if simple:
-                        quick(c, c0, c1, s, s0, s1, numbers, n, number_row, d, sums, zero)
+                        quick(c, c0, c1, s, s0, s1, numbers, n, number_row, d, sums, zero, fresh)
                     else:
-                        exact(c, c0, c1, s, s0, s1, numbers, n, number_row, d, sums, zero)
+                        exact(c, c0, c1, s, s0, s1, numbers, n, number_row, d, sums, zero, fresh)
                 for column in range(min(index(batch), index(out.shape[0]) - first)):
                     for r in range(count):
                         place = (r * index(batch) + column) * index(VECTOR_BYTES)

@@ -39,6 +39,8 @@ from .vectors import (
     e8m0,
     features_of,
     load,
+    picked_exponents,
+    prefetch,
     splat,
     store,
 )
@@ -48,6 +50,8 @@ types: Any = untyped_types
 CHUNK = 128
 STEPS = CHUNK // LANES
 VECTOR_BYTES = 4 * LANES
+#: Bytes that are read beyond a chunk of 4-bit codes.
+SLACK = 3
 POINTER = BYTE.as_pointer()
 
 
@@ -95,8 +99,10 @@ def _codes(coding: Coding, builder: Any, pointer: Any, features: frozenset[str])
     """Values of a chunk's codes, times HALF_SCALE under E4M3 scales."""
     if coding.element == "e2m1":
         factor = HALF_SCALE if coding.scale == "e4m3" else 1.0
-        words = load(builder, pointer, U32)
-        return lambda step: e2m1(words >> (4 * step), factor, features)
+        # Loads are shifts by whole bytes. They go SLACK bytes beyond the chunk, into bits that
+        # nothing looks at.
+        words = [load(builder, at(builder, pointer, byte), U32) for byte in range(SLACK + 1)]
+        return lambda step: e2m1(words[step // 2] >> (4 * (step % 2)), factor, features)
 
     def value(step: int) -> Lanes:
         byte = load(builder, at(builder, pointer, step * LANES), U8)
@@ -113,13 +119,17 @@ def _scales(coding: Coding, builder: Any, pointer: Any, *, ordinary: bool) -> St
         number = builder.load(builder.bitcast(pointer, FLOAT.as_pointer()), align=1)
         one = splat(builder, number, F32)
         return lambda step: one
-    byte = load(builder, pointer, U8, coding.scale_bytes)
-    decode = e4m3_part if coding.scale == "e4m3" else e8m0
-    scales = decode(byte, ordinary=ordinary)
-    if coding.element == "e2m1":
-        lane_block = [lane * STEPS // coding.block for lane in range(LANES)]
-        spread = scales.picked(lane_block)
+    picks = [lane * STEPS // coding.block for lane in range(LANES)]
+    in_steps = coding.element == "e2m1"
+    if coding.scale == "e8m0" and in_steps:
+        exponents = picked_exponents(builder, pointer, picks)
+        spread = e8m0(exponents, ordinary=ordinary)
         return lambda step: spread
+    byte = load(builder, pointer, U8, coding.scale_bytes)
+    if in_steps:
+        spread = e4m3_part(byte.picked(picks), ordinary=ordinary)
+        return lambda step: spread
+    scales = e8m0(byte.cast(U32) << 23, ordinary=ordinary)
     return lambda step: scales.picked([step * LANES // coding.block] * LANES)
 
 
@@ -213,12 +223,16 @@ def _rows(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
 
 
 def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str]) -> None:
-    codes, code_stride, scales, scale_stride, numbers, number_stride, chunks, sums = arguments
+    codes, code_stride, scales, scale_stride, numbers, number_stride, chunks, sums, fresh = arguments
     code_rows = _rows(builder, codes, code_stride, tile.rows)
     scale_rows = _rows(builder, scales, scale_stride, tile.rows)
     number_rows = _rows(builder, numbers, number_stride, tile.batch)
     places = [at(builder, sums, i * VECTOR_BYTES) for i in range(tile.rows * tile.batch)]
-    start = [load(builder, place, F32).value for place in places]
+    begins = builder.icmp_unsigned("!=", fresh, INDEX(0))
+    zero = ir.Constant(FLOATS, None)
+    kept = [load(builder, place, F32).value for place in places]
+    start = [builder.select(begins, zero, one) for one in kept]
+    ahead = builder.mul(code_stride, INDEX(tile.rows))
 
     def body(number: Any, totals: list[Any]) -> list[Any]:
         def moved(pointers: list[Any], size: int) -> list[Any]:
@@ -230,6 +244,8 @@ def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str
             moved(scale_rows, tile.coding.scale_bytes),
             moved(number_rows, STEPS * VECTOR_BYTES),
         )
+        for one in chunk[0]:
+            prefetch(builder, at(builder, one, ahead))
         lanes = [Lanes(builder, total, F32) for total in totals]
         return [one.value for one in _emit_products(builder, tile, chunk, lanes, features)]
 
@@ -298,7 +314,7 @@ def tile_product(tile: Tile) -> Any:
     """A function for kernels that adds products of a tile to sums, 16 partial ones a pair of rows.
 
     Its arguments: codes, where, bytes from row to row; scales, where, bytes from row to row;
-    numbers, where, bytes from row to row; chunks; sums, where.
+    numbers, where, bytes from row to row; chunks; sums, where; 1 if these begin with zero, else 0.
     """
     kind = "ordinary" if tile.ordinary else "exact"
     name = f"multiply_{kind}_{tile.coding.name}_{tile.rows}x{tile.batch}"
@@ -306,10 +322,10 @@ def tile_product(tile: Tile) -> Any:
     def emit(builder: Any, arguments: Any, features: Any) -> None:
         _emit_tile(builder, tile, arguments, features)
 
-    infer = _known_to_numba(name, "aiaiaiia", emit)
+    infer = _known_to_numba(name, "aiaiaiiai", emit)
 
-    def multiply(context, codes, c, cs, scales, s, ss, numbers, n, ns, chunks, sums, p):  # type: ignore[no-untyped-def] # noqa: ANN
-        return infer(context, codes, c, cs, scales, s, ss, numbers, n, ns, chunks, sums, p)
+    def multiply(context, codes, c, cs, scales, s, ss, numbers, n, ns, chunks, sums, p, fresh):  # type: ignore[no-untyped-def] # noqa: ANN
+        return infer(context, codes, c, cs, scales, s, ss, numbers, n, ns, chunks, sums, p, fresh)
 
     multiply.__name__ = name
     return extending.intrinsic(multiply)

@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from .codecs import DOUBLED_VALUES, decode_e4m3, decode_e8m0
 from .elements import HAS_HALF, QUIET_NAN, widen_half
-from .intrinsics import F32, HALF, LLVM_TYPES, U8, U16, U32, Number, where
+from .intrinsics import F32, HALF, LLVM_TYPES, U16, U32, Number, most, where
 
 LANES = 16
 BYTE, WORD, FLOAT, INDEX = ir.IntType(8), ir.IntType(32), ir.FloatType(), ir.IntType(64)
@@ -82,6 +82,12 @@ def load(builder: ir.IRBuilder, pointer: ir.Value, kind: Any, lanes: int = LANES
     return Lanes(builder, builder.load(typed, align=1), kind)
 
 
+def prefetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:
+    """Asks for a cache line that will be read, into the second level; it need not exist."""
+    hints = [WORD(0), WORD(2), WORD(1)]
+    _called(builder, "llvm.prefetch.p0i8", ir.VoidType(), [pointer, *hints])
+
+
 def store(pointer: ir.Value, lanes: Lanes) -> None:
     """Lanes to any address."""
     build = lanes.builder
@@ -123,28 +129,32 @@ def e4m3_part(byte: Lanes, *, ordinary: bool) -> Lanes:
     """float32 of E4M3 bytes (U8) over HALF_SCALE; `ordinary`: of 0 to 0x7E alone."""
     if not HAS_HALF:
         return decode_e4m3(byte.cast(U32)) * (1 / HALF_SCALE)
-    half = byte.cast(U16)
+    fields = byte.cast(U16) << 7
     if ordinary:
-        return (half << 7).bits_as(HALF).cast(F32)
-    fields = half & 0x7F
-    value = ((fields << 7) | ((half & 0x80) << 8)).bits_as(HALF).cast(F32)
-    nan = value.made(value.builder.bitcast(byte.cast(U32).like(QUIET_NAN), value.value.type))
-    return where(fields.equals(0x7F), nan, value)
+        return fields.bits_as(HALF).cast(F32)
+    value = ((fields & 0x3F80) | ((fields & 0x4000) << 1)).bits_as(HALF).cast(F32)
+    is_nan = (fields & 0x3F80).equals(0x3F80)
+    return where(is_nan, QUIET_NAN, value.bits_as(U32)).bits_as(F32)
 
 
 def e5m2(byte: Lanes) -> Lanes:
-    """float32 of E5M2 bytes (U8), which are the upper halves of float16."""
+    """float32 of E5M2 bytes (U8): they are float16 without its lower half."""
     return widen_half(byte.cast(U32) << 8)
 
 
-def e8m0(byte: Lanes, *, ordinary: bool) -> Lanes:
-    """float32 of E8M0 bytes (U8); `ordinary`: of 0 to 254 alone."""
-    bits = byte.cast(U32)
+def e8m0(exponent: Lanes, *, ordinary: bool) -> Lanes:
+    """float32 of E8M0 bytes that are exponents of U32 already; `ordinary`: of 0 to 254 alone."""
     if not ordinary:
-        return decode_e8m0(bits)
-    exponent = bits << 23
-    # Byte 0 is half of the smallest exponent.
-    return where(exponent > 0x00400000, exponent, 0x00400000).bits_as(F32)
+        return decode_e8m0(exponent >> 23)
+    # Byte 0 is half of what byte 1 is.
+    return most(exponent, 0x00400000).bits_as(F32)
 
 
-__all__ = ["U8"]
+def picked_exponents(builder: ir.IRBuilder, pointer: ir.Value, picks: list[int]) -> Lanes:
+    """Of four bytes that of each lane, by its number, as the exponent of a float32 (U32)."""
+    number = builder.load(builder.bitcast(pointer, WORD.as_pointer()), align=1)
+    words = splat(builder, number, U32)
+    turns = ir.Constant(words.value.type, [(23 - 8 * pick) % 32 for pick in picks])
+    values = [words.value, words.value, turns]
+    name = f"llvm.fshl.v{LANES}i32"
+    return words.made(_called(builder, name, words.value.type, values)) & 0x7F800000
