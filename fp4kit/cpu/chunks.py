@@ -126,65 +126,82 @@ def _scale_rows(operand: QuantizedOperand, begin: int, end: int) -> np.ndarray:
 
 
 @jit
-def arrange_rows(x, depth, swap, in_steps, begin, end, out):
-    """Rows begin..end as float32 in the order of steps, or as they lie.
-
-    Returns the bits of the largest finite magnitude and those of the smallest but zero, less one.
-    """
-    largest, smallest = u32(0), u32(0xFFFFFFFF)
+def arrange_rows(x, order, begin, end, out):
+    """Rows begin..end as float32, zeros behind them left alone; see Order."""
+    depth, swap, side = order[0].depth, order[0].swap, order[0].side
     width = index(out.shape[1])
     flat = out.reshape(-1)
+    whole = depth // index(CHUNK) * index(CHUNK) if order[0].in_steps else index(0)
     for row in range(index(begin), index(end)):
-        source, target = row * index(depth), row * width
-        whole = index(depth) // index(CHUNK) * index(CHUNK) if in_steps else index(0)
+        source = row * depth
+        target = row // side * side * width + row % side
         for chunk in range(index(0), whole, index(CHUNK)):
             for step in range(index(STEPS)):
                 for lane in range(index(LANES)):
-                    element = x[source + chunk + lane * index(STEPS) + (step ^ index(swap))]
-                    flat[target + chunk + step * index(LANES) + lane] = widen(element)
-        for i in range(whole, index(depth)):
+                    element = x[source + chunk + lane * index(STEPS) + (step ^ swap)]
+                    flat[target + (chunk + step * index(LANES) + lane) * side] = widen(element)
+        for i in range(whole, depth):
             place = i
-            if in_steps:
+            if order[0].in_steps:
                 inside = i - whole
-                step = (inside % index(STEPS)) ^ index(swap)
+                step = (inside % index(STEPS)) ^ swap
                 place = whole + step * index(LANES) + inside // index(STEPS)
-            flat[target + place] = widen(x[source + i])
-        for i in range(target, target + width):
-            bits = float_bits(flat[i]) & ABS
-            largest = max(largest, bits if bits < INF_BITS else u32(0))
-            smallest = min(smallest, bits - u32(1))
+            flat[target + place * side] = widen(x[source + i])
+
+
+@jit
+def magnitudes(x):
+    """Bits of the largest finite magnitude, and of the smallest but zero less one."""
+    largest, smallest = u32(0), u32(0xFFFFFFFF)
+    for i in range(index(x.size)):
+        bits = float_bits(x[i]) & ABS
+        largest = max(largest, bits if bits < INF_BITS else u32(0))
+        smallest = min(smallest, bits - u32(1))
     return largest, smallest
 
 
-def numbers(a: Operand, b: QuantizedOperand, batch: int, run: Run) -> tuple[np.ndarray, bool]:
+class Order(NamedTuple):
+    """How rows of numbers are to lie.
+
+    Attributes:
+        depth: elements of a row.
+        swap: 1 if the odd element of a pair comes first in the codes, else 0.
+        side: rows side by side, element by element: 1, or LANES in panels.
+        in_steps: whether elements go into the order of steps.
+    """
+
+    depth: np.uint64
+    swap: np.uint64
+    side: np.uint64
+    in_steps: np.uint64
+
+
+def numbers(a: Operand, b: QuantizedOperand, side: int, multiple: int, run: Run) -> np.ndarray:
     """Rows of the first operand for products with the second, without its second level.
 
     Args:
         a: first operand.
         b: second operand, whose coding decides the order.
-        batch: rows are filled up with zeros to a multiple of that.
+        side: rows that lie side by side.
+        multiple: rows are filled up with zeros to a multiple of it.
         run: how work is spread over threads.
 
     Returns:
-        float32 (rows, whole chunks), and whether sums of eight products with codes are exact
-        whatever is to multiply them.
+        float32 (rows, whole chunks).
     """
     if isinstance(a, QuantizedOperand):
         a = FloatOperand(_decoded(a, run), "float32")
-    out = zeros(-(-a.rows // batch) * batch, a.depth)
+    out = zeros(-(-a.rows // multiple) * multiple, a.depth)
     x = read_only(elements(a.data, a.dtype))
-    in_steps, swap = b.format.packs_nibbles, 0 if b.low_first else 1
+    order = records(Order(a.depth, not b.low_first, side, b.format.packs_nibbles))
+    run(lambda begin, end: arrange_rows(x, order, begin, end, out), a.rows, max(a.depth, 1))
+    return out
 
-    def work(begin: int, end: int) -> tuple[int, int]:
-        bits: tuple[int, int] = arrange_rows(x, a.depth, swap, in_steps, begin, end, out)
-        return bits
 
-    results = run(work, a.rows, max(a.depth, 1))
-    ordinary = all(
-        largest <= LARGEST_ORDINARY and smallest >= SMALLEST_ORDINARY - 1
-        for largest, smallest in results
-    )
-    return out, ordinary
+def is_ordinary(x: np.ndarray) -> bool:
+    """Whether sums of eight products of numbers with codes can be scaled afterwards."""
+    largest, smallest = magnitudes(x.reshape(-1))
+    return bool(largest <= LARGEST_ORDINARY and smallest >= SMALLEST_ORDINARY - 1)
 
 
 def _decoded(operand: QuantizedOperand, run: Run) -> np.ndarray:

@@ -21,10 +21,10 @@ from fp4kit.reference.codecs import to_float32
 from fp4kit.reference.matmul import levels
 
 from .buffers import aligned_output, read_only
-from .chunks import chunk_count, coded_rows, coding, copy_tail, decode, numbers
+from .chunks import chunk_count, coded_rows, coding, copy_tail, is_ordinary, numbers
 from .elements import ELEMENT_TYPES, f32, index, narrow
 from .jit import jit, jit_of
-from .products import CHUNK, SLACK, VECTOR_BYTES, Coding, Tile, sum_lanes, tile_product
+from .products import CHUNK, LANES, SLACK, VECTOR_BYTES, Coding, Tile, panel_product, row_decoder, sum_lanes, tile_product
 from .threads import Run, alone, run
 
 #: Coded rows that are multiplied together.
@@ -32,11 +32,15 @@ ROWS = 4
 #: Most rows of numbers that are multiplied together.
 BATCH = 4
 #: From how many rows on BLAS multiplies.
-MANY = 17
+MANY = 12
 #: Products of elements that take a thread as long as one element takes elsewhere.
 PRODUCTS = 8
-#: float32 elements of the other matrix that are decoded at a time for BLAS.
-DECODED = 1 << 21
+#: Decoded rows that are multiplied with panels together.
+PANEL_ROWS = 12
+#: Chunks of the depth of a block: its decoded rows are in the first cache, its panels in the second.
+BLOCK_CHUNKS = 2
+#: Rows of numbers of a block.
+PANEL_BLOCK = 512
 #: Largest scale byte that makes no product of it and a code overflow, by the type of scales.
 LARGEST_SCALE = {"e4m3": 0x7E, "e8m0": 252}
 
@@ -171,9 +175,9 @@ def multiply_few(job: MatmulJob, end: Finish, out: np.ndarray, run: Run) -> None
     b: Any = job.b
     count = job.a.rows
     batch = -(-count // -(-count // BATCH))
-    x, ordinary = numbers(job.a, b, batch, run)
+    x = read_only(numbers(job.a, b, 1, batch, run))
+    ordinary = batch == 1 and is_ordinary(x)
     kernel = product_kernel(coding(b), batch)
-    x = read_only(x)
 
     def work(begin: int, stop: int) -> None:
         first, last = begin * ROWS, min(stop * ROWS, b.rows)
@@ -185,25 +189,79 @@ def multiply_few(job: MatmulJob, end: Finish, out: np.ndarray, run: Run) -> None
     run(work, -(-b.rows // ROWS), max(ROWS * b.depth * count // PRODUCTS, 1))
 
 
-def multiply_many(job: MatmulJob, end: Finish, out: np.ndarray, run: Run) -> None:
-    """Multiplies rows that are many by BLAS, with some decoded rows of the other matrix at a time.
+@cache
+def panel_kernel(code: Coding, rows_together: int, most_panels: int) -> Any:
+    """A kernel that multiplies coded rows begin..end with panels of numbers.
 
-    How many is fixed by the shapes, so that threads do not decide the result.
+    Args:
+        code: how the rows are coded.
+        rows_together: decoded rows of one call of the innermost loop.
+        most_panels: panels of it.
     """
+    decode_row = row_decoder(code)
+    one = panel_product(rows_together, 1)
+    several = panel_product(rows_together, most_panels)
+
+    @jit_of(decode_row, several)
+    def multiply_panels(rows, numbers, begin, end, scratch, sums):
+        shape, zero = rows.shape[0], index(0)
+        room, codes, scales = scratch.sums, scratch.codes, scratch.scales
+        width = index(numbers.shape[1])
+        panels, chunks = index(numbers.shape[0] // LANES), width // index(CHUNK)
+        panel_bytes, sum_row = width * index(VECTOR_BYTES), index(4 * sums.shape[1])
+        room_row = index(4 * CHUNK * BLOCK_CHUNKS)
+        for first in range(zero, chunks, index(BLOCK_CHUNKS)):
+            count = min(index(BLOCK_CHUNKS), chunks - first)
+            for group in range(index(begin), index(end), index(rows_together)):
+                for r in range(min(index(rows_together), index(end) - group)):
+                    row = group + r
+                    # Behind the last row there is nothing to read.
+                    is_last = (row + index(1)) * shape.code_row == index(rows.codes.size)
+                    whole = (shape.depth - index(is_last)) // index(CHUNK)
+                    here = min(max(whole, first) - first, count)
+                    code = row * shape.code_row + first * shape.code_chunk
+                    scale = row * shape.scale_row + first * shape.scale_chunk
+                    place = r * room_row
+                    decode_row(rows.codes, code, rows.scales, scale, room, place, here)
+                    if here < count:
+                        copy_tail(rows, row, whole, 1, codes, scales)
+                        place += here * index(4 * CHUNK)
+                        decode_row(codes, zero, scales, zero, room, place, index(1))
+                depth, target = count * index(CHUNK), (group - index(begin)) * sum_row
+                panel, number = zero, first * index(CHUNK * VECTOR_BYTES)
+                while panel < panels:
+                    together = index(most_panels) if panel + index(most_panels) <= panels else index(1)
+                    start = panel * panel_bytes + number
+                    goal = target + panel * index(VECTOR_BYTES)
+                    if together > index(1):
+                        several(room, zero, room_row, numbers, start, panel_bytes, depth, sums, goal, sum_row)
+                    else:
+                        one(room, zero, room_row, numbers, start, panel_bytes, depth, sums, goal, sum_row)
+                    panel += together
+
+    return multiply_panels
+
+
+def multiply_many(job: MatmulJob, end: Finish, out: np.ndarray, run: Run) -> None:
+    """Multiplies rows that are many, with decoded rows of the other matrix that are in the cache."""
     b: Any = job.b
-    x, _ = numbers(job.a, b, 1, run)
-    step = max(DECODED // max(x.shape[1], 1), 64)
-    room = np.empty((min(step, b.rows), x.shape[1]), np.float32)
-    for first in range(0, b.rows, step):
-        last = min(first + step, b.rows)
-        decoded = room[: last - first]
-        decode(b, first, decoded, run)
-        sums = x @ decoded.T
+    count = job.a.rows
+    x = read_only(numbers(job.a, b, LANES, LANES, run))
+    kernel = panel_kernel(coding(b), PANEL_ROWS, 2)
 
-        def work(begin: int, stop: int, sums: Any = sums, first: int = first) -> None:
-            end(sums[:, begin:stop], first + begin, out)
+    def work(begin: int, stop: int) -> None:
+        first, last = begin * PANEL_ROWS, min(stop * PANEL_ROWS, b.rows)
+        rows = coded_rows(b, first, last)
+        room = scratch(1)._replace(sums=np.zeros(PANEL_ROWS * BLOCK_CHUNKS * CHUNK, np.float32))
+        for m in range(0, x.shape[0], PANEL_BLOCK):
+            part = x[m : m + PANEL_BLOCK]
+            sums = np.zeros(((stop - begin) * PANEL_ROWS, part.shape[0]), np.float32)
+            kernel(rows, part, 0, last - first, room, sums)
+            here = slice(m, min(m + PANEL_BLOCK, count))
+            one = end._replace(row_factor=end.row_factor[here], c=end.c[here])
+            one(sums.T[: here.stop - m, : last - first], first, out[here])
 
-        run(work, last - first, job.a.rows)
+    run(work, -(-b.rows // PANEL_ROWS), max(PANEL_ROWS * b.depth * count // PRODUCTS, 1))
 
 
 def multiply(job: MatmulJob, run: Run) -> None:

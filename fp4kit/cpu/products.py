@@ -351,6 +351,52 @@ def row_decoder(coding: Coding) -> Any:
     return extending.intrinsic(decode)
 
 
+@cache
+def panel_product(rows: int, panels: int) -> Any:
+    """A function for kernels that adds products of decoded rows and panels of numbers to sums.
+
+    A panel is 16 rows of numbers side by side, so that each lane sums the products of one row, in
+    the order of the depth.
+
+    Its arguments: decoded float32 rows, where, bytes from row to row; panels, where, bytes from
+    panel to panel; depth; sums (rows, 16 * panels), where, bytes from row to row.
+    """
+    name = f"multiply_panels_{rows}x{panels}"
+
+    def emit(builder: Any, arguments: Any, _features: Any) -> None:
+        decoded, row_stride, numbers, panel_stride, depth, sums, sum_stride = arguments
+        row_firsts = _rows(builder, decoded, row_stride, rows)
+        panel_firsts = _rows(builder, numbers, panel_stride, panels)
+
+        def body(number: Any, totals: list[Any]) -> list[Any]:
+            element, vector = (builder.mul(number, INDEX(size)) for size in (4, VECTOR_BYTES))
+            x = [load(builder, at(builder, first, vector), F32) for first in panel_firsts]
+            results = []
+            for row, first in enumerate(row_firsts):
+                place = builder.bitcast(at(builder, first, element), FLOAT.as_pointer())
+                weight = splat(builder, builder.load(place, align=4), F32)
+                for panel, one in enumerate(x):
+                    total = Lanes(builder, totals[row * panels + panel], F32)
+                    results.append(weight.fma(one, total).value)
+            return results
+
+        start = [ir.Constant(FLOATS, None)] * (rows * panels)
+        results = _loop(builder, depth, start, body)
+        for row, first in enumerate(_rows(builder, sums, sum_stride, rows)):
+            for panel in range(panels):
+                place = at(builder, first, panel * VECTOR_BYTES)
+                more = Lanes(builder, results[row * panels + panel], F32)
+                store(place, load(builder, place, F32) + more)
+
+    infer = _known_to_numba(name, "aiaiiai", emit)
+
+    def multiply(context, rows, r, rs, panels, p, ps, depth, sums, s, ss):  # type: ignore[no-untyped-def] # noqa: ANN
+        return infer(context, rows, r, rs, panels, p, ps, depth, sums, s, ss)
+
+    multiply.__name__ = name
+    return extending.intrinsic(multiply)
+
+
 def _sum_lanes(_context: Any, sums: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=values[0])
