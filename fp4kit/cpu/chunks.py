@@ -20,9 +20,9 @@ from fp4kit.backend.matmul import FloatOperand, Operand, QuantizedOperand
 from fp4kit.formats import GRID_BLOCK
 
 from .buffers import read_only, records
-from .elements import ABS, INF_BITS, elements, f32, float_bits, index, u32, widen
+from .elements import ABS, INF_BITS, elements, float_bits, index, u32, widen
 from .jit import jit, jit_of, jit_part
-from .products import CHUNK, LANES, SLACK, STEPS, Coding, coding_of, row_decoder
+from .product_code import CHUNK, LANES, SLACK, STEPS, Coding, coding_of, row_decoder
 from .swizzle import TILE_ROWS, unswizzle_rows
 from .threads import Run
 
@@ -104,6 +104,11 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
         operand.low_first,
     )
     return CodedRows(read_only(codes.reshape(-1)), read_only(scales.reshape(-1)), records(shape))
+
+
+def lies_as_read(operand: QuantizedOperand) -> bool:
+    """Whether :func:`coded_rows` copies nothing."""
+    return operand.scale_layout == "linear" and not operand.transposed and operand.grid_scale is None
 
 
 def _scale_rows(operand: QuantizedOperand, begin: int, end: int) -> np.ndarray:
@@ -207,7 +212,7 @@ def is_ordinary(x: np.ndarray) -> bool:
 def _decoded(operand: QuantizedOperand, run: Run) -> np.ndarray:
     """A quantized operand as float32 (rows, depth), as its elements lie."""
     out = zeros(operand.rows, operand.depth)
-    decode(operand, 0, out, run)
+    _decode(operand, out, run)
     if operand.format.packs_nibbles:
         lanes = out.reshape(operand.rows, -1, STEPS, LANES).transpose(0, 1, 3, 2)
         if not operand.low_first:
@@ -217,6 +222,17 @@ def _decoded(operand: QuantizedOperand, run: Run) -> np.ndarray:
 
 
 # -- coded rows -----------------------------------------------------------------------------------
+
+
+@jit_part
+def whole_chunks(rows, stop):
+    """Chunks of a row, or of rows, that end before row `stop`, to be read where they lie.
+
+    Behind the last row of all there is nothing to read: the last one is left to the tail.
+    """
+    shape = rows.shape[0]
+    is_last = stop * shape.code_row == index(rows.codes.size) and shape.depth > index(0)
+    return (shape.depth - index(is_last)) // index(CHUNK)
 
 
 @jit_part
@@ -249,30 +265,27 @@ def decode_kernel(code: Coding) -> Any:
         shape, zero = rows.shape[0], index(0)
         width = index(4 * out.shape[1])
         for row in range(index(begin), index(end)):
-            # Behind the last row there is nothing to read.
-            is_last = (row + index(1)) * shape.code_row == index(rows.codes.size)
-            chunks = (shape.depth - index(is_last and shape.depth > 0)) // index(CHUNK)
-            target = row * width
-            first, scale = row * shape.code_row, row * shape.scale_row
-            decode_row(rows.codes, first, rows.scales, scale, out, target, chunks)
+            chunks, target = whole_chunks(rows, row + index(1)), row * width
+            codes = (rows.codes, row * shape.code_row, zero)
+            scales = (rows.scales, row * shape.scale_row, zero)
+            decode_row(codes, scales, (out, target), chunks)
             if chunks * index(CHUNK) < shape.depth:
                 copy_tail(rows, row, chunks, 1, tail_codes, tail_scales)
+                tail = (tail_codes, zero, zero), (tail_scales, zero, zero)
                 target += chunks * index(4 * CHUNK)
-                decode_row(tail_codes, zero, tail_scales, zero, out, target, index(1))
+                decode_row(tail[0], tail[1], (out, target), index(1))
 
     return decode_rows
 
 
-def decode(operand: QuantizedOperand, first: int, out: np.ndarray, run: Run) -> None:
-    """Decodes rows from `first` on to float32 (rows, whole chunks) in the order of steps."""
+def _decode(operand: QuantizedOperand, out: np.ndarray, run: Run) -> None:
+    """Decodes an operand to float32 (rows, whole chunks) in the order of steps."""
     kernel = decode_kernel(coding(operand))
 
     def work(begin: int, end: int) -> None:
-        rows = coded_rows(operand, first + begin, first + end)
+        rows = coded_rows(operand, begin, end)
         codes, scales = (np.empty(CHUNK + SLACK, np.uint8) for _ in range(2))
         kernel(rows, 0, end - begin, codes, scales, out[begin:end])
 
     run(work, out.shape[0], max(operand.depth, 1))
 
-
-__all__ = ["f32"]

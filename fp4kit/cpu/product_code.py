@@ -5,7 +5,7 @@
 Rows are cut into chunks of 128 elements, a chunk into eight vectors of 16. Step s of a chunk of
 4-bit codes is bits 4s..4s+3 of each of its 16 words of eight codes, so that a shift is all that
 takes codes apart, and all codes of a lane share a block scale. The numbers lie in that order too:
-see :mod:`fp4kit.cpu.chunks`. 8-bit codes are taken as they lie.
+see :func:`fp4kit.cpu.chunks.numbers`. 8-bit codes are taken as they lie.
 
 A lane's products are summed in the order of the chunks and steps, by fused multiplication and
 addition; then lanes are added in a fixed tree. That order is the same on all processors.
@@ -151,7 +151,7 @@ class Tile(NamedTuple):
         batch: rows of numbers.
         ordinary: scales multiply sums of eight products, one instruction an element less, where
             neither products nor scales can overflow: scales are E4M3 0 to 0x7E or E8M0 0 to 252,
-            numbers as :data:`fp4kit.cpu.chunks.ORDINARY` says.
+            numbers as :func:`fp4kit.cpu.chunks.is_ordinary` says.
     """
 
     coding: Coding
@@ -254,13 +254,15 @@ def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str
 
 
 def _emit_decode(builder: Any, coding: Coding, arguments: Any, features: frozenset[str]) -> None:
-    codes, scales, out, chunks = arguments
+    codes, code_ahead, scales, scale_ahead, out, chunks = arguments
+    prefetch(builder, at(builder, scales, scale_ahead))
 
     def body(number: Any, _: list[Any]) -> list[Any]:
         def moved(pointer: Any, size: int) -> Any:
             return at(builder, pointer, builder.mul(number, INDEX(size)))
 
         pair = (moved(codes, coding.code_bytes), moved(scales, coding.scale_bytes))
+        prefetch(builder, at(builder, pair[0], code_ahead))
         values = _weights(coding, builder, pair, features)
         for step in range(STEPS):
             target = moved(out, STEPS * VECTOR_BYTES)
@@ -270,29 +272,29 @@ def _emit_decode(builder: Any, coding: Coding, arguments: Any, features: frozens
     _loop(builder, chunks, [], body)
 
 
-def _known_to_numba(name: str, kinds: str, emit: Callable[..., None]) -> Any:
-    """A function of arrays and uint64 offsets that stands for a function of LLVM.
+def _known_to_numba(name: str, sizes: tuple[int, ...], emit: Callable[..., None]) -> Any:
+    """What numba is to know of a function of LLVM that is called with arrays and numbers.
 
     Args:
-        name: of both.
-        kinds: of its arguments: `a` for an array and the offset in bytes at which to begin, which
-            are two arguments in Python, `i` for a number.
-        emit: writes the function's body: (builder, arguments, features).
+        name: of the function.
+        sizes: of each argument: 1 for a number, else the length of a tuple of an array, the bytes
+            before what is meant, and numbers. All numbers are uint64.
+        emit: writes the function's body: (builder, flat arguments, features).
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        given = iter(zip(signature.args, values, strict=True))
-        passed = []
-        for kind in kinds:
-            type_, value = next(given)
-            if kind == "a":
-                array = context.make_array(type_)(context, builder, value=value)
-                value = at(builder, builder.bitcast(array.data, POINTER), next(given)[1])
-            passed.append(value)
+        passed: list[Any] = []
+        for type_, value, size in zip(signature.args, values, sizes, strict=True):
+            if size == 1:
+                passed.append(value)
+                continue
+            array, offset, *numbers = (builder.extract_value(value, i) for i in range(size))
+            data = context.make_array(type_[0])(context, builder, value=array).data
+            passed += [at(builder, builder.bitcast(data, POINTER), offset), *numbers]
         function = builder.module.globals.get(name)
         if function is None:
-            types_ = [POINTER if kind == "a" else INDEX for kind in kinds]
-            function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), types_), name)
+            kind = ir.FunctionType(ir.VoidType(), [value.type for value in passed])
+            function = ir.Function(builder.module, kind, name)
             function.linkage = "internal"
             inner = ir.IRBuilder(function.append_basic_block("entry"))
             emit(inner, function.args, features_of(context))
@@ -301,9 +303,10 @@ def _known_to_numba(name: str, kinds: str, emit: Callable[..., None]) -> Any:
         return context.get_dummy_value()
 
     def infer(_context: Any, *arguments: Any) -> Any:
-        wanted: list[Any] = []
-        for kind in kinds:
-            wanted += [arguments[len(wanted)], types.uint64] if kind == "a" else [types.uint64]
+        wanted = [
+            types.uint64 if size == 1 else types.Tuple([one[0], *[types.uint64] * (size - 1)])
+            for one, size in zip(arguments, sizes, strict=True)
+        ]
         return types.none(*wanted), generate
 
     return infer
@@ -313,8 +316,8 @@ def _known_to_numba(name: str, kinds: str, emit: Callable[..., None]) -> Any:
 def tile_product(tile: Tile) -> Any:
     """A function for kernels that adds products of a tile to sums, 16 partial ones a pair of rows.
 
-    Its arguments: codes, where, bytes from row to row; scales, where, bytes from row to row;
-    numbers, where, bytes from row to row; chunks; sums, where; 1 if these begin with zero, else 0.
+    Its arguments: codes, scales and numbers, each as (array, where, bytes from row to row); chunks;
+    (sums, where, 1 if they begin with zero or else 0).
     """
     kind = "ordinary" if tile.ordinary else "exact"
     name = f"multiply_{kind}_{tile.coding.name}_{tile.rows}x{tile.batch}"
@@ -322,10 +325,10 @@ def tile_product(tile: Tile) -> Any:
     def emit(builder: Any, arguments: Any, features: Any) -> None:
         _emit_tile(builder, tile, arguments, features)
 
-    infer = _known_to_numba(name, "aiaiaiiai", emit)
+    infer = _known_to_numba(name, (3, 3, 3, 1, 3), emit)
 
-    def multiply(context, codes, c, cs, scales, s, ss, numbers, n, ns, chunks, sums, p, fresh):  # type: ignore[no-untyped-def] # noqa: ANN
-        return infer(context, codes, c, cs, scales, s, ss, numbers, n, ns, chunks, sums, p, fresh)
+    def multiply(context, codes, scales, numbers, chunks, sums):  # type: ignore[no-untyped-def] # noqa: ANN
+        return infer(context, codes, scales, numbers, chunks, sums)
 
     multiply.__name__ = name
     return extending.intrinsic(multiply)
@@ -335,45 +338,48 @@ def tile_product(tile: Tile) -> Any:
 def row_decoder(coding: Coding) -> Any:
     """A function for kernels that decodes chunks of a row to float32, in the order of steps.
 
-    Its arguments: codes, where; scales, where; out, where; chunks.
+    Its arguments: codes and scales, each as (array, where, how many bytes on is what will be
+    decoded soon); (out, where); chunks.
     """
     name = f"decode_{coding.name}"
 
     def emit(builder: Any, arguments: Any, features: Any) -> None:
         _emit_decode(builder, coding, arguments, features)
 
-    infer = _known_to_numba(name, "aaai", emit)
+    infer = _known_to_numba(name, (3, 3, 2, 1), emit)
 
-    def decode(context, codes, c, scales, s, out, o, chunks):  # type: ignore[no-untyped-def] # noqa: ANN
-        return infer(context, codes, c, scales, s, out, o, chunks)
+    def decode(context, codes, scales, out, chunks):  # type: ignore[no-untyped-def] # noqa: ANN
+        return infer(context, codes, scales, out, chunks)
 
     decode.__name__ = name
     return extending.intrinsic(decode)
 
 
 @cache
-def panel_product(rows: int, panels: int) -> Any:
+def panel_product(rows: int, panels: int, row_bytes: int) -> Any:
     """A function for kernels that adds products of decoded rows and panels of numbers to sums.
 
     A panel is 16 rows of numbers side by side, so that each lane sums the products of one row, in
     the order of the depth.
 
-    Its arguments: decoded float32 rows, where, bytes from row to row; panels, where, bytes from
-    panel to panel; depth; sums (rows, 16 * panels), where, bytes from row to row.
+    Its arguments: (decoded float32 rows `row_bytes` apart, where); (panels, where, bytes from panel
+    to panel); depth; (sums of rows and 16 * panels, where, bytes from row to row).
     """
     name = f"multiply_panels_{rows}x{panels}"
 
     def emit(builder: Any, arguments: Any, _features: Any) -> None:
-        decoded, row_stride, numbers, panel_stride, depth, sums, sum_stride = arguments
-        row_firsts = _rows(builder, decoded, row_stride, rows)
+        decoded, numbers, panel_stride, depth, sums, sum_stride = arguments
         panel_firsts = _rows(builder, numbers, panel_stride, panels)
 
         def body(number: Any, totals: list[Any]) -> list[Any]:
             element, vector = (builder.mul(number, INDEX(size)) for size in (4, VECTOR_BYTES))
             x = [load(builder, at(builder, first, vector), F32) for first in panel_firsts]
             results = []
-            for row, first in enumerate(row_firsts):
-                place = builder.bitcast(at(builder, first, element), FLOAT.as_pointer())
+            weights = at(builder, decoded, element)
+            for row in range(rows):
+                # A constant distance is a part of the instruction and takes no register.
+                place = at(builder, weights, row * row_bytes)
+                place = builder.bitcast(place, FLOAT.as_pointer())
                 weight = splat(builder, builder.load(place, align=4), F32)
                 for panel, one in enumerate(x):
                     total = Lanes(builder, totals[row * panels + panel], F32)
@@ -388,10 +394,10 @@ def panel_product(rows: int, panels: int) -> Any:
                 more = Lanes(builder, results[row * panels + panel], F32)
                 store(place, load(builder, place, F32) + more)
 
-    infer = _known_to_numba(name, "aiaiiai", emit)
+    infer = _known_to_numba(name, (2, 3, 1, 3), emit)
 
-    def multiply(context, rows, r, rs, panels, p, ps, depth, sums, s, ss):  # type: ignore[no-untyped-def] # noqa: ANN
-        return infer(context, rows, r, rs, panels, p, ps, depth, sums, s, ss)
+    def multiply(context, rows, panels, depth, sums):  # type: ignore[no-untyped-def] # noqa: ANN
+        return infer(context, rows, panels, depth, sums)
 
     multiply.__name__ = name
     return extending.intrinsic(multiply)
