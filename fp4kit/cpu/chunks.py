@@ -11,7 +11,7 @@ because what lies behind it does not count.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +86,10 @@ def zeros(rows: int, depth: int) -> np.ndarray:
     return room[first : first + count].reshape(rows, -1)
 
 
+# Layers of a model are alike, and to make a record takes longer than to multiply a small one.
+_record = lru_cache(256)(records)
+
+
 def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
     """Rows begin..end of an operand: a view, or a copy of what lies in another order."""
     code = coding(operand)
@@ -103,7 +107,7 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
         operand.format.element.bits,
         operand.low_first,
     )
-    return CodedRows(read_only(codes.reshape(-1)), read_only(scales.reshape(-1)), records(shape))
+    return CodedRows(read_only(codes.reshape(-1)), read_only(scales.reshape(-1)), _record(shape))
 
 
 def lies_as_read(operand: QuantizedOperand) -> bool:
@@ -198,8 +202,11 @@ def numbers(a: Operand, b: QuantizedOperand, side: int, multiple: int, run: Run)
         a = FloatOperand(_decoded(a, run), "float32")
     out = zeros(-(-a.rows // multiple) * multiple, a.depth)
     x = read_only(elements(a.data, a.dtype))
-    order = records(Order(a.depth, not b.low_first, side, b.format.packs_nibbles))
-    run(lambda begin, end: arrange_rows(x, order, begin, end, out), a.rows, max(a.depth, 1))
+    order = _record(Order(a.depth, not b.low_first, side, b.format.packs_nibbles))
+    if a.rows == 1:
+        arrange_rows(x, order, 0, 1, out)
+    else:
+        run(lambda begin, end: arrange_rows(x, order, begin, end, out), a.rows, max(a.depth, 1))
     return out
 
 

@@ -31,7 +31,7 @@ from .matmul_kernels import (
     scratch,
 )
 from .product_code import LANES
-from .threads import SMALL, Run, alone, run
+from .threads import SMALL, Run, alone, run, thread_count
 
 #: From how many rows on they are multiplied in panels: measured, see benchmarks/NOTES.md.
 MANY = 17
@@ -60,14 +60,14 @@ def _factors(job: MatmulJob) -> Factors:
     bias = np.empty(0, np.float32) if job.bias is None else to_float32(job.bias, job.bias_dtype)
     c = np.empty((0, 0), np.float32) if job.c is None else to_float32(job.c, job.c_dtype)
     alpha = np.float32(job.alpha)
-    return Factors(read_only(rows), read_only(cols), alpha, read_only(bias), read_only(c))
+    return Factors(rows, cols, alpha, read_only(bias), read_only(c))
 
 
 def _multiply_few(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -> None:
     b, count = cast(QuantizedOperand, job.b), job.a.rows
     tiles = -(-count // registers().batch)
     batch = -(-count // tiles)
-    x = read_only(numbers(job.a, b, 1, batch, run))
+    x = numbers(job.a, b, 1, batch, run)
     ordinary, source = count == 1 and is_ordinary(x), _source(b)
     kernel = row_kernel(coding(b), batch)
 
@@ -78,12 +78,14 @@ def _multiply_few(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -
         kernel(rows, x, ordinary, place, place + last - first, scratch(), sums)
         finish(sums, factors, 0, first, out)
 
+    if lies_as_read(b) and thread_count() == 1:
+        run = alone  # nothing is copied: a piece takes no room that would have to be small
     run(work, -(-b.rows // GROUP_ROWS), max(GROUP_ROWS * b.depth * count // PRODUCTS, 1))
 
 
 def _multiply_many(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -> None:
     b, count = cast(QuantizedOperand, job.b), job.a.rows
-    x = read_only(numbers(job.a, b, LANES, LANES, run))
+    x = numbers(job.a, b, LANES, LANES, run)
     kernel, source, together = panel_kernel(coding(b)), _source(b), registers().panel_rows
 
     def work(begin: int, end: int) -> None:

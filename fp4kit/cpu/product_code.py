@@ -84,6 +84,7 @@ class Coding(NamedTuple):
         return f"{self.element}_{self.scale or 'unscaled'}_{self.block}"
 
 
+@cache
 def coding_of(spec: FormatSpec, *, has_grid: bool) -> Coding:
     """The coding of a format's rows."""
     if spec.has_scale_grid:
@@ -232,7 +233,8 @@ def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str
     zero = ir.Constant(FLOATS, None)
     kept = [load(builder, place, F32).value for place in places]
     start = [builder.select(begins, zero, one) for one in kept]
-    ahead = builder.mul(code_stride, INDEX(tile.rows))
+    # The processor foresees no way from row to row.
+    ahead = builder.mul(code_stride, INDEX(2 * tile.rows))
 
     def body(number: Any, totals: list[Any]) -> list[Any]:
         def moved(pointers: list[Any], size: int) -> list[Any]:

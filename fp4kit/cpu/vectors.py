@@ -83,8 +83,8 @@ def load(builder: ir.IRBuilder, pointer: ir.Value, kind: Any, lanes: int = LANES
 
 
 def prefetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:
-    """Asks for a cache line that will be read, into the second level; it need not exist."""
-    hints = [WORD(0), WORD(2), WORD(1)]
+    """Asks for a cache line that will be read; it need not exist."""
+    hints = [WORD(0), WORD(3), WORD(1)]
     _called(builder, "llvm.prefetch.p0i8", ir.VoidType(), [pointer, *hints])
 
 
