@@ -234,7 +234,7 @@ def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str
     kept = [load(builder, place, F32).value for place in places]
     start = [builder.select(begins, zero, one) for one in kept]
     # The processor foresees no way from row to row.
-    ahead = builder.mul(code_stride, INDEX(2 * tile.rows))
+    ahead = builder.mul(code_stride, INDEX(tile.rows))
 
     def body(number: Any, totals: list[Any]) -> list[Any]:
         def moved(pointers: list[Any], size: int) -> list[Any]:
