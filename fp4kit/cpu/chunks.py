@@ -112,7 +112,9 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
 
 def lies_as_read(operand: QuantizedOperand) -> bool:
     """Whether :func:`coded_rows` copies nothing."""
-    return operand.scale_layout == "linear" and not operand.transposed and operand.grid_scale is None
+    return (
+        operand.scale_layout == "linear" and not operand.transposed and operand.grid_scale is None
+    )
 
 
 def _scale_rows(operand: QuantizedOperand, begin: int, end: int) -> np.ndarray:
@@ -295,4 +297,3 @@ def _decode(operand: QuantizedOperand, out: np.ndarray, run: Run) -> None:
         kernel(rows, 0, end - begin, codes, scales, out[begin:end])
 
     run(work, out.shape[0], max(operand.depth, 1))
-

@@ -224,7 +224,9 @@ def _rows(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
 
 
 def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str]) -> None:
-    codes, code_stride, scales, scale_stride, numbers, number_stride, chunks, sums, fresh = arguments
+    codes, code_stride, scales, scale_stride, numbers, number_stride, chunks, sums, fresh = (
+        arguments
+    )
     code_rows = _rows(builder, codes, code_stride, tile.rows)
     scale_rows = _rows(builder, scales, scale_stride, tile.rows)
     number_rows = _rows(builder, numbers, number_stride, tile.batch)
