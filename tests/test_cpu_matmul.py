@@ -97,7 +97,8 @@ def test_every_code_under_every_scale(name, rows, rng):
     codes = np.arange(spec.block_size) % 16
     b.packed[:] = codes[0::2] | (codes[1::2] << 4)
     b.block_scale[:, 0] = np.arange(256)
-    values = reference.values(b)
+    with np.errstate(over="ignore"):
+        values = reference.values(b)
     # One product of each sum is not zero: whatever is finite is exact.
     for first in range(0, spec.block_size, rows):
         x = np.zeros((rows, spec.block_size), np.float32)
@@ -106,7 +107,7 @@ def test_every_code_under_every_scale(name, rows, rng):
         out = check(FloatOperand(x, "float32"), b)[ones]
         finite = np.isfinite(values).all(axis=1)
         np.testing.assert_array_equal(out[:, finite], values.T[first + ones][:, finite])
-        assert not np.isfinite(out[:, ~finite & np.isnan(values).any(axis=1)]).any()
+        assert np.isnan(out[:, ~finite]).all()
 
 
 @pytest.mark.parametrize("rows", [1, 40])
@@ -131,10 +132,7 @@ def test_numbers_of_any_size(name, number, rng):
     x[0, 7], x[0, 200] = number, -number
     b = quantized(name, 23, 300, rng)
     check(FloatOperand(x, "float32"), b)
-    check(
-        FloatOperand(x[:, :16] * np.float32(0) + np.float32(number), "float32"),
-        b._replace(depth=16),
-    )
+    check(FloatOperand(np.full((1, 300), number, np.float32), "float32"), b)
 
 
 def test_padding_does_not_count(rng):
