@@ -58,7 +58,7 @@ def quantized(
     grid: bool = False,
     **fields: Any,
 ) -> QuantizedOperand:
-    """Random codes; scales of moderate size, or all bytes if `wild`, where codes are all as well."""
+    """Random codes; scales of moderate size, or if `wild` any bytes, and any codes too."""
     spec = ALL_FORMATS[name]
     layout, transposed = fields.get("scale_layout", "linear"), fields.get("transposed", False)
     packed = rng.integers(0, 256, (rows, spec.packed_cols(depth)), np.uint8)

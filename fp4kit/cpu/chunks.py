@@ -22,9 +22,11 @@ from fp4kit.formats import GRID_BLOCK
 from .buffers import read_only, records
 from .elements import ABS, INF_BITS, elements, float_bits, index, u32, widen
 from .jit import jit, jit_of, jit_part
-from .product_code import CHUNK, LANES, SLACK, STEPS, Coding, coding_of, row_decoder
+from .product_code import CHUNK, SLACK, STEPS, Coding, coding_of
+from .product_functions import row_decoder
 from .swizzle import TILE_ROWS, unswizzle_rows
 from .threads import Run
+from .vectors import LANES
 
 #: Bits of 2^114: 8 * 6 * HALF_SCALE times that is finite.
 LARGEST_ORDINARY = u32((127 + 114) << 23)
@@ -98,7 +100,7 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
     else:
         codes = operand.packed[begin:end]
     scales = _scale_rows(operand, begin, end)
-    shape = Shape(
+    numbers = (
         codes.shape[1],
         scales.shape[1],
         code.code_bytes,
@@ -107,6 +109,7 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
         operand.format.element.bits,
         operand.low_first,
     )
+    shape = Shape(*map(index, numbers))
     return CodedRows(read_only(codes.reshape(-1)), read_only(scales.reshape(-1)), _record(shape))
 
 
@@ -204,7 +207,7 @@ def numbers(a: Operand, b: QuantizedOperand, side: int, multiple: int, run: Run)
         a = FloatOperand(_decoded(a, run), "float32")
     out = zeros(-(-a.rows // multiple) * multiple, a.depth)
     x = read_only(elements(a.data, a.dtype))
-    order = _record(Order(a.depth, not b.low_first, side, b.format.packs_nibbles))
+    order = _record(Order(*map(index, (a.depth, not b.low_first, side, b.format.packs_nibbles))))
     if a.rows == 1:
         arrange_rows(x, order, 0, 1, out)
     else:

@@ -30,8 +30,8 @@ from .matmul_kernels import (
     row_kernel,
     scratch,
 )
-from .product_code import LANES
 from .threads import SMALL, Run, alone, run, thread_count
+from .vectors import LANES
 
 #: From how many rows on they are multiplied in panels: measured, see benchmarks/NOTES.md.
 MANY = 17

@@ -19,19 +19,9 @@ from numba.core.registry import cpu_target
 from .chunks import copy_tail, whole_chunks
 from .elements import index, narrow
 from .jit import jit, jit_of
-from .product_code import (
-    CHUNK,
-    LANES,
-    SLACK,
-    VECTOR_BYTES,
-    Coding,
-    Tile,
-    panel_product,
-    row_decoder,
-    sum_lanes,
-    tile_product,
-)
-from .vectors import features_of
+from .product_code import CHUNK, SLACK, VECTOR_BYTES, Coding, Tile
+from .product_functions import panel_product, row_decoder, sum_lanes, tile_product
+from .vectors import LANES, features_of
 
 #: Coded rows whose scales decide together how they are multiplied.
 GROUP_ROWS = 4

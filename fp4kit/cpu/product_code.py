@@ -18,8 +18,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import extending as untyped_extending
-from numba import types as untyped_types
 
 from fp4kit.formats import FormatSpec
 
@@ -32,12 +30,12 @@ from .vectors import (
     INDEX,
     LANES,
     Lanes,
+    Vector,
     at,
     e2m1,
     e4m3_part,
     e5m2,
     e8m0,
-    features_of,
     load,
     picked_exponents,
     prefetch,
@@ -45,8 +43,6 @@ from .vectors import (
     store,
 )
 
-extending: Any = untyped_extending
-types: Any = untyped_types
 CHUNK = 128
 STEPS = CHUNK // LANES
 VECTOR_BYTES = 4 * LANES
@@ -93,7 +89,7 @@ def coding_of(spec: FormatSpec, *, has_grid: bool) -> Coding:
 
 
 #: Gives the vector of a step.
-Step = Callable[[int], Lanes]
+Step = Callable[[int], Vector]
 
 
 def _codes(coding: Coding, builder: Any, pointer: Any, features: frozenset[str]) -> Step:
@@ -105,7 +101,7 @@ def _codes(coding: Coding, builder: Any, pointer: Any, features: frozenset[str])
         words = [load(builder, at(builder, pointer, byte), U32) for byte in range(SLACK + 1)]
         return lambda step: e2m1(words[step // 2] >> (4 * (step % 2)), factor, features)
 
-    def value(step: int) -> Lanes:
+    def value(step: int) -> Vector:
         byte = load(builder, at(builder, pointer, step * LANES), U8)
         if coding.element == "e5m2":
             return e5m2(byte)
@@ -143,6 +139,10 @@ def _weights(coding: Coding, builder: Any, pointers: tuple[Any, Any], features: 
     return lambda step: codes(step) * scales(step)
 
 
+#: Gives the values of a loop anew, from its number and the old ones.
+Body = Callable[[Any, list[Any]], list[Any]]
+
+
 class Tile(NamedTuple):
     """The shape of what one call multiplies.
 
@@ -161,20 +161,19 @@ class Tile(NamedTuple):
     ordinary: bool = False
 
 
-def _emit_products(builder: Any, tile: Tile, chunk: Any, sums: list[Lanes], features: Any) -> Any:
+def _emit_products(builder: Any, tile: Tile, chunk: Any, sums: list[Vector], features: Any) -> Any:
     """Adds the products of a chunk to sums of all pairs of rows.
 
-    Args:
-        chunk: pointers to codes and scales of each coded row, and to each row of numbers.
+    The chunk is pointers to codes and scales of each coded row, and to each row of numbers.
     """
     coding, (codes, scales, numbers) = tile.coding, chunk
     pairs = list(zip(codes, scales, strict=True))
 
-    def number(row: int, step: int) -> Lanes:
+    def number(row: int, step: int) -> Vector:
         return load(builder, at(builder, numbers[row], step * VECTOR_BYTES), F32)
 
     if tile.ordinary:
-        parts: list[Lanes | None] = [None] * len(pairs)
+        parts: list[Vector] = [None] * len(pairs)
         values = [_codes(coding, builder, one, features) for one, _ in pairs]
         factors = [_scales(coding, builder, one, ordinary=True)(0) for _, one in pairs]
         for step in range(STEPS):
@@ -194,7 +193,9 @@ def _emit_products(builder: Any, tile: Tile, chunk: Any, sums: list[Lanes], feat
     return sums
 
 
-def _loop(builder: Any, count: Any, start: list[Any], body: Callable[[Any, list[Any]], Any]) -> Any:
+def emit_loop(
+    builder: Any, count: Any, start: list[Any], body: Callable[[Any, list[Any]], Any]
+) -> Any:
     """Runs a body `count` times over values that it gives anew; returns the last ones."""
     entry = builder.block
     loop, end = builder.append_basic_block("loop"), builder.append_basic_block("end")
@@ -218,18 +219,19 @@ def _loop(builder: Any, count: Any, start: list[Any], body: Callable[[Any, list[
     return outside
 
 
-def _rows(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
+def row_pointers(builder: Any, first: Any, stride: Any, count: int) -> list[Any]:
     """Pointers to rows that lie `stride` bytes apart."""
     return [at(builder, first, builder.mul(stride, INDEX(row))) for row in range(count)]
 
 
-def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str]) -> None:
+def emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str]) -> None:
+    """Writes the function of :func:`fp4kit.cpu.product_functions.tile_product`."""
     codes, code_stride, scales, scale_stride, numbers, number_stride, chunks, sums, fresh = (
         arguments
     )
-    code_rows = _rows(builder, codes, code_stride, tile.rows)
-    scale_rows = _rows(builder, scales, scale_stride, tile.rows)
-    number_rows = _rows(builder, numbers, number_stride, tile.batch)
+    code_rows = row_pointers(builder, codes, code_stride, tile.rows)
+    scale_rows = row_pointers(builder, scales, scale_stride, tile.rows)
+    number_rows = row_pointers(builder, numbers, number_stride, tile.batch)
     places = [at(builder, sums, i * VECTOR_BYTES) for i in range(tile.rows * tile.batch)]
     begins = builder.icmp_unsigned("!=", fresh, INDEX(0))
     zero = ir.Constant(FLOATS, None)
@@ -253,11 +255,12 @@ def _emit_tile(builder: Any, tile: Tile, arguments: Any, features: frozenset[str
         lanes = [Lanes(builder, total, F32) for total in totals]
         return [one.value for one in _emit_products(builder, tile, chunk, lanes, features)]
 
-    for place, total in zip(places, _loop(builder, chunks, start, body), strict=True):
+    for place, total in zip(places, emit_loop(builder, chunks, start, body), strict=True):
         store(place, Lanes(builder, total, F32))
 
 
-def _emit_decode(builder: Any, coding: Coding, arguments: Any, features: frozenset[str]) -> None:
+def emit_decode(builder: Any, coding: Coding, arguments: Any, features: frozenset[str]) -> None:
+    """Writes the function of :func:`fp4kit.cpu.product_functions.row_decoder`."""
     codes, code_ahead, scales, scale_ahead, out, chunks = arguments
     prefetch(builder, at(builder, scales, scale_ahead))
 
@@ -273,149 +276,4 @@ def _emit_decode(builder: Any, coding: Coding, arguments: Any, features: frozens
             store(at(builder, target, step * VECTOR_BYTES), values(step))
         return []
 
-    _loop(builder, chunks, [], body)
-
-
-def _known_to_numba(name: str, sizes: tuple[int, ...], emit: Callable[..., None]) -> Any:
-    """What numba is to know of a function of LLVM that is called with arrays and numbers.
-
-    Args:
-        name: of the function.
-        sizes: of each argument: 1 for a number, else the length of a tuple of an array, the bytes
-            before what is meant, and numbers. All numbers are uint64.
-        emit: writes the function's body: (builder, flat arguments, features).
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        passed: list[Any] = []
-        for type_, value, size in zip(signature.args, values, sizes, strict=True):
-            if size == 1:
-                passed.append(value)
-                continue
-            array, offset, *numbers = (builder.extract_value(value, i) for i in range(size))
-            data = context.make_array(type_[0])(context, builder, value=array).data
-            passed += [at(builder, builder.bitcast(data, POINTER), offset), *numbers]
-        function = builder.module.globals.get(name)
-        if function is None:
-            kind = ir.FunctionType(ir.VoidType(), [value.type for value in passed])
-            function = ir.Function(builder.module, kind, name)
-            function.linkage = "internal"
-            inner = ir.IRBuilder(function.append_basic_block("entry"))
-            emit(inner, function.args, features_of(context))
-            inner.ret_void()
-        builder.call(function, passed)
-        return context.get_dummy_value()
-
-    def infer(_context: Any, *arguments: Any) -> Any:
-        wanted = [
-            types.uint64 if size == 1 else types.Tuple([one[0], *[types.uint64] * (size - 1)])
-            for one, size in zip(arguments, sizes, strict=True)
-        ]
-        return types.none(*wanted), generate
-
-    return infer
-
-
-@cache
-def tile_product(tile: Tile) -> Any:
-    """A function for kernels that adds products of a tile to sums, 16 partial ones a pair of rows.
-
-    Its arguments: codes, scales and numbers, each as (array, where, bytes from row to row); chunks;
-    (sums, where, 1 if they begin with zero or else 0).
-    """
-    kind = "ordinary" if tile.ordinary else "exact"
-    name = f"multiply_{kind}_{tile.coding.name}_{tile.rows}x{tile.batch}"
-
-    def emit(builder: Any, arguments: Any, features: Any) -> None:
-        _emit_tile(builder, tile, arguments, features)
-
-    infer = _known_to_numba(name, (3, 3, 3, 1, 3), emit)
-
-    def multiply(context, codes, scales, numbers, chunks, sums):  # type: ignore[no-untyped-def] # noqa: ANN
-        return infer(context, codes, scales, numbers, chunks, sums)
-
-    multiply.__name__ = name
-    return extending.intrinsic(multiply)
-
-
-@cache
-def row_decoder(coding: Coding) -> Any:
-    """A function for kernels that decodes chunks of a row to float32, in the order of steps.
-
-    Its arguments: codes and scales, each as (array, where, how many bytes on is what will be
-    decoded soon); (out, where); chunks.
-    """
-    name = f"decode_{coding.name}"
-
-    def emit(builder: Any, arguments: Any, features: Any) -> None:
-        _emit_decode(builder, coding, arguments, features)
-
-    infer = _known_to_numba(name, (3, 3, 2, 1), emit)
-
-    def decode(context, codes, scales, out, chunks):  # type: ignore[no-untyped-def] # noqa: ANN
-        return infer(context, codes, scales, out, chunks)
-
-    decode.__name__ = name
-    return extending.intrinsic(decode)
-
-
-@cache
-def panel_product(rows: int, panels: int, row_bytes: int) -> Any:
-    """A function for kernels that adds products of decoded rows and panels of numbers to sums.
-
-    A panel is 16 rows of numbers side by side, so that each lane sums the products of one row, in
-    the order of the depth.
-
-    Its arguments: (decoded float32 rows `row_bytes` apart, where); (panels, where, bytes from panel
-    to panel); depth; (sums of rows and 16 * panels, where, bytes from row to row).
-    """
-    name = f"multiply_panels_{rows}x{panels}"
-
-    def emit(builder: Any, arguments: Any, _features: Any) -> None:
-        decoded, numbers, panel_stride, depth, sums, sum_stride = arguments
-        panel_firsts = _rows(builder, numbers, panel_stride, panels)
-
-        def body(number: Any, totals: list[Any]) -> list[Any]:
-            element, vector = (builder.mul(number, INDEX(size)) for size in (4, VECTOR_BYTES))
-            x = [load(builder, at(builder, first, vector), F32) for first in panel_firsts]
-            results = []
-            weights = at(builder, decoded, element)
-            for row in range(rows):
-                # A constant distance is a part of the instruction and takes no register.
-                place = at(builder, weights, row * row_bytes)
-                place = builder.bitcast(place, FLOAT.as_pointer())
-                weight = splat(builder, builder.load(place, align=4), F32)
-                for panel, one in enumerate(x):
-                    total = Lanes(builder, totals[row * panels + panel], F32)
-                    results.append(weight.fma(one, total).value)
-            return results
-
-        start = [ir.Constant(FLOATS, None)] * (rows * panels)
-        results = _loop(builder, depth, start, body)
-        for row, first in enumerate(_rows(builder, sums, sum_stride, rows)):
-            for panel in range(panels):
-                place = at(builder, first, panel * VECTOR_BYTES)
-                more = Lanes(builder, results[row * panels + panel], F32)
-                store(place, load(builder, place, F32) + more)
-
-    infer = _known_to_numba(name, (2, 3, 1, 3), emit)
-
-    def multiply(context, rows, panels, depth, sums):  # type: ignore[no-untyped-def] # noqa: ANN
-        return infer(context, rows, panels, depth, sums)
-
-    multiply.__name__ = name
-    return extending.intrinsic(multiply)
-
-
-def _sum_lanes(_context: Any, sums: Any, place: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, value=values[0])
-        pointer = at(builder, builder.bitcast(array.data, POINTER), values[1])
-        return load(builder, pointer, F32).total()
-
-    return types.float32(sums, types.uint64), generate
-
-
-#: The sum of the 16 partial sums at an offset in bytes.
-sum_lanes = extending.intrinsic(_sum_lanes)
-__all__ = ["FLOATS"]
+    emit_loop(builder, chunks, [], body)

@@ -24,6 +24,10 @@ FLOATS = ir.VectorType(FLOAT, LANES)
 HALF_SCALE = 256.0
 
 
+#: Lanes, of which operators of numbers say no more than that they are numbers.
+Vector = Any
+
+
 class Lanes(Number):
     """A vector of a kernel that is being compiled; what is written for numbers takes it too."""
 
@@ -35,12 +39,12 @@ class Lanes(Number):
         """The number in all lanes."""
         return ir.Constant(self.type_of(self.kind), [number] * self.value.type.count)
 
-    def picked(self, lanes: list[int]) -> Lanes:
+    def picked(self, lanes: list[int]) -> Vector:
         """The lanes of these numbers."""
         mask = ir.Constant(ir.VectorType(WORD, len(lanes)), lanes)
         return self.made(self.builder.shuffle_vector(self.value, self.value, mask))
 
-    def fma(self, factor: Lanes, addend: Lanes) -> Lanes:
+    def fma(self, factor: Vector, addend: Vector) -> Vector:
         """Itself times a factor plus an addend, rounded once."""
         kind = self.value.type
         name = f"llvm.fma.v{kind.count}f32"
@@ -49,7 +53,7 @@ class Lanes(Number):
 
     def total(self) -> ir.Value:
         """The sum of float32 lanes, a power of two of them: halves are added to each other."""
-        rest = self
+        rest: Vector = self
         while rest.value.type.count > 1:
             half = rest.value.type.count // 2
             rest = rest.picked(list(range(half))) + rest.picked(list(range(half, 2 * half)))
@@ -63,7 +67,7 @@ def _called(builder: ir.IRBuilder, name: str, result: ir.Type, values: list[ir.V
     return builder.call(function, values)
 
 
-def splat(builder: ir.IRBuilder, value: ir.Value, kind: Any) -> Lanes:
+def splat(builder: ir.IRBuilder, value: ir.Value, kind: Any) -> Vector:
     """One number in all lanes."""
     one = ir.VectorType(LLVM_TYPES[kind], 1)
     vector = builder.insert_element(ir.Constant(one, ir.Undefined), value, WORD(0))
@@ -75,7 +79,7 @@ def at(builder: ir.IRBuilder, pointer: ir.Value, offset: ir.Value | int) -> ir.V
     return builder.gep(pointer, [INDEX(offset) if isinstance(offset, int) else offset])
 
 
-def load(builder: ir.IRBuilder, pointer: ir.Value, kind: Any, lanes: int = LANES) -> Lanes:
+def load(builder: ir.IRBuilder, pointer: ir.Value, kind: Any, lanes: int = LANES) -> Vector:
     """Lanes from any address."""
     vector = ir.VectorType(LLVM_TYPES[kind], lanes)
     typed = builder.bitcast(pointer, vector.as_pointer())
@@ -88,7 +92,7 @@ def prefetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:
     _called(builder, "llvm.prefetch.p0i8", ir.VoidType(), [pointer, *hints])
 
 
-def store(pointer: ir.Value, lanes: Lanes) -> None:
+def store(pointer: ir.Value, lanes: Vector) -> None:
     """Lanes to any address."""
     build = lanes.builder
     build.store(lanes.value, build.bitcast(pointer, lanes.value.type.as_pointer()), align=1)
@@ -102,7 +106,7 @@ def features_of(context: Any) -> frozenset[str]:
     return frozenset(name for name, sign in state.items() if sign == "+")
 
 
-def e2m1(words: Lanes, factor: float, features: frozenset[str]) -> Lanes:
+def e2m1(words: Vector, factor: float, features: frozenset[str]) -> Vector:
     """The E2M1 codes in the lowest four bits of each lane, as float32 times a power of two."""
     build = words.builder
     values = [((int(DOUBLED_VALUES) >> (4 * code)) & 15) * factor / 2 for code in range(8)]
@@ -125,7 +129,7 @@ def e2m1(words: Lanes, factor: float, features: frozenset[str]) -> Lanes:
     return (magnitude.bits_as(U32) | ((words & 8) << 28)).bits_as(F32)
 
 
-def e4m3_part(byte: Lanes, *, ordinary: bool) -> Lanes:
+def e4m3_part(byte: Vector, *, ordinary: bool) -> Vector:
     """float32 of E4M3 bytes (U8) over HALF_SCALE; `ordinary`: of 0 to 0x7E alone."""
     if not HAS_HALF:
         return decode_e4m3(byte.cast(U32)) * (1 / HALF_SCALE)
@@ -137,12 +141,12 @@ def e4m3_part(byte: Lanes, *, ordinary: bool) -> Lanes:
     return where(is_nan, QUIET_NAN, value.bits_as(U32)).bits_as(F32)
 
 
-def e5m2(byte: Lanes) -> Lanes:
+def e5m2(byte: Vector) -> Vector:
     """float32 of E5M2 bytes (U8): they are float16 without its lower half."""
     return widen_half(byte.cast(U32) << 8)
 
 
-def e8m0(exponent: Lanes, *, ordinary: bool) -> Lanes:
+def e8m0(exponent: Vector, *, ordinary: bool) -> Vector:
     """float32 of E8M0 bytes that are exponents of U32 already; `ordinary`: of 0 to 254 alone."""
     if not ordinary:
         return decode_e8m0(exponent >> 23)
@@ -150,7 +154,7 @@ def e8m0(exponent: Lanes, *, ordinary: bool) -> Lanes:
     return most(exponent, 0x00400000).bits_as(F32)
 
 
-def picked_exponents(builder: ir.IRBuilder, pointer: ir.Value, picks: list[int]) -> Lanes:
+def picked_exponents(builder: ir.IRBuilder, pointer: ir.Value, picks: list[int]) -> Vector:
     """Of four bytes that of each lane, by its number, as the exponent of a float32 (U32)."""
     number = builder.load(builder.bitcast(pointer, WORD.as_pointer()), align=1)
     words = splat(builder, number, U32)
