@@ -89,7 +89,9 @@ def zeros(rows: int, depth: int) -> np.ndarray:
 
 
 # Layers of a model are alike, and to make a record takes longer than to multiply a small one.
-_record = lru_cache(256)(records)
+@lru_cache(256)
+def _record(kind: Any, numbers: tuple[int, ...]) -> np.ndarray:
+    return records(kind(*map(index, numbers)))
 
 
 def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
@@ -109,8 +111,8 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
         operand.format.element.bits,
         operand.low_first,
     )
-    shape = Shape(*map(index, numbers))
-    return CodedRows(read_only(codes.reshape(-1)), read_only(scales.reshape(-1)), _record(shape))
+    shape = _record(Shape, numbers)
+    return CodedRows(read_only(codes.reshape(-1)), read_only(scales.reshape(-1)), shape)
 
 
 def lies_as_read(operand: QuantizedOperand) -> bool:
@@ -207,7 +209,7 @@ def numbers(a: Operand, b: QuantizedOperand, side: int, multiple: int, run: Run)
         a = FloatOperand(_decoded(a, run), "float32")
     out = zeros(-(-a.rows // multiple) * multiple, a.depth)
     x = read_only(elements(a.data, a.dtype))
-    order = _record(Order(*map(index, (a.depth, not b.low_first, side, b.format.packs_nibbles))))
+    order = _record(Order, (a.depth, not b.low_first, side, b.format.packs_nibbles))
     if a.rows == 1:
         arrange_rows(x, order, 0, 1, out)
     else:

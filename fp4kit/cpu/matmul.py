@@ -18,7 +18,7 @@ from fp4kit.reference import scaling
 from fp4kit.reference.codecs import to_float32
 from fp4kit.reference.matmul import levels
 
-from .buffers import aligned_output, read_only
+from .buffers import read_only
 from .chunks import CodedRows, coded_rows, coding, is_ordinary, lies_as_read, numbers
 from .elements import ELEMENT_TYPES
 from .matmul_kernels import (
@@ -42,6 +42,7 @@ PRODUCTS = 8
 #: Products of a job, in such elements, below which jobs of a group share no thread with others.
 SIDE_BY_SIDE = 4 * SMALL
 
+NO_BIAS, NO_C = (read_only(np.empty(shape, np.float32)) for shape in (0, (0, 0)))
 #: Gives coded rows begin..end of an operand, and where among them the first one is.
 Source = Callable[[int, int], tuple[CodedRows, int]]
 
@@ -55,18 +56,20 @@ def _source(operand: QuantizedOperand) -> Source:
 
 def _factors(job: MatmulJob) -> Factors:
     constant, of_a, of_b = job.constant, levels(job.a), levels(job.b)
-    rows = np.full(job.a.rows, constant) if of_a is None else constant * of_a
+    if of_a is None:
+        rows = np.full(job.a.rows, constant)
+    else:
+        with scaling.quiet():
+            rows = constant * of_a
     cols = np.ones(job.b.rows, np.float32) if of_b is None else of_b
-    bias = np.empty(0, np.float32) if job.bias is None else to_float32(job.bias, job.bias_dtype)
-    c = np.empty((0, 0), np.float32) if job.c is None else to_float32(job.c, job.c_dtype)
-    alpha = np.float32(job.alpha)
-    return Factors(rows, cols, alpha, read_only(bias), read_only(c))
+    bias = NO_BIAS if job.bias is None else read_only(to_float32(job.bias, job.bias_dtype))
+    c = NO_C if job.c is None else read_only(to_float32(job.c, job.c_dtype))
+    return Factors(rows, cols, np.float32(job.alpha), bias, c)
 
 
 def _multiply_few(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -> None:
     b, count = cast(QuantizedOperand, job.b), job.a.rows
-    tiles = -(-count // registers().batch)
-    batch = -(-count // tiles)
+    batch = -(-count // -(-count // registers().batch))
     x = numbers(job.a, b, 1, batch, run)
     ordinary, source = count == 1 and is_ordinary(x), _source(b)
     kernel = row_kernel(coding(b), batch)
@@ -78,9 +81,11 @@ def _multiply_few(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -
         kernel(rows, x, ordinary, place, place + last - first, scratch(), sums)
         finish(sums, factors, 0, first, out)
 
-    if lies_as_read(b) and thread_count() == 1:
-        run = alone  # nothing is copied: a piece takes no room that would have to be small
-    run(work, -(-b.rows // GROUP_ROWS), max(GROUP_ROWS * b.depth * count // PRODUCTS, 1))
+    size = max(GROUP_ROWS * b.depth * count // PRODUCTS, 1)
+    tiles = -(-b.rows // GROUP_ROWS)
+    if tiles * size <= SMALL or (lies_as_read(b) and thread_count() == 1):
+        run = alone  # of what is not copied a piece takes no room that would have to be small
+    run(work, tiles, size)
 
 
 def _multiply_many(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -> None:
@@ -104,8 +109,10 @@ def _multiply_many(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) 
 
 def _multiply(job: MatmulJob, run: Run) -> None:
     multiply = _multiply_few if job.a.rows < MANY else _multiply_many
-    with aligned_output(job.out) as whole, scaling.quiet():
-        multiply(job, _factors(job), whole.view(ELEMENT_TYPES[job.out_dtype]), run)
+    out = job.out if job.out.flags.aligned else np.empty_like(job.out)
+    multiply(job, _factors(job), out.view(ELEMENT_TYPES[job.out_dtype]), run)
+    if out is not job.out:
+        job.out[...] = out
 
 
 def matmul(job: MatmulJob) -> None:
