@@ -100,10 +100,21 @@ def as_float64(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(np.float64)
 
 
+def values_of(operand: Operand) -> np.ndarray:
+    """Codes times block scales in float64, (rows, depth); infinite where float32 cannot hold them."""
+    step = reference.step_of(operand)
+    elements = reference.elements_of(operand, step)
+    scales = reference.scales_of(operand, step)
+    with scaling.quiet():
+        if scales is not None:
+            elements = elements * scales[:, :, None]
+    return elements.reshape(operand.rows, -1)[:, : operand.depth].astype(np.float64)
+
+
 def assert_close(job: MatmulJob) -> None:
     """The output is within what sums of float32 in any order may differ by, and NaN where it is."""
     with scaling.quiet():
-        a, b = (reference.values(one).astype(np.float64) for one in (job.a, job.b))
+        a, b = (values_of(one) for one in (job.a, job.b))
         factor = reference.factors(job).astype(np.float64)
         exact, size = factor * (a @ b.T), np.abs(factor) * (np.abs(a) @ np.abs(b).T)
         for array, dtype in ((job.bias, job.bias_dtype), (job.c, job.c_dtype)):
