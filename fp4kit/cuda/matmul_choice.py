@@ -1,0 +1,73 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""How a product is made, by its shape and operands: the one table of thresholds.
+
+1. Few rows: `matmul_small`, if it has a kernel for the operands.
+2. Many rows: operands are decoded in slabs, and cuBLAS multiplies them, where it can be loaded and
+   its types hold the values.
+3. Else `matmul_any`, which takes everything.
+"""
+
+from __future__ import annotations
+
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand
+
+#: Rows and columns of a tile of `matmul_any` and elements of the depth that it takes at a time, as
+#: kernels_cu/matmul/tile.cuh has them.
+TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 64, 64, 64
+
+#: Rows of a product from which on decoding everything costs less than what cuBLAS gains: on an H200
+#: decoding 28672 x 8192 codes took as long as multiplying them with 128 rows (decode and cuBLAS 275
+#: us for 64 rows; a tile of `matmul_any` decodes for no more than 64). Not measured yet.
+LIBRARY_ROWS = 64
+#: Columns and depth below which a launch more counts for more than that. Not measured yet.
+LIBRARY_COLUMNS, LIBRARY_DEPTH = 256, 256
+#: Bytes of scratch for decoded operands and for sums in float32, together: a quarter of a GiB is
+#: little beside weights, and thousands of rows a slab keep a GEMM at its speed.
+SCRATCH_BYTES = 256 << 20
+
+#: Thread blocks of `matmul_any` for each multiprocessor below which the depth is cut into pieces.
+BLOCKS_WANTED = 2
+#: Steps of the depth of a piece at least, and pieces at most: each writes and reads its sums.
+LEAST_STEPS, MOST_SPLITS = 8, 16
+
+#: Formats whose codes times scales are numbers of a 16-bit type whatever their scales are. Others
+#: mostly are: what is not is found on the device, and the product made anew by `matmul_any`.
+ALWAYS_EXACT = {
+    "bfloat16": ("nvfp4", "mxfp4", "fp8", "fp8_e5m2"),
+    "float16": ("nvfp4", "fp8", "fp8_e5m2"),
+}
+
+
+def splits_of(rows: int, cols: int, depth: int, multiprocessors: int) -> int:
+    """Pieces of the depth of a product of `matmul_any`."""
+    tiles = -(-rows // TILE_ROWS) * -(-cols // TILE_COLUMNS)
+    wanted = -(-BLOCKS_WANTED * multiprocessors // tiles)
+    possible = -(-depth // TILE_DEPTH) // LEAST_STEPS
+    return max(min(wanted, possible, MOST_SPLITS), 1)
+
+
+def library_dtype(job: MatmulJob) -> str | None:
+    """The type that operands are decoded to for cuBLAS, or None if it has none for them."""
+    numbers = [one.dtype for one in (job.a, job.b) if isinstance(one, FloatOperand)]
+    dtype = numbers[0] if numbers else "bfloat16"
+    scaled = any(
+        not isinstance(one, FloatOperand) and one.grid_scale is not None for one in (job.a, job.b)
+    )
+    # Codes times float32 scales are no 16-bit numbers.
+    return None if scaled and dtype != "float32" else dtype
+
+
+def is_always_exact(operand: Operand, dtype: str) -> bool:
+    """Whether each value of an operand is one of a type."""
+    if isinstance(operand, FloatOperand) or dtype == "float32":
+        return True
+    return operand.format.name in ALWAYS_EXACT[dtype]
+
+
+def uses_library(job: MatmulJob) -> bool:
+    """Whether cuBLAS is worth it, if it can be loaded."""
+    shape = (job.a.rows, job.b.rows, job.a.depth)
+    least = (LIBRARY_ROWS, LIBRARY_COLUMNS, LIBRARY_DEPTH)
+    large = all(size >= limit for size, limit in zip(shape, least, strict=True))
+    return large and max(shape) < 2**31 and library_dtype(job) is not None
