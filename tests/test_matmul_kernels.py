@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from fp4kit.backend.matmul import FloatOperand
-from fp4kit.cuda import ready as cuda_ready
+from fp4kit.cuda import (
+    ready as cuda_ready,
+)
+from fp4kit.cuda import (
+    run as cuda_run,
+)
+from fp4kit.cuda.matmul_instances import any_kernel, source_of
+from fp4kit.cuda.matmul_words import MOST_PRODUCTS
 from fp4kit.formats import ALL_FORMATS, BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, SECOND_LEVEL_SCALES
 from fp4kit.reference import codecs
 from fp4kit.reference import matmul as reference
@@ -102,7 +109,8 @@ def test_every_scale_byte(name, dtype, multiply):
     depth = 3 * spec.block_size - 3
     b = quantized(rng, name, 256, depth, scales=scales)
     a = numbers(rng, 4, depth, dtype)
-    a.data[1] = codecs.from_float32(np.ldexp(rng.standard_normal(depth), -14), dtype)
+    small = np.ldexp(rng.standard_normal(depth), -14).astype(np.float32)
+    a.data[1] = codecs.from_float32(small, dtype)
     multiply(job_of(a, b))
     multiply(job_of(b, b))
 
@@ -144,7 +152,9 @@ def test_every_number_of_16_bits(dtype, multiply):
     bits[:, 0] = np.arange(1 << 16)
     a = raw_numbers(bits[:: 1 if dtype == "float16" else 3], dtype)
     rng = np.random.default_rng(10)
-    b = quantized(rng, "nvfp4", 3, 2, codes=np.array([[2, 1], [7, 0], [0, 7]], np.uint8).repeat(8, 1))
+    b = quantized(
+        rng, "nvfp4", 3, 2, codes=np.array([[2, 1], [7, 0], [0, 7]], np.uint8).repeat(8, 1)
+    )
     multiply(job_of(a, b, dtype))
 
 
@@ -214,7 +224,9 @@ def test_numbers_as_the_second_operand(multiply):
 
 def test_c_may_be_the_result(on_host):
     rng = np.random.default_rng(16)
-    job = job_of(numbers(rng, 5, 32, "float32"), quantized(rng, "nvfp4", 66, 32), rng=rng, c="float32")
+    job = job_of(
+        numbers(rng, 5, 32, "float32"), quantized(rng, "nvfp4", 66, 32), rng=rng, c="float32"
+    )
     given = moved(job, on_host.put, on_host.empty)
     given = given._replace(out=given.c)
     on_host.engine.matmul(given)
@@ -238,8 +250,17 @@ def test_pieces_of_the_depth(multiply, on_host, monkeypatch):
         assert [one.kernel for one in on_host.launched] == ["matmul_any", "matmul_finish"]
 
 
-def test_without_tensor_cores(multiply, kernels, host_gpu, tmp_path, monkeypatch):
+def test_without_tensor_cores(multiply, host_gpu, tmp_path, monkeypatch):
     """As on sm_75: everything in float32."""
-    plain = host_gpu.Kernels(tmp_path)
     rng = np.random.default_rng(19)
-    del plain, rng
+    jobs = [
+        job_of(numbers(rng, 5, 80, dtype), quantized(rng, name, 67, 80), dtype)
+        for dtype, name in (("float32", "nvfp4"), ("bfloat16", "fp8"))
+    ]
+    plain = host_gpu.Kernels(tmp_path)
+    wanted = [any_kernel(source_of(job.a), source_of(job.b), MOST_PRODUCTS[0]) for job in jobs]
+    plain.build(wanted, ("-O0", "-w", "-DFP4KIT_TEST_WITHOUT_MMA"))
+    monkeypatch.setattr(cuda_run, "launch", plain.launch)
+    for job in jobs:
+        multiply(job)
+    assert plain.launched == wanted
