@@ -63,7 +63,7 @@ def finish_kernel(most: int) -> Instance:
 @cache
 def factor_kernel() -> Instance:
     """The one factor of a product."""
-    return instance("matmul_factor_kernel", "matmul/finish.cu")
+    return _numbered("matmul_factor_kernel", "matmul/finish.cu", (), MOST_PRODUCTS[0])
 
 
 @cache

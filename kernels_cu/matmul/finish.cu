@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(kThreads)
   finish_element(product, row_factor(product, out_row), out_row, first_col + col, sum);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    matmul_factor_kernel(const __grid_constant__ MatmulProducts<1> given, float* __restrict__ out) {
+template <int kMost>
+__global__ void __launch_bounds__(kThreads) matmul_factor_kernel(
+    const __grid_constant__ MatmulProducts<kMost> given, float* __restrict__ out) {
   if (threadIdx.x != 0) return;
   const MatmulProduct& product = given.products[0];
   const float both = mul_rn(row_factor(product, 0), level_factor(product.b, 0));
