@@ -147,10 +147,10 @@ def raw_numbers(bits, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_number_of_16_bits(dtype, multiply):
-    """Each alone in its row but for zeros, times 1 and times large and small values."""
+    """A third of them, each alone in its row, times 1 and times large and small values."""
     bits = np.zeros((1 << 16, 2), np.uint32)
     bits[:, 0] = np.arange(1 << 16)
-    a = raw_numbers(bits[:: 1 if dtype == "float16" else 3], dtype)
+    a = raw_numbers(bits[::3], dtype)
     rng = np.random.default_rng(10)
     b = quantized(
         rng, "nvfp4", 3, 2, codes=np.array([[2, 1], [7, 0], [0, 7]], np.uint8).repeat(8, 1)
