@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .api.backends import BackendStatus, backend_status
     from .api.grouped import dequantize_grouped, quantize_grouped
     from .api.grouped_tensor import GroupedPair, GroupedTensor
+    from .api.matmul import matmul
+    from .api.matmul_grouped import matmul_grouped
     from .api.metrics import ErrorStats, error_stats
     from .api.quantize import amax, dequantize, quantize
     from .api.quantize_dequantize import quantize_dequantize
@@ -71,6 +73,8 @@ __all__ = [
     "dequantize_residual",
     "error_stats",
     "hadamard_transform",
+    "matmul",
+    "matmul_grouped",
     "open",
     "quantize",
     "quantize_checkpoint",
@@ -143,6 +147,8 @@ _HOMES = {
         "VerifyReport",
         "verify",
     ),
+    "api.matmul": ("matmul",),
+    "api.matmul_grouped": ("matmul_grouped",),
     "api.metrics": (
         "ErrorStats",
         "error_stats",
