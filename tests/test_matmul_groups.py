@@ -15,7 +15,7 @@ from fp4kit.cuda import (
 from fp4kit.cuda import (
     ready as cuda_ready,
 )
-from matmul_samples import RAW, check, grid_scales, job_of, moved, moved_operand, numbers, quantized
+from matmul_jobs import RAW, check, grid_scales, job_of, moved, moved_operand, numbers, quantized
 
 
 @pytest.fixture(params=["large", "small"])

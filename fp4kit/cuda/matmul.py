@@ -27,7 +27,6 @@ from .matmul_words import (
     product_words,
     products_parameter,
     ragged_parameter,
-    tile_operands,
 )
 
 
@@ -41,21 +40,20 @@ class _Part(NamedTuple):
     @property
     def blocks(self) -> int:
         """Thread blocks of its tiles."""
-        a, b = tile_operands(self.job)
-        return -(-a.rows // TILE_ROWS) * -(-b.rows // TILE_COLUMNS) * self.splits
+        rows, cols = self.job.a.rows, self.job.b.rows
+        return -(-rows // TILE_ROWS) * -(-cols // TILE_COLUMNS) * self.splits
 
     @property
     def finish_blocks(self) -> int:
         """Thread blocks that add its sums up."""
-        a, b = tile_operands(self.job)
-        return a.rows * -(-b.rows // THREADS)
+        return self.job.a.rows * -(-self.job.b.rows // THREADS)
 
 
 def _part(job: MatmulJob) -> _Part:
-    a, b = tile_operands(job)
+    rows, cols = job.a.rows, job.b.rows
     processors = cuda_ready.multiprocessors(run.current_device())
-    splits = splits_of(a.rows, b.rows, a.depth, processors)
-    return _Part(job, splits, splits * a.rows * b.rows * 4 if splits > 1 else 0)
+    splits = splits_of(rows, cols, job.a.depth, processors)
+    return _Part(job, splits, splits * rows * cols * 4 if splits > 1 else 0)
 
 
 def _grid(blocks: int) -> tuple[int]:
@@ -66,7 +64,7 @@ def _grid(blocks: int) -> tuple[int]:
 
 def _launch_batch(parts: Sequence[_Part], most: int) -> None:
     """One launch for some products, and another one for the sums of those that are cut."""
-    a, b = map(source_of, tile_operands(parts[0].job))
+    a, b = source_of(parts[0].job.a), source_of(parts[0].job.b)
     with matmul_library.memory(sum(part.size for part in parts)) as address:
         words = []
         for part in parts:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOperand
 
 #: Rows and columns of a tile of `matmul_any` and elements of the depth that it takes at a time, as
 #: kernels_cu/matmul/tile.cuh has them.
@@ -49,13 +49,14 @@ def splits_of(rows: int, cols: int, depth: int, multiprocessors: int) -> int:
 
 def library_dtype(job: MatmulJob) -> str | None:
     """The type that operands are decoded to for cuBLAS, or None if it has none for them."""
-    numbers = [one.dtype for one in (job.a, job.b) if isinstance(one, FloatOperand)]
+    operands = (job.a, job.b)
+    numbers = [one.dtype for one in operands if isinstance(one, FloatOperand)]
     dtype = numbers[0] if numbers else "bfloat16"
-    scaled = any(
-        not isinstance(one, FloatOperand) and one.grid_scale is not None for one in (job.a, job.b)
-    )
     # Codes times float32 scales are no 16-bit numbers.
-    return None if scaled and dtype != "float32" else dtype
+    scaled = any(
+        isinstance(one, QuantizedOperand) and one.grid_scale is not None for one in operands
+    )
+    return None if scaled else dtype
 
 
 def is_always_exact(operand: Operand, dtype: str) -> bool:

@@ -37,7 +37,6 @@ from .matmul_words import (
     flags_of,
     product_words,
     products_parameter,
-    tile_operands,
 )
 
 #: Rows of decoded operands are whole 16-byte pieces of any type.
@@ -200,17 +199,16 @@ class _Call:
         run.launch(nan_kernel(job.out_dtype), grid, (out.address, shape.cols, out.stride))
 
     def _parameter(self, blocks: int) -> np.ndarray:
-        words = product_words(self._job, 1, self._sums, swaps=False)
+        words = product_words(self._job, 1, self._sums)
         return products_parameter([words], [blocks], MOST_PRODUCTS[0])
 
     def _repeat(self) -> None:
         """Makes the product anew if some value was inexact, which only the device knows."""
         job = self._job
-        blocks = -(-job.a.rows // TILE_ROWS) * -(-job.b.rows // TILE_COLUMNS)  # either way
+        blocks = -(-job.a.rows // TILE_ROWS) * -(-job.b.rows // TILE_COLUMNS)
         words = product_words(job, inexact=self._flag)
         parameter = products_parameter([words], [blocks], MOST_PRODUCTS[0])
-        a, b = map(source_of, tile_operands(job))
-        kernel = any_kernel(a, b, MOST_PRODUCTS[0])
+        kernel = any_kernel(source_of(job.a), source_of(job.b), MOST_PRODUCTS[0])
         run.launch(kernel, (blocks,), (parameter,))
 
 

@@ -81,14 +81,8 @@ def _signed(word: int) -> int:
     return word - (word >> 63 << 64)
 
 
-def tile_operands(job: MatmulJob) -> tuple[Operand, Operand]:
-    """Operands in the places that `matmul_any` wants: numbers first, as only they have parts."""
-    swapped = isinstance(job.b, FloatOperand)
-    return (job.b, job.a) if swapped else (job.a, job.b)
-
-
 def product_words(
-    job: MatmulJob, splits: int = 1, partial: int = 0, inexact: int = 0, *, swaps: bool = True
+    job: MatmulJob, splits: int = 1, partial: int = 0, inexact: int = 0
 ) -> tuple[int, ...]:
     """A MatmulProduct.
 
@@ -97,20 +91,17 @@ def product_words(
         splits: pieces of the depth.
         partial: address of the sums of each, if there is more than one.
         inexact: address of a word that says whether there is anything to do, or 0.
-        swaps: operands are in the places of :func:`tile_operands`.
     """
     types = (job.out_dtype, job.bias_dtype, job.c_dtype)
-    a, b = tile_operands(job) if swaps else (job.a, job.b)
-    codes = sum(DTYPES.index(name) << 2 * place for place, name in enumerate(types))
     return (
-        *_operand(a),
-        *_operand(b),
+        *_operand(job.a),
+        *_operand(job.b),
         job.a.depth,
         job.out.data.ptr,
         address_of(job.bias),
         address_of(job.c),
-        codes | int(a is not job.a) << 6,
-        _signed(_bits(job.constant) | _bits(job.alpha) << 32),
+        sum(DTYPES.index(name) << 2 * place for place, name in enumerate(types)),
+        _signed(_bits(job.divisor) | _bits(job.alpha) << 32),
         splits,
         partial,
         inexact,

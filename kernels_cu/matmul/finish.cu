@@ -34,17 +34,14 @@ __global__ void __launch_bounds__(kThreads)
     partial += rows * cols;
     sum = add_rn(sum, *partial);
   }
-  const i64 out_row = first_row + row;
-  finish_element(product, row_factor(product, out_row), out_row, first_col + col, sum);
+  finish_element(product, first_row + row, first_col + col, sum);
 }
 
 template <int kMost>
 __global__ void __launch_bounds__(kThreads) matmul_factor_kernel(
     const __grid_constant__ MatmulProducts<kMost> given, float* __restrict__ out) {
   if (threadIdx.x != 0) return;
-  const MatmulProduct& product = given.products[0];
-  const float both = mul_rn(row_factor(product, 0), level_factor(product.b, 0));
-  out[0] = mul_rn(both, product.alpha());
+  out[0] = product_factor(given.products[0], 0, 0);
   out[1] = 0.0f;
 }
 

@@ -31,9 +31,11 @@ __global__ void __launch_bounds__(kThreads)
   const i64 down = tile / across;
   const MatmulSpan rows{down * kMatmulRows, product.rows()};
   const MatmulSpan cols{(tile - down * across) * kMatmulCols, product.cols()};
-  const i64 steps = ceil_div(product.depth, kMatmulDepth);
-  const i64 begin = steps * split / product.splits * kMatmulDepth;
-  const i64 end = steps * (split + 1) / product.splits * kMatmulDepth;
+  // Cut between scales of 128 x 128.
+  const i64 pieces = ceil_div(product.depth, kMatmulPiece);
+  const i64 begin = pieces * split / product.splits * kMatmulPiece;
+  const i64 end = split + 1 < product.splits ? pieces * (split + 1) / product.splits * kMatmulPiece
+                                             : product.depth;
   __shared__ MatmulTile shared;
   multiply_tile<A, B>(product, rows, cols, begin, end, shared);
   if (product.splits > 1) {
@@ -42,9 +44,8 @@ __global__ void __launch_bounds__(kThreads)
         [&](i64 row, i64 col, float sum) { partial[row * product.cols() + col] = sum; });
     return;
   }
-  for_sums(shared, rows, cols, [&](i64 row, i64 col, float sum) {
-    finish_element(product, row_factor(product, row), row, col, sum);
-  });
+  for_sums(shared, rows, cols,
+      [&](i64 row, i64 col, float sum) { finish_element(product, row, col, sum); });
 }
 
 // A weight of a ragged product.
@@ -98,9 +99,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   __shared__ MatmulTile shared;
   multiply_tile<A, B>(product, rows, cols, 0, product.depth, shared);
-  for_sums(shared, rows, cols, [&](i64 row, i64 col, float sum) {
-    finish_element(product, row_factor(product, row), row, col, sum);
-  });
+  for_sums(shared, rows, cols,
+      [&](i64 row, i64 col, float sum) { finish_element(product, row, col, sum); });
 }
 
 }  // namespace fp4kit

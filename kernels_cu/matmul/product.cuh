@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a product is, and what becomes of its sums: ((constant * level of a) * level of b) * alpha,
+// What a product is, and what becomes of its sums: ((level of a * level of b) / divisor) * alpha,
 // times the sum, plus the bias, plus c, one cast. Must equal fp4kit/reference/matmul.py.
 #pragma once
 
@@ -16,18 +16,16 @@ struct MatmulProduct {
   void* out;
   const void* bias;
   const void* c;       // may be out
-  i64 types;           // of out, bias and c: two bits each; above them: swapped
-  i64 factors;         // bits of the constant, and above them those of alpha
+  i64 types;           // of out, bias and c: two bits each
+  i64 factors;         // bits of the divisor, and above them those of alpha
   i64 splits;          // pieces that the depth is cut into
   float* partial;      // float32 (splits, rows of a, rows of b), if there is more than one
   const u32* inexact;  // if this is given and 0, there is nothing to do
 
-  // Whether a and b changed places: out, bias and c are those of the transpose.
-  FP4KIT_HD bool swapped() const { return (types >> 6 & 1) != 0; }
   FP4KIT_HD i64 rows() const { return a.rows; }
   FP4KIT_HD i64 cols() const { return b.rows; }
   FP4KIT_HD int type(int which) const { return static_cast<int>(types >> (2 * which) & 3); }
-  FP4KIT_HD float constant() const { return as_float(static_cast<u32>(factors)); }
+  FP4KIT_HD float divisor() const { return as_float(static_cast<u32>(factors)); }
   FP4KIT_HD float alpha() const { return as_float(static_cast<u32>(factors >> 32)); }
 };
 
@@ -50,25 +48,26 @@ FP4KIT_HD void store_number(void* numbers, int type, i64 index, float value) {
   }
 }
 
-// Stores an element of the product. of_row: constant times the level of a.
-FP4KIT_HD void finish_element(
-    const MatmulProduct& product, float of_row, i64 row, i64 col, float sum) {
-  const float factor = mul_rn(mul_rn(of_row, level_factor(product.b, col)), product.alpha());
-  float result = mul_rn(factor, sum);
-  const bool swapped = product.swapped();
-  const i64 index = swapped ? col * product.rows() + row : row * product.cols() + col;
+// matmul.factors of an element.
+FP4KIT_HD float product_factor(const MatmulProduct& product, i64 row, i64 col) {
+  float factor = mul_rn(level_factor(product.a, row), level_factor(product.b, col));
+  // Most divisors are 1, and a division is a subroutine.
+  const float divisor = product.divisor();
+  if (as_bits(divisor) != as_bits(1.0f)) factor = div_rn(factor, divisor);
+  return mul_rn(factor, product.alpha());
+}
+
+// Stores an element of the product.
+FP4KIT_HD void finish_element(const MatmulProduct& product, i64 row, i64 col, float sum) {
+  float result = mul_rn(product_factor(product, row, col), sum);
+  const i64 index = row * product.cols() + col;
   if (product.bias != nullptr) {
-    result =
-        add_rn(result, load_number(product.bias, product.type(kTypeBias), swapped ? row : col));
+    result = add_rn(result, load_number(product.bias, product.type(kTypeBias), col));
   }
   if (product.c != nullptr) {
     result = add_rn(result, load_number(product.c, product.type(kTypeC), index));
   }
   store_number(product.out, product.type(kTypeOut), index, result);
-}
-
-FP4KIT_HD float row_factor(const MatmulProduct& product, i64 row) {
-  return mul_rn(product.constant(), level_factor(product.a, row));
 }
 
 #ifdef __CUDACC__

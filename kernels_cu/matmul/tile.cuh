@@ -11,7 +11,7 @@
 // 3. A step that holds a number which is no such sum (the smallest of MX scales times codes, tiny
 //    float32 numbers, and infinities where there are several parts, as infinity times 0 would be
 //    NaN) is multiplied in float32 instead; so is everything where there is no such mma.
-// 4. Scales of 128 x 128 are the same for a whole step: they multiply its sums.
+// 4. Scales of 128 x 128 are the same for two steps: their product multiplies the sums of these.
 //
 // The order of the sums depends on the depth alone, so that bytes are the same in every run.
 #pragma once
@@ -22,6 +22,10 @@
 namespace fp4kit {
 
 constexpr int kMatmulRows = 64, kMatmulCols = 64, kMatmulDepth = 64;
+// Elements of the depth that share such scales.
+constexpr int kMatmulPiece = FP4KIT_GRID_BLOCK;
+static_assert(kMatmulPiece % kMatmulDepth == 0 && kMatmulPiece % kMatmulRows == 0,
+    "a step of a tile lies under one scale");
 // Floats from row to row: 8 rows of 4 lanes with 16 bytes each then meet all banks.
 constexpr int kMatmulStride = kMatmulDepth + 8;
 constexpr int kMatmulGroups = kMatmulDepth / kGroupSize;
@@ -62,15 +66,13 @@ struct MatmulSide {
     if (loaded) Source::fetch(operand, depth, span.first + row(), k + column(), group);
   }
 
-  // Fills this thread's place. scaled: the scale of 128 x 128 multiplies each number.
+  // Fills this thread's place, without a scale of 128 x 128.
   // Returns whether all of them are sums of kParts bfloat16 (see the head of this file).
   template <int kParts>
-  FP4KIT_DEVICE bool expand(bool scaled, bool must_be_finite) {
+  FP4KIT_DEVICE bool expand(bool must_be_finite) {
     float value[kGroupSize] = {};
     if (loaded) {
-      if constexpr (Source::kHasGrid) {
-        if (!scaled) group.scale = 1.0f;
-      }
+      if constexpr (Source::kHasGrid) group.scale = 1.0f;
       Source::expand(operand, group, value);
     }
     u32 rest = 0;
@@ -122,13 +124,13 @@ struct MatmulSums {
     }
   }
 
-  // Adds the products of another's sums with both factors.
-  FP4KIT_DEVICE void add_scaled(const MatmulSums& other, float first, float second) {
+  // Adds another's sums times a scale.
+  FP4KIT_DEVICE void add_scaled(const MatmulSums& other, float scale) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        value[n][i] = add_rn(value[n][i], mul_rn(mul_rn(other.value[n][i], first), second));
+        value[n][i] = add_rn(value[n][i], mul_rn(scale, other.value[n][i]));
       }
     }
   }
@@ -229,6 +231,7 @@ FP4KIT_DEVICE void multiply_tile(const MatmulProduct& product, MatmulSpan rows, 
   MatmulSide<A> a{product.a, rows, tile_a, {}, false};
   MatmulSide<B> b{product.b, cols, tile_b, {}, false};
   MatmulSums sums;
+  MatmulSums piece;  // of what shares scales of 128 x 128, if there are such
   const i64 depth = product.depth;
   constexpr bool kHasGrid = A::kHasGrid || B::kHasGrid;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -241,21 +244,15 @@ FP4KIT_DEVICE void multiply_tile(const MatmulProduct& product, MatmulSpan rows, 
   const float* own_a = tile_a + warp_row * kMatmulStride;
   const float* own_b = tile_b + warp_col * kMatmulStride;
   sums.clear();
+  if constexpr (kHasGrid) piece.clear();
   // A round before the first one only fetches: code that loads groups is long, and stands once.
   for (i64 k = begin - kMatmulDepth; k < end; k += kMatmulDepth) {
     const bool filled = k >= begin;
-    float scale_a = 1.0f;
-    float scale_b = 1.0f;
-    bool scaled = false;
     bool exact = true;
     if (filled) {
-      scale_a = step_scale<A>(product.a, depth, rows.first, k);
-      scale_b = step_scale<B>(product.b, depth, cols.first, k);
-      // Infinity times a code of 0 is NaN, times a sum it need not be.
-      scaled = !is_finite(scale_a) || !is_finite(scale_b);
-      const bool exact_a = a.template expand<A::kParts>(scaled, A::kParts > 1);
-      const bool exact_b = b.template expand<1>(scaled, A::kParts > 1);
-      exact = exact_a && exact_b && !scaled;
+      const bool exact_a = a.template expand<A::kParts>(A::kParts > 1);
+      const bool exact_b = b.template expand<1>(A::kParts > 1);
+      exact = exact_a && exact_b;
     }
     const bool all_exact = __syncthreads_count(!exact) == 0;
     if (k + kMatmulDepth < end) {
@@ -263,9 +260,7 @@ FP4KIT_DEVICE void multiply_tile(const MatmulProduct& product, MatmulSpan rows, 
       b.fetch(depth, k + kMatmulDepth);
     }
     if (filled && multiplies) {
-      MatmulSums step;
-      if constexpr (kHasGrid) step.clear();
-      MatmulSums& target = kHasGrid ? step : sums;
+      MatmulSums& target = kHasGrid ? piece : sums;
 #ifdef FP4KIT_HAS_MMA
       if (all_exact) {
         target.template multiply<A::kParts>(own_a, own_b, g, t);
@@ -276,7 +271,12 @@ FP4KIT_DEVICE void multiply_tile(const MatmulProduct& product, MatmulSpan rows, 
       target.multiply_float32(own_a, own_b, g, t);
 #endif
       if constexpr (kHasGrid) {
-        sums.add_scaled(step, scaled ? 1.0f : scale_a, scaled ? 1.0f : scale_b);
+        if ((k + kMatmulDepth) % kMatmulPiece == 0 || k + kMatmulDepth >= end) {
+          const float scale_a = step_scale<A>(product.a, depth, rows.first, k);
+          const float scale_b = step_scale<B>(product.b, depth, cols.first, k);
+          sums.add_scaled(piece, mul_rn(scale_a, scale_b));
+          piece.clear();
+        }
       }
     }
     __syncthreads();

@@ -7,7 +7,7 @@ import numpy as np
 from fp4kit.backend.matmul import FloatOperand, MatmulJob, QuantizedOperand
 from fp4kit.formats import ALL_FORMATS, GRID_BLOCK
 from fp4kit.layout import padded_scale_shape, scale_offsets
-from fp4kit.reference import codecs, scaling
+from fp4kit.reference import codecs
 from fp4kit.reference import matmul as reference
 
 RAW = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -135,20 +135,37 @@ def moved(job, put, empty, shift=0):
     )
 
 
+def _without_blas(a, b):
+    """(rows, cols) sums of products: what BLAS does with NaN and infinity is its own."""
+    return np.stack([(row * b).sum(axis=1) for row in a])
+
+
 def expected(job):
     """(result, error that it may have before it is rounded, whether sums may overflow).
 
-    The first two are float64.
+    The first two are float64. The order is that of the reference: scales multiply whole sums.
     """
-    with scaling.quiet():
-        a, b = (reference.values(one).astype(np.float64) for one in (job.a, job.b))
-        sums = np.zeros((job.a.rows, job.b.rows))
-        sizes, finite = np.zeros_like(sums), np.zeros_like(sums)
-        for row in range(job.a.rows):  # no BLAS: what it does with NaN and infinity is its own
-            products = a[row] * b
-            sums[row] = products.sum(axis=1)
-            sizes[row] = np.abs(products).sum(axis=1)
-            finite[row] = np.where(np.isfinite(products), np.abs(products), 0).sum(axis=1)
+    step = min(reference.step_of(job.a), reference.step_of(job.b))
+    shape = (job.a.rows, job.b.rows)
+    sums, sizes, finite = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    with np.errstate(all="ignore"):
+        elements = [reference.elements_of(one, step).astype(np.float64) for one in (job.a, job.b)]
+        scales = [reference.scales_of(one, step) for one in (job.a, job.b)]
+        for block in range(elements[0].shape[1]):
+            a, b = (each[:, block] for each in elements)
+            scale_a, scale_b = (
+                np.ones(1) if each is None else each[:, block].astype(np.float64) for each in scales
+            )
+            scale = scale_a[:, None] * scale_b
+            sums += scale * _without_blas(a, b)
+            size = np.abs(scale) * _without_blas(np.abs(a), np.abs(b))
+            sizes += size
+            # Of what is finite; an element times its scale may be infinite in float32.
+            finite += np.where(np.isfinite(size), size, 0)
+            for values, own, axis in ((a, scale_a, 1), (b, scale_b, 0)):
+                largest = np.abs(np.where(np.isfinite(values), values, 0)).max(axis=1) * np.abs(own)
+                infinite = np.expand_dims(largest >= TOO_LARGE["float32"], axis)
+                finite += np.where(infinite, np.inf, 0)
         factors = reference.factors(job).astype(np.float64)
         result = factors * sums
         # Each step is rounded, to a multiple of the smallest number at least.
