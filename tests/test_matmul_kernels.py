@@ -12,7 +12,7 @@ from fp4kit.cuda import (
 from fp4kit.cuda import (
     run as cuda_run,
 )
-from fp4kit.cuda.matmul_instances import any_kernel, source_of
+from fp4kit.cuda.matmul_instances import any_kernel, numbers_source, quantized_source, source_of
 from fp4kit.cuda.matmul_words import MOST_PRODUCTS
 from fp4kit.formats import ALL_FORMATS, BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, SECOND_LEVEL_SCALES
 from fp4kit.reference import codecs
@@ -20,6 +20,14 @@ from fp4kit.reference import matmul as reference
 from matmul_jobs import RAW, check, grid_scales, job_of, moved, numbers, quantized
 
 FORMATS = list(ALL_FORMATS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(kernels):
+    """All kernels at once, which takes a third of the time."""
+    b = [quantized_source(spec) for spec in ALL_FORMATS.values()]
+    a = [*map(numbers_source, DTYPES), *b]
+    kernels.build([any_kernel(one, other, MOST_PRODUCTS[0]) for one in a for other in b])
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOpe
 #: kernels_cu/matmul/tile.cuh has them.
 TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 64, 64, 64
 
-#: Rows of a product from which on decoding everything costs less than what cuBLAS gains: on an H200
-#: decoding 28672 x 8192 codes took as long as multiplying them with 128 rows (decode and cuBLAS 275
-#: us for 64 rows; a tile of `matmul_any` decodes for no more than 64). Not measured yet.
-LIBRARY_ROWS = 64
-#: Columns and depth below which a launch more counts for more than that. Not measured yet.
+#: Rows of a product from which on decoding everything costs less than what cuBLAS gains: more than
+#: a tile of `matmul_any` has, which then decodes twice. On an H200 decoding 28672 x 8192 codes took
+#: 162 us, and cuBLAS 119 us for 64 rows. To be measured (`benchmarks/matmul.py --paths`).
+LIBRARY_ROWS = TILE_ROWS + 1
+#: Columns and depth below which a launch more counts for more than that. To be measured.
 LIBRARY_COLUMNS, LIBRARY_DEPTH = 256, 256
 #: Bytes of scratch for decoded operands and for sums in float32, together: a quarter of a GiB is
 #: little beside weights, and thousands of rows a slab keep a GEMM at its speed.

@@ -48,6 +48,11 @@ FP4KIT_HD float level_factor(const MatmulOperand& operand, i64 row) {
   return operand.direction() == kDirectionDecode ? usable : div_rn(1.0f, usable);
 }
 
+// Elements of the group at k that are not padding.
+FP4KIT_HD int group_size(i64 depth, i64 k) {
+  return depth - k < kGroupSize ? static_cast<int>(depth - k) : kGroupSize;
+}
+
 FP4KIT_HD bool is_finite(float value) { return magnitude_bits(value) < kInfBits; }
 
 #ifdef __CUDACC__
@@ -84,7 +89,7 @@ struct Codes {
   u32 word[kWords];
 
   // The group of (row, k); a transposed operand has the codes of a row below each other.
-  FP4KIT_DEVICE void fetch(const MatmulOperand& x, i64 row_bytes, i64 valid, i64 row, i64 k) {
+  FP4KIT_DEVICE void fetch(const MatmulOperand& x, i64 row_bytes, int valid, i64 row, i64 k) {
     const u8* packed = static_cast<const u8*>(x.data);
     if (x.transposed()) {
 #pragma unroll
@@ -132,7 +137,7 @@ template <class E>
 struct CodesAndScale {
   Codes<E> codes;
   float scale;
-  i64 valid;  // elements that are not padding
+  int valid;  // elements that are not padding, up to 16
 
   // Padding is zero whatever its codes and its block's scale are.
   FP4KIT_DEVICE void expand(const MatmulOperand& x, float (&value)[16]) const {
@@ -154,7 +159,7 @@ struct Blocks {
 
   static FP4KIT_DEVICE void fetch(const MatmulOperand& x, i64 depth, i64 row, i64 k, Group& group) {
     const i64 blocks = ceil_div(depth, Format::kBlockSize);
-    group.valid = depth - k;
+    group.valid = group_size(depth, k);
     group.codes.fetch(x, blocks * Format::kBlockSize * Element::kBits / 8, group.valid, row, k);
     const i64 block = k / Format::kBlockSize;
     const bool linear = x.layout() == kLayoutLinear;
@@ -188,7 +193,7 @@ struct Grid {
   }
 
   static FP4KIT_DEVICE void fetch(const MatmulOperand& x, i64 depth, i64 row, i64 k, Group& group) {
-    group.valid = depth - k;
+    group.valid = group_size(depth, k);
     group.codes.fetch(x, depth, group.valid, row, k);
     group.scale = scale_of(x, depth, row, k);
   }
