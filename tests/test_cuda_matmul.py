@@ -100,6 +100,23 @@ def test_values_that_16_bits_do_not_hold(cupy, kind, dtype):
     expected(x, w, alpha=2.0**60, unit=UNIT).check(y)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8", "mxfp8-e5m2"])
+def test_every_scale_byte(cupy, kind, dtype):
+    """Subnormal and negative ones among them; a column of the result for each."""
+    w = tensor(kind, 256, 512)
+    scales = np.arange(256)
+    if kind == "nvfp4":
+        scales[scales % 128 == 127] = 0x38  # NaN
+    else:
+        scales[240:] = 0x7F  # infinities and NaN
+    w.block_scale[...] = scales[:, None]
+    for rows in (5, 130):
+        x = numbers((rows, 512), dtype, seed=1)
+        y = host(product(cupy, x, w, out_dtype="float32"), "float32")
+        expected(x, w, unit=UNIT).check(y, f"{rows} rows")
+
+
 @pytest.mark.parametrize("rows", [3, 300])
 def test_nan_and_infinity(cupy, rows):
     w = tensor("nvfp4", 512, 1024)

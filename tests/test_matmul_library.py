@@ -12,6 +12,9 @@ from fp4kit.cuda import (
     matmul_choice,
     matmul_library,
 )
+from fp4kit.cuda import (
+    matmul as cuda_matmul,
+)
 from fp4kit.formats import DTYPES
 from fp4kit.reference import codecs
 from matmul_jobs import RAW, check, grid_scales, job_of, moved, numbers, quantized
@@ -63,6 +66,7 @@ def library(on_host, monkeypatch):
     monkeypatch.setattr(blas, "Gemm", HostGemm)
     monkeypatch.setattr(blas, "WORKSPACE_BYTES", 256)
     monkeypatch.setattr(blas, "is_available", lambda: True)
+    monkeypatch.setattr(cuda_matmul, "capability", lambda _: (9, 0))
     for name in ("LIBRARY_ROWS", "LIBRARY_COLUMNS", "LIBRARY_DEPTH"):
         monkeypatch.setattr(matmul_choice, name, 1)
 
@@ -145,6 +149,14 @@ def test_c_that_is_the_result_is_read_once(library, on_host):
         on_host.engine.matmul(given)
         check(job, given.out)
         assert on_host.launched[0].kernel == kernel
+
+
+def test_bfloat16_without_tensor_cores_for_it(library, monkeypatch):
+    monkeypatch.setattr(cuda_matmul, "capability", lambda _: (7, 5))
+    rng = np.random.default_rng(9)
+    b = quantized(rng, "nvfp4", 20, 64)
+    assert not library(job_of(numbers(rng, 5, 64, "bfloat16"), b))
+    assert library(job_of(numbers(rng, 5, 64, "float16"), b))
 
 
 def test_scales_of_rows_and_columns_are_not_decoded(library):

@@ -17,6 +17,7 @@ from fp4kit.backend.operations import Operations
 
 from . import blas, matmul_library, matmul_small, run
 from . import ready as cuda_ready
+from .device import capability
 from .geometry import THREADS
 from .launch import MAX_GRID
 from .matmul_choice import TILE_COLUMNS, TILE_ROWS, splits_of, uses_library
@@ -90,7 +91,9 @@ def launch_any(jobs: Sequence[MatmulJob]) -> None:
 
 def _launch_library(job: MatmulJob) -> bool:
     """A product by cuBLAS, if it is worth it and can be; False, and nothing is done, if not."""
-    if not (uses_library(job) and matmul_library.can_repeat(job) and blas.is_available()):
+    if not (blas.is_available() and uses_library(job, capability(run.current_device()))):
+        return False
+    if not matmul_library.can_repeat(job):
         return False
     matmul_library.launch(job)
     return True

@@ -22,6 +22,8 @@ TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 64, 64, 64
 LIBRARY_ROWS = TILE_ROWS + 1
 #: Columns and depth below which a launch more counts for more than that. To be measured.
 LIBRARY_COLUMNS, LIBRARY_DEPTH = 256, 256
+#: The least compute capability whose tensor cores know bfloat16.
+BFLOAT16_CAPABILITY = (8, 0)
 #: Bytes of scratch for decoded operands and for sums in float32, together: a quarter of a GiB is
 #: little beside weights, and thousands of rows a slab keep a GEMM at its speed.
 SCRATCH_BYTES = 256 << 20
@@ -48,7 +50,7 @@ def splits_of(rows: int, cols: int, depth: int, multiprocessors: int) -> int:
 
 
 def library_dtype(job: MatmulJob) -> str | None:
-    """The type that operands are decoded to for cuBLAS, or None if it has none for them."""
+    """The type that operands are decoded to for cuBLAS, or None if there is none for them."""
     operands = (job.a, job.b)
     numbers = [one.dtype for one in operands if isinstance(one, FloatOperand)]
     dtype = numbers[0] if numbers else "bfloat16"
@@ -66,9 +68,11 @@ def is_always_exact(operand: Operand, dtype: str) -> bool:
     return operand.format.name in ALWAYS_EXACT[dtype]
 
 
-def uses_library(job: MatmulJob) -> bool:
-    """Whether cuBLAS is worth it, if it can be loaded."""
+def uses_library(job: MatmulJob, capability: tuple[int, int]) -> bool:
+    """Whether cuBLAS is worth it on a device of a compute capability, if it can be loaded."""
     shape = (job.a.rows, job.b.rows, job.a.depth)
     least = (LIBRARY_ROWS, LIBRARY_COLUMNS, LIBRARY_DEPTH)
     large = all(size >= limit for size, limit in zip(shape, least, strict=True))
-    return large and max(shape) < 2**31 and library_dtype(job) is not None
+    dtype = library_dtype(job)
+    known = dtype is not None and (dtype != "bfloat16" or capability >= BFLOAT16_CAPABILITY)
+    return known and large and max(shape) < 2**31

@@ -18,7 +18,7 @@
 namespace fp4kit {
 
 template <class A, class B, int kMost>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     matmul_any_kernel(const __grid_constant__ MatmulProducts<kMost> given) {
   const i64 block = blockIdx.x;
   const int at = given.find(block);
@@ -73,7 +73,7 @@ struct RaggedWeights {
 };
 
 template <class A, class B, int kMost>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     matmul_ragged_kernel(const __grid_constant__ RaggedWeights<kMost> given) {
   const i64 across = ceil_div(given.product.cols(), kMatmulCols);
   const i64 place = blockIdx.x / across;
