@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from fp4kit.backend.matmul import MatmulJob
 from fp4kit.cuda import (
     blas,
     matmul_choice,
@@ -118,6 +119,30 @@ def test_slabs(adds, library, on_host, monkeypatch):
     assert {rows for rows, _, _ in shapes} == {4, 1}
     assert len({cols for _, cols, _ in shapes}) == 2
     assert sum(rows * cols for rows, cols, _ in shapes) == 9 * 50
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("a_kind", ["bfloat16", "nvfp4"])
+def test_scratch_is_bounded(a_kind, adds):
+    rng = np.random.default_rng(10)
+    budget = 1 << 20
+    for _ in range(300):
+        rows, cols, depth = (int(2.0**power) for power in rng.uniform(0, (15, 17, 14)))
+        b = quantized(rng, "nvfp4", 1, 16)._replace(rows=cols, depth=depth)
+        if a_kind == "nvfp4":
+            a = quantized(rng, "nvfp4", 1, 16)._replace(rows=rows, depth=depth)
+        else:
+            a = numbers(rng, 1, 1, a_kind)
+            a = a._replace(data=np.broadcast_to(a.data, (rows, depth)))
+        bias = np.zeros(1, np.float32) if adds else None
+        job = MatmulJob(a, b, None, "bfloat16", 1.0, bias)
+        slabs = matmul_library.slabs_of(job, budget)
+        assert 1 <= slabs.rows <= rows
+        assert 1 <= slabs.cols <= cols
+        # A row of each operand must fit in any case; parts begin on 256 bytes.
+        least = 4 * slabs.stride + 4
+        assert slabs.places[-1] <= max(budget, least) + 5 * 256
+        assert list(slabs.places) == sorted(slabs.places)
 
 
 @pytest.mark.parametrize("added", [None, "float32"])

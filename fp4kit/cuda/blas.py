@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from threading import local
+from threading import Lock
 from typing import Any, NamedTuple
 
 #: Bytes of workspace that cuBLAS recommends for the newest devices; ours, as its own would be
@@ -71,19 +71,16 @@ def _call(name: str, *arguments: Any) -> None:
         raise BlasError(f"{name} returned cuBLAS status {status}")
 
 
-#: Handles of a thread, by device: a handle is told its stream before each call.
-_handles = local()
+#: Who holds it has told the handle of a device its stream, and may call.
+_lock = Lock()
 
 
+@cache
 def _handle(device: int) -> ctypes.c_void_p:
-    """The current thread's handle for the current device."""
-    handles = vars(_handles)
-    handle: ctypes.c_void_p | None = handles.get(f"device{device}")
-    if handle is None:
-        handle = ctypes.c_void_p()
-        _call("cublasCreate_v2", ctypes.byref(handle))
-        _call("cublasSetMathMode", handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
-        handles[f"device{device}"] = handle
+    """The handle of a device, which must be current."""
+    handle = ctypes.c_void_p()
+    _call("cublasCreate_v2", ctypes.byref(handle))
+    _call("cublasSetMathMode", handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
     return handle
 
 
@@ -113,12 +110,8 @@ class Gemm:
     """GEMMs of one call: a device, its current stream and a workspace."""
 
     def __init__(self, device: int, stream: int, workspace: int) -> None:
-        """Prepares the thread's handle; `workspace`: address of WORKSPACE_BYTES."""
-        self._handle = _handle(device)
-        _call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream))
-        size = ctypes.c_size_t(WORKSPACE_BYTES)
-        # A stream that is set brings its own workspace with it.
-        _call("cublasSetWorkspace_v2", self._handle, ctypes.c_void_p(workspace), size)
+        """For the current device and its stream; `workspace`: address of WORKSPACE_BYTES."""
+        self._device, self._stream, self._workspace = device, stream, workspace
 
     def multiply(self, a: Matrix, b: Matrix, out: Matrix, shape: Shape, factor: int) -> None:
         """Multiplies: out = a b^T, float32 sums, one cast.
@@ -134,14 +127,20 @@ class Gemm:
         alpha: Any = ctypes.c_void_p(factor) if factor else ctypes.byref(one)
         beta: Any = ctypes.c_void_p(factor + 4) if factor else ctypes.byref(zero)
         mode = POINTERS_ON_DEVICE if factor else POINTERS_ON_HOST
-        _call("cublasSetPointerMode_v2", self._handle, mode)
         compute = COMPUTE_32F_PEDANTIC if a.dtype == "float32" else COMPUTE_32F
-        # cuBLAS counts along columns: out^T = b a^T there, where each of ours is its transpose.
-        _call(
-            "cublasGemmEx",
-            *(self._handle, TRANSPOSE, NO_TRANSPOSE, shape.cols, shape.rows, shape.depth, alpha),
-            *(ctypes.c_void_p(b.address), TYPES[b.dtype], b.stride),
-            *(ctypes.c_void_p(a.address), TYPES[a.dtype], a.stride, beta),
-            *(ctypes.c_void_p(out.address), TYPES[out.dtype], out.stride),
-            *(compute, DEFAULT_ALGORITHM),
-        )
+        with _lock:
+            handle = _handle(self._device)
+            _call("cublasSetStream_v2", handle, ctypes.c_void_p(self._stream))
+            # A stream that is set brings its own workspace with it.
+            size = ctypes.c_size_t(WORKSPACE_BYTES)
+            _call("cublasSetWorkspace_v2", handle, ctypes.c_void_p(self._workspace), size)
+            _call("cublasSetPointerMode_v2", handle, mode)
+            # cuBLAS counts along columns: out^T = b a^T there, where each of ours is its transpose.
+            _call(
+                "cublasGemmEx",
+                *(handle, TRANSPOSE, NO_TRANSPOSE, shape.cols, shape.rows, shape.depth, alpha),
+                *(ctypes.c_void_p(b.address), TYPES[b.dtype], b.stride),
+                *(ctypes.c_void_p(a.address), TYPES[a.dtype], a.stride, beta),
+                *(ctypes.c_void_p(out.address), TYPES[out.dtype], out.stride),
+                *(compute, DEFAULT_ALGORITHM),
+            )
