@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_refusals_are_errors(gemm):
 
 
 def test_a_missing_library_says_so(monkeypatch):
-    from cuda import pathfinder
+    pathfinder = pytest.importorskip("cuda.pathfinder")
 
     def fails(name):
         raise pathfinder.DynamicLibNotFoundError("no such file\nand much more")
@@ -86,10 +87,7 @@ def test_a_missing_library_says_so(monkeypatch):
 
 
 def test_a_library_is_described(library, monkeypatch):
-    from types import SimpleNamespace
-
-    from cuda import pathfinder
-
+    pathfinder = pytest.importorskip("cuda.pathfinder")
     found = SimpleNamespace(abs_path=library._name)
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", lambda name: found)
     monkeypatch.setattr(blas, "_found", blas._found.__wrapped__)

@@ -20,7 +20,7 @@ from . import ready as cuda_ready
 from .device import capability
 from .geometry import THREADS
 from .launch import MAX_GRID
-from .matmul_choice import TILE_COLUMNS, TILE_ROWS, splits_of, uses_library
+from .matmul_choice import TILE_COLUMNS, TILE_ROWS, splits_of, tiles_of, uses_library
 from .matmul_instances import any_kernel, finish_kernel, ragged_kernel, source_of
 from .matmul_words import (
     most_products,
@@ -41,8 +41,7 @@ class _Part(NamedTuple):
     @property
     def blocks(self) -> int:
         """Thread blocks of its tiles."""
-        rows, cols = self.job.a.rows, self.job.b.rows
-        return -(-rows // TILE_ROWS) * -(-cols // TILE_COLUMNS) * self.splits
+        return tiles_of(self.job) * self.splits
 
     @property
     def finish_blocks(self) -> int:
@@ -50,11 +49,11 @@ class _Part(NamedTuple):
         return self.job.a.rows * -(-self.job.b.rows // THREADS)
 
 
-def _part(job: MatmulJob) -> _Part:
-    rows, cols = job.a.rows, job.b.rows
+def _part(job: MatmulJob, tiles: int) -> _Part:
+    """A product in a launch of so many tiles."""
     processors = cuda_ready.multiprocessors(run.current_device())
-    splits = splits_of(rows, cols, job.a.depth, processors)
-    return _Part(job, splits, splits * rows * cols * 4 if splits > 1 else 0)
+    splits = splits_of(tiles, job.a.depth, processors)
+    return _Part(job, splits, splits * job.a.rows * job.b.rows * 4 if splits > 1 else 0)
 
 
 def _grid(blocks: int) -> tuple[int]:
@@ -63,9 +62,11 @@ def _grid(blocks: int) -> tuple[int]:
     return (blocks,)
 
 
-def _launch_batch(parts: Sequence[_Part], most: int) -> None:
+def _launch_batch(jobs: Sequence[MatmulJob], most: int) -> None:
     """One launch for some products, and another one for the sums of those that are cut."""
-    a, b = source_of(parts[0].job.a), source_of(parts[0].job.b)
+    a, b = source_of(jobs[0].a), source_of(jobs[0].b)
+    tiles = sum(map(tiles_of, jobs))
+    parts = [_part(job, tiles) for job in jobs]
     with matmul_library.memory(sum(part.size for part in parts)) as address:
         words = []
         for part in parts:
@@ -83,10 +84,9 @@ def _launch_batch(parts: Sequence[_Part], most: int) -> None:
 
 def launch_any(jobs: Sequence[MatmulJob]) -> None:
     """Products whose operands are of the same kinds, by `matmul_any`."""
-    parts = [_part(job) for job in jobs]
-    most = most_products(len(parts))
-    for first in range(0, len(parts), most):
-        _launch_batch(parts[first : first + most], most)
+    most = most_products(len(jobs))
+    for first in range(0, len(jobs), most):
+        _launch_batch(jobs[first : first + most], most)
 
 
 def _launch_library(job: MatmulJob) -> bool:
@@ -103,12 +103,14 @@ class CudaMatmul(Operations):
     """The part of the CUDA backend that multiplies."""
 
     def matmul(self, job: MatmulJob) -> None:
-        self.matmul_grouped((job,))
+        if not (matmul_small.launch(job) or _launch_library(job)):
+            launch_any((job,))
 
     def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
+        # Members of few rows share a launch: kernels of their own would be a launch each.
         rest: dict[tuple[str, str], list[MatmulJob]] = defaultdict(list)
         for job in jobs:
-            if not (matmul_small.launch(job) or _launch_library(job)):
+            if not _launch_library(job):
                 rest[source_of(job.a), source_of(job.b)].append(job)
         for alike in rest.values():
             launch_any(alike)

@@ -41,9 +41,13 @@ ALWAYS_EXACT = {
 }
 
 
-def splits_of(rows: int, cols: int, depth: int, multiprocessors: int) -> int:
-    """Pieces of the depth of a product of `matmul_any`."""
-    tiles = -(-rows // TILE_ROWS) * -(-cols // TILE_COLUMNS)
+def tiles_of(job: MatmulJob) -> int:
+    """Tiles of a product of `matmul_any`."""
+    return -(-job.a.rows // TILE_ROWS) * -(-job.b.rows // TILE_COLUMNS)
+
+
+def splits_of(tiles: int, depth: int, multiprocessors: int) -> int:
+    """Pieces of the depth of a product whose launch has so many tiles."""
     wanted = -(-BLOCKS_WANTED * multiprocessors // tiles)
     possible = -(-depth // TILE_DEPTH) // LEAST_STEPS
     return max(min(wanted, possible, MOST_SPLITS), 1)
