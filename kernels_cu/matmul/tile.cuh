@@ -5,9 +5,11 @@
 //
 // 1. Each thread expands a group of 16 of a and of b to float32 in shared memory; the groups of the
 //    next step are on their way meanwhile.
-// 2. Eight warps, four down and two across, multiply 16 x 32 elements each by mma.sync: code times
-//    block scale has few bits and is exact in bfloat16, a float16 number is the sum of two bfloat16
-//    and a float32 number of three, which are cut off one after the other, and cost a product each.
+// 2. Eight warps multiply 16 x 32 elements each by mma.sync, or 16 x 16 or 16 x 8 where there are
+// at
+//    most 32 or 16 rows. Code times block scale has few bits and is exact in bfloat16; a float16
+//    number is the sum of two bfloat16 and a float32 number of three, which are cut off one after
+//    the other, and cost a product each.
 // 3. A step that holds a number which is no such sum (the smallest of MX scales times codes, tiny
 //    float32 numbers, and infinities where there are several parts, as infinity times 0 would be
 //    NaN) is multiplied in float32 instead; so is everything where there is no such mma.
@@ -110,8 +112,26 @@ FP4KIT_DEVICE u32 leading_pair(float first, float second) {
   return byte_perm(as_bits(first), as_bits(second), 0x7632u);
 }
 
-// A warp's part of a tile: rows g and g + 8 of its 16, columns 8 n + 2t and the next of its 32, as
-// the fragments of D have them.
+// A warp's part of a tile.
+struct MatmulWarp {
+  int g, t;     // of the lane: see common/mma.cuh
+  int row;      // of its 16
+  int col;      // the first of its columns
+  int columns;  // times 8: 4, or fewer where warps share few rows
+
+  FP4KIT_DEVICE explicit MatmulWarp(i64 rows) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    g = static_cast<int>(threadIdx.x) % 32 / 4;
+    t = static_cast<int>(threadIdx.x) % 4;
+    const int down = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
+    row = warp % down * 16;
+    columns = down;
+    col = warp / down * 8 * columns;
+  }
+};
+static_assert(kThreads / 32 * 8 == kMatmulCols && kMatmulRows == 64, "as warps divide a tile");
+
+// Its sums: rows g and g + 8, columns 8 n + 2t and the next, as the fragments of D have them.
 struct MatmulSums {
   static constexpr int kColumns = 4;  // times 8
   float value[kColumns][4];
@@ -136,13 +156,13 @@ struct MatmulSums {
   }
 
   // Into rows of shared memory.
-  FP4KIT_DEVICE void store(float* to, int g, int t) const {
+  FP4KIT_DEVICE void store(float* to, const MatmulWarp& warp) const {
+    to += (warp.row + warp.g) * kMatmulStride + warp.col + 2 * warp.t;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
+      if (n >= warp.columns) continue;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        to[(g + i / 2 * 8) * kMatmulStride + n * 8 + 2 * t + i % 2] = value[n][i];
-      }
+      for (int i = 0; i < 4; ++i) to[i / 2 * 8 * kMatmulStride + n * 8 + i % 2] = value[n][i];
     }
   }
 
@@ -150,17 +170,20 @@ struct MatmulSums {
   // One step by mma. Lane t of four takes elements 4t .. 4t + 3 of 16 of the depth, where the
   // fragments say 2t, 2t + 1, 2t + 8 and 2t + 9: of both operands, so that the sum is the same.
   template <int kParts>
-  FP4KIT_DEVICE void multiply(const float* a, const float* b, int g, int t) {
+  FP4KIT_DEVICE void multiply(const float* a, const float* b, const MatmulWarp& warp) {
+    a += (warp.row + warp.g) * kMatmulStride + 4 * warp.t;
+    b += (warp.col + warp.g) * kMatmulStride + 4 * warp.t;
 #pragma unroll
     for (int k = 0; k < kMatmulDepth; k += kMmaK) {
       float low[4], high[4];
-      load_quad(a + g * kMatmulStride + k + 4 * t, low);
-      load_quad(a + (g + 8) * kMatmulStride + k + 4 * t, high);
-      u32 columns[kColumns][2];
+      load_quad(a + k, low);
+      load_quad(a + 8 * kMatmulStride + k, high);
+      u32 columns[kColumns][2] = {};
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
+        if (n >= warp.columns) continue;
         float quad[4];
-        load_quad(b + (n * 8 + g) * kMatmulStride + k + 4 * t, quad);
+        load_quad(b + n * 8 * kMatmulStride + k, quad);
         columns[n][0] = leading_pair(quad[0], quad[1]);
         columns[n][1] = leading_pair(quad[2], quad[3]);
       }
@@ -169,7 +192,9 @@ struct MatmulSums {
         const u32 rows[4] = {leading_pair(low[0], low[1]), leading_pair(high[0], high[1]),
             leading_pair(low[2], low[3]), leading_pair(high[2], high[3])};
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) mma_16816<Bf16>(value[n], rows, columns[n]);
+        for (int n = 0; n < kColumns; ++n) {
+          if (n < warp.columns) mma_16816<Bf16>(value[n], rows, columns[n]);
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           low[i] = sub_rn(low[i], as_float(as_bits(low[i]) & 0xFFFF0000u));
@@ -181,18 +206,21 @@ struct MatmulSums {
 #endif
 
   // One step in float32.
-  FP4KIT_DEVICE void multiply_float32(const float* a, const float* b, int g, int t) {
+  FP4KIT_DEVICE void multiply_float32(const float* a, const float* b, const MatmulWarp& warp) {
+    a += (warp.row + warp.g) * kMatmulStride;
+    b += (warp.col + 2 * warp.t) * kMatmulStride;
 #pragma unroll 1
     for (int k = 0; k < kMatmulDepth; k += 4) {
       float low[4], high[4];
-      load_quad(a + g * kMatmulStride + k, low);
-      load_quad(a + (g + 8) * kMatmulStride + k, high);
+      load_quad(a + k, low);
+      load_quad(a + 8 * kMatmulStride + k, high);
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
+        if (n >= warp.columns) continue;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float quad[4];
-          load_quad(b + (n * 8 + 2 * t + j) * kMatmulStride + k, quad);
+          load_quad(b + (n * 8 + j) * kMatmulStride + k, quad);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             value[n][j] = fma_rn(low[i], quad[i], value[n][j]);
@@ -234,15 +262,9 @@ FP4KIT_DEVICE void multiply_tile(const MatmulProduct& product, MatmulSpan rows, 
   MatmulSums piece;  // of what shares scales of 128 x 128, if there are such
   const i64 depth = product.depth;
   constexpr bool kHasGrid = A::kHasGrid || B::kHasGrid;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int g = static_cast<int>(threadIdx.x) % 32 / 4;
-  const int t = static_cast<int>(threadIdx.x) % 4;
-  const int warp_row = warp % 4 * 16;
-  const int warp_col = warp / 4 * 32;
+  const MatmulWarp warp(rows.end - rows.first);
   // Warps beyond the ends only expand.
-  const bool multiplies = rows.has(warp_row) && cols.has(warp_col);
-  const float* own_a = tile_a + warp_row * kMatmulStride;
-  const float* own_b = tile_b + warp_col * kMatmulStride;
+  const bool multiplies = rows.has(warp.row) && cols.has(warp.col);
   sums.clear();
   if constexpr (kHasGrid) piece.clear();
   // A round before the first one only fetches: code that loads groups is long, and stands once.
@@ -263,12 +285,12 @@ FP4KIT_DEVICE void multiply_tile(const MatmulProduct& product, MatmulSpan rows, 
       MatmulSums& target = kHasGrid ? piece : sums;
 #ifdef FP4KIT_HAS_MMA
       if (all_exact) {
-        target.template multiply<A::kParts>(own_a, own_b, g, t);
+        target.template multiply<A::kParts>(tile_a, tile_b, warp);
       } else {
-        target.multiply_float32(own_a, own_b, g, t);
+        target.multiply_float32(tile_a, tile_b, warp);
       }
 #else
-      target.multiply_float32(own_a, own_b, g, t);
+      target.multiply_float32(tile_a, tile_b, warp);
 #endif
       if constexpr (kHasGrid) {
         if ((k + kMatmulDepth) % kMatmulPiece == 0 || k + kMatmulDepth >= end) {
@@ -281,7 +303,7 @@ FP4KIT_DEVICE void multiply_tile(const MatmulProduct& product, MatmulSpan rows, 
     }
     __syncthreads();
   }
-  sums.store(tile_a + warp_row * kMatmulStride + warp_col, g, t);
+  sums.store(tile_a, warp);
   __syncthreads();
 }
 
