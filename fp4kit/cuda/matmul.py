@@ -67,7 +67,7 @@ def _launch_batch(jobs: Sequence[MatmulJob], most: int) -> None:
     a, b = source_of(jobs[0].a), source_of(jobs[0].b)
     tiles = sum(map(tiles_of, jobs))
     parts = [_part(job, tiles) for job in jobs]
-    with matmul_library.memory(sum(part.size for part in parts)) as address:
+    with run.memory(sum(part.size for part in parts)) as address:
         words = []
         for part in parts:
             words.append(product_words(part.job, part.splits, address if part.size else 0))

@@ -9,14 +9,11 @@ float32 sums, and `matmul_finish` does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
 from fp4kit import trace
-from fp4kit.arrays import is_capturing
 from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOperand
 
 from . import blas, run
@@ -45,27 +42,6 @@ STRIDE = 8
 SLAB_ROWS = 4096
 #: Rows of b of a slab are a multiple of this, so that only the last has a ragged tile.
 SLAB_STEP = 256
-
-
-@contextmanager
-def memory(size: int) -> Iterator[int]:
-    """The address of so many bytes, for what is launched in between on the current stream.
-
-    In a graph they are its own, and given back at that point of it: scratch that is kept for good
-    would be too much.
-    """
-    import cupy
-
-    if not size:
-        yield 0
-    elif is_capturing():
-        runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
-        address = int(runtime.mallocAsync(size, stream))
-        yield address
-        runtime.freeAsync(address, stream)
-    else:
-        array = run.scratch(size, np.uint8)
-        yield array.data.ptr
 
 
 class Slabs(NamedTuple):
@@ -222,7 +198,7 @@ def launch(job: MatmulJob) -> None:
         shape = f"{job.a.rows} x {job.b.rows} x {job.a.depth}"
         choice = f"cublasGemmEx of {slabs.dtype}, {shape}, slabs of {slabs.rows} x {slabs.cols}"
         trace.say(f"cuda:{device}", choice, "many rows: decoded once, then cuBLAS")
-    with memory(blas.WORKSPACE_BYTES + slabs.places[-1]) as address:
+    with run.memory(blas.WORKSPACE_BYTES + slabs.places[-1]) as address:
         stream = cupy.cuda.get_current_stream().ptr
         gemm = blas.Gemm(device, stream, address)
         _Call(job, slabs, address + blas.WORKSPACE_BYTES, gemm).run()
