@@ -16,6 +16,9 @@ from fp4kit.cuda import (
 from fp4kit.cuda import (
     matmul as cuda_matmul,
 )
+from fp4kit.cuda import (
+    run as cuda_run,
+)
 from fp4kit.formats import DTYPES
 from fp4kit.reference import codecs
 from matmul_jobs import RAW, check, grid_scales, job_of, moved, numbers, quantized
@@ -201,3 +204,25 @@ def test_nan_and_infinity(dtype, library):
     scales = np.full((9, 4), 0x38, np.uint8)
     scales[2, 1] = 0x7F
     library(job_of(a, quantized(rng, "nvfp4", 9, 64, scales=scales, level=[2.0]), dtype))
+
+
+def test_scratch_of_a_graph_is_its_own(library, on_host, monkeypatch):
+    """Allocated and given back as steps of it: nothing is kept for good."""
+    import cupy
+
+    taken, given_back = {}, []
+
+    def allocate(size, stream):
+        array = on_host.empty(size, np.uint8)
+        taken[array.ctypes.data] = array
+        return array.ctypes.data
+
+    monkeypatch.setattr(cupy.cuda.runtime, "mallocAsync", allocate, raising=False)
+    monkeypatch.setattr(
+        cupy.cuda.runtime, "freeAsync", lambda address, _: given_back.append(address), raising=False
+    )
+    monkeypatch.setattr(cuda_run, "is_capturing", lambda: True)
+    monkeypatch.setattr(cuda_run, "scratch", None)
+    rng = np.random.default_rng(11)
+    assert library(job_of(numbers(rng, 5, 64, "bfloat16"), quantized(rng, "mxfp8", 20, 64)))
+    assert given_back == list(taken)
