@@ -48,6 +48,7 @@ from . import (
 )
 from .geometry import THREADS
 from .grouped import CudaGrouped
+from .matmul import CudaMatmul
 from .measured import MeasuredRows
 from .operations import CudaOperations, sources_of
 from .residual import CudaResidual
@@ -80,7 +81,7 @@ def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     )
 
 
-class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, MeasuredRows):
+class CudaBackend(CudaOperations, CudaGrouped, CudaMatmul, CudaResidual, CudaTiles, MeasuredRows):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"
