@@ -101,7 +101,7 @@ def as_float64(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def values_of(operand: Operand) -> np.ndarray:
-    """Codes times block scales in float64, (rows, depth); infinite where float32 cannot hold them."""
+    """Codes times block scales in float64, (rows, depth); infinite where float32 holds no more."""
     step = reference.step_of(operand)
     elements = reference.elements_of(operand, step)
     scales = reference.scales_of(operand, step)
