@@ -78,11 +78,16 @@ def assign(model: nn.Module, slots: Slots, stored: Stored, strict: bool) -> Assi
             one = filled[slot.name]
             if one is None:
                 continue
-            others = given if len(given) > 1 else group
-            alone = len(given) > 1 or all(other.takes_codes for other in others)
+            others = [slot] if len(given) > 1 else group
+            alone = all(other.takes_codes for other in others)
             if one.quantized and slot.takes_codes and alone:
                 _check_replaceable(slot)
                 found.quantized[slot.name] = one
+            elif slot.tensor is None:
+                raise OptionError(
+                    f"{slot.path!r} is a fp4kit.torch.Linear, and {stored.path} stores plain "
+                    "numbers for it, or ties it to another module; build the model anew"
+                )
             else:
                 found.plain[slot.name] = one
     if strict and (found.left or found.missing):

@@ -84,11 +84,15 @@ def apply(
         given = {change.slot.name for change in changes}
         rest = [slot for name, slot in slots.stored.items() if name not in given]
         empty = []
+        moved: dict[int, torch.Tensor] = {}
+        made: dict[int, nn.Parameter] = {}
         for slot in [*rest, *slots.computed.values()]:
             if slot.is_empty and slot.name in slots.computed:
                 empty.append(slot)
             elif device is not None and slot.tensor is not None and not slot.is_empty:
-                _put(undo, slot, slot.tensor.detach().to(device), {})
+                one = id(slot.tensor)
+                moved[one] = moved.get(one, slot.tensor.detach().to(device))
+                _put(undo, slot, moved[one], made)
         _compute(undo, model, empty, device)
 
 
