@@ -54,18 +54,20 @@ def matmul(
     dy @ w, (M, K); of the columnwise dy (M, N) and the columnwise x (M, K) it is dy.T @ x, (N, K).
     These are the forward product and the two gradients of a linear layer.
 
-    What is computed, in binary32: `sum` over k of (code * block scale) of a and b, the products
-    added in the order of k by the reference and in another, fixed order by the other backends; then
-    ((c0 * second_a[i]) * second_b[j]) * alpha, each product rounded, times the sum, plus bias[j],
-    plus c[i, j]; and one rounding to `out_dtype`. `second` are the second-level scales as factors
-    (1 where there are none): a decode scale itself, 1 / an encode scale, or an amax, which c0
-    divides by 2688 (1536 under e4m3_max=256). This is the reference product of Transformer Engine
-    with one rounding where its pull request 3045 has two. Codes times block scales are exact in
-    bfloat16, so tensor cores lose nothing: only the order of the sums differs between backends. The
-    error against exact arithmetic is at most (K + 8) 2^-23 sum |a| |b| on a GPU, half of it on a
-    CPU, and half a unit in the last place of the result. Equal calls give equal bytes on one
-    device. Sums of no elements are 0. NaN and infinity propagate. Decoded numbers beyond binary32
-    (mxfp4 and mxfp8 with scales of 2^125 and more) may count as infinite.
+    What is computed, in binary32: the sum over each block of the codes of a times those of b,
+    times the block scales, added up over all blocks; times a factor, ((second_a[i] * second_b[j]) /
+    d) * alpha, each step rounded; plus bias[j]; plus c[i, j]; and one rounding to `out_dtype`.
+    `second` are the second-level scales as factors (1 where there are none): a decode scale itself,
+    1 / an encode scale, or an amax, for which d is 2688 (1536 under e4m3_max=256), or the product
+    of both. These are the numbers of Transformer Engine's reference product; its pull request 3045
+    rounds twice where this rounds once.
+
+    The reference adds in the order of k, as Transformer Engine's does, other backends in another,
+    fixed order: codes times block scales are exact in bfloat16, so tensor cores lose nothing else.
+    The error against exact arithmetic is at most (K + 8) 2^-23 sum |a| |b| on a GPU, half of it on
+    a CPU, and half a unit in the last place of the result. Equal calls give equal bytes on one
+    device. Sums of no elements are 0. NaN and infinity propagate. Codes times block scales beyond
+    binary32 (mxfp4 and mxfp8 with scales of 2^125 and more) may count as infinite.
 
     Args:
         a: float32, float16 or bfloat16 array (..., M, K); or a quantized tensor of any format, not

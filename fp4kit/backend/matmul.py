@@ -117,10 +117,10 @@ class MatmulJob(NamedTuple):
     c_dtype: str = "float32"
 
     @property
-    def constant(self) -> np.float32:
-        """What the ranges of both second levels divide by: c of the formula."""
+    def divisor(self) -> np.float32:
+        """What the ranges of both second levels divide by, a binary32 number."""
         ranges = [one.level_range for one in (self.a, self.b) if isinstance(one, QuantizedOperand)]
-        return np.float32(1.0 / float(np.prod(ranges)))
+        return np.float32(np.prod(ranges))
 
 
 class RaggedMatmulJob(NamedTuple):
