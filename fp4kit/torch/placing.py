@@ -130,9 +130,7 @@ def _put(undo: _Undo, slot: Slot, value: torch.Tensor, made: dict[int, nn.Parame
     undo.put(module._parameters, slot.key, made[id(value)])
 
 
-def _compute(
-    undo: _Undo, model: nn.Module, empty: list[Slot], device: torch.device | None
-) -> None:
+def _compute(undo: _Undo, model: nn.Module, empty: list[Slot], device: torch.device | None) -> None:
     """Fills buffers that are not stored, by the means of transformers.
 
     Raises:

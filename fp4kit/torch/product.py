@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +58,8 @@ def _slabs(weight: Any, dtype: torch.dtype, backend: str | None) -> Iterator[tor
         # Every block, tile of scales and grid of scales begins at a multiple of this.
         outputs = max(weight.size // max(depth, 1), 1)
         step = max(SLAB_BYTES // (outputs * dtype.itemsize) // GRID_BLOCK, 1) * GRID_BLOCK
+        if step < depth and weight.scheme.scale_layout != "linear":
+            weight = _linear(weight)
     for begin in range(0, depth, max(step, 1)):
         end = min(begin + step, depth)
         part = weight
@@ -65,6 +67,16 @@ def _slabs(weight: Any, dtype: torch.dtype, backend: str | None) -> Iterator[tor
             part = weight[begin:end] if turned else weight[:, begin:end]
         values = as_tensor(part.dequantize(dtype, backend=backend))
         yield values.T if turned else values
+
+
+def _linear(q: QuantizedTensor) -> QuantizedTensor:
+    """The tensor with linear scales: others cannot be cut along the blocks."""
+    plan = q.plan()
+    scales = as_tensor(q.block_scale)
+    scales = fp4kit.unswizzle(scales, (plan.vectors, plan.blocks), plan.scale_layout)
+    if plan.is_columnwise and not plan.transposes:
+        scales = scales.T.contiguous()
+    return replace(q, block_scale=scales, scheme=q.scheme.replace(scale_layout="linear"))
 
 
 class _Product(torch.autograd.Function):
@@ -98,8 +110,6 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             dc = dy.to(ctx.dtypes[2])
         return da, dbias, dc, None
-
-
 
 
 @leave_uncompiled

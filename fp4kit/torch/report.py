@@ -83,6 +83,7 @@ def sizes_of(model: nn.Module) -> tuple[int, int]:
         held += tensor.nbytes
         if not coded:
             wide += tensor.numel() * (2 if tensor.is_floating_point() else tensor.itemsize)
-    weights = {module.packed.data_ptr(): module for module in model.modules()
-               if isinstance(module, Linear)}
+    weights = {
+        module.packed.data_ptr(): module for module in model.modules() if isinstance(module, Linear)
+    }
     return held, wide + sum(2 * prod(module.shape) for module in weights.values())
