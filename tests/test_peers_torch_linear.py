@@ -222,7 +222,7 @@ def test_copies_pickles_and_state_dicts(name):
 def test_a_state_dict_of_another_kind_is_refused():
     ours, other = layer("nvfp4"), layer("nvfp4 high first")
     before = other.packed.clone()
-    with pytest.raises(RuntimeError, match="'nibble_order': 'low_first'.*'high_first'"):
+    with pytest.raises(RuntimeError, match=r"'nibble_order': 'low_first'.*'high_first'"):
         other.load_state_dict(ours.state_dict())
     assert torch.equal(other.packed, before)
 
@@ -293,7 +293,7 @@ assert len(torch._dynamo.utils.counters["graph_break"]) <= 2
 
 def test_bad_arguments():
     q = quantized("nvfp4")
-    with pytest.raises(OptionError, match="weight is a Tensor.*from_linear"):
+    with pytest.raises(OptionError, match=r"weight is a Tensor.*from_linear"):
         fp4kit.torch.Linear(torch.ones(N, K))
     with pytest.raises(ShapeError, match="two axes"):
         fp4kit.torch.Linear(quantized("nvfp4", (2, N, K)))

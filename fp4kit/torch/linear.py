@@ -139,7 +139,8 @@ class Linear(nn.Module):
         """
         weight = fp4kit.quantize(linear.weight.detach(), scheme, backend=backend, **options)
         layer = cls(weight, linear.bias, backend=backend)
-        return layer.train(linear.training)
+        layer.train(linear.training)
+        return layer
 
     @property
     def weight(self) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,7 @@ class _Loader:
             slot = self._slots.stored[name]
             weight = self._stored.quantized(one.name).to(self._place(slot))
             if prepare:
-                weight = fp4kit.prepare(weight)  # type: ignore[attr-defined]
+                weight = fp4kit.prepare(weight)
             changes.append(Change(slot, weight, backend))
             self._count(one)
         for name, one in self._found.plain.items():
@@ -151,14 +152,13 @@ class _Loader:
         for merged in self._found.merged:
             coded = any(self._stored.tensors[name].coded for name, _ in merged.parts)
             first = self._slots.stored[merged.first]
-            made = merged.convert(lambda name, slot=first: self._part(slot, name))
+            made = merged.convert(partial(self._part, first))
             for name, value in made.items():
-                slot = self._slots.stored.get(name)
-                if slot is None:
-                    continue
-                changes.append(Change(slot, self._fitted(slot, value)))
-                if coded:
-                    self.decoded[name] = changes[-1].value.nbytes
+                if name in self._slots.stored:
+                    slot = self._slots.stored[name]
+                    changes.append(Change(slot, self._fitted(slot, value)))
+                    if coded:
+                        self.decoded[name] = changes[-1].value.nbytes
         return self._tied(changes)
 
     def _part(self, slot: Slot, name: str) -> torch.Tensor:

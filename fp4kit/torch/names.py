@@ -86,9 +86,11 @@ def names_of(model: nn.Module, stored: Collection[str], slots: Mapping[str, Any]
     """
     if not is_of_transformers(model):
         return Names({name: name for name in stored}, [])
+    import transformers
+
     if find_spec(_RULES) is None:
         raise OptionError(
-            f"transformers {loaded('transformers').__version__} does not say what its models call "
+            f"transformers {transformers.__version__} does not say what its models call "
             "stored tensors; fp4kit.torch.load takes models of transformers 5 and newer"
         )
     from transformers.conversion_mapping import get_model_conversion_mapping

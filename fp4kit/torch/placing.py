@@ -40,7 +40,7 @@ class Change:
         """Whether both are the same numbers in the same form."""
         mine, theirs = self.value, other.value
         if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-            return mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+            return mine.dtype == theirs.dtype and bool(torch.equal(mine, theirs))
         return type(mine) is type(theirs) and bool(mine == theirs)
 
 
@@ -119,13 +119,13 @@ def _put(undo: _Undo, slot: Slot, value: torch.Tensor, made: dict[int, nn.Parame
     module = slot.module
     if slot.key not in module._parameters:
         undo.put(module._buffers, slot.key, value)
-        value._is_hf_initialized = True  # type: ignore[attr-defined]
+        value._is_hf_initialized = True
         return
     if id(value) not in made:
         learns = slot.tensor is not None and slot.tensor.requires_grad
         parameter = nn.Parameter(value, requires_grad=learns and value.is_floating_point())
         # transformers looks for it before it gives a parameter random numbers.
-        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        parameter._is_hf_initialized = True
         made[id(value)] = parameter
     undo.put(module._parameters, slot.key, made[id(value)])
 

@@ -20,13 +20,11 @@ from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.errors import DtypeError, OptionError
 from fp4kit.scheme import Scheme, as_scheme
 
-
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from fp4kit.options import Direction, Format, RhtRounding, SchemeFields
-
     from fp4kit.api.options import Backend, Nonfinite
+    from fp4kit.options import Direction, Format, RhtRounding, SchemeFields
 
     class FakeOptions(SchemeFields, total=False):
         """Options of :func:`quantize_dequantize` beside the scheme."""
