@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fp4kit import QuantizedTensor, arrays
+
 #: torch's names of the element types that NumPy has only through ml_dtypes.
 _FOREIGN = {
     "bfloat16": torch.bfloat16,
@@ -36,10 +38,36 @@ def as_tensor(array: Any) -> torch.Tensor:
 
 def of_torch(weight: Any) -> Any:
     """A quantized tensor whose arrays are torch's; itself if they are."""
-    arrays = weight._arrays()
-    moved = {
-        name: as_tensor(value) for name, value in arrays.items() if not isinstance(value, list)
-    }
-    if all(moved[name] is arrays[name] for name in moved):
+    held = weight._arrays()
+    moved = {name: as_tensor(value) for name, value in held.items()}
+    if all(moved[name] is held[name] for name in moved):
         return weight
     return replace(weight, **moved)
+
+
+class Opened:
+    """A quantized tensor of NumPy or CuPy arrays over the memory of torch tensors.
+
+    fp4kit opens such a tensor once and remembers what it found. A torch tensor may be given other
+    memory at any time, so that one of torch's is opened for every product, which takes longer than
+    a small product itself.
+
+    Attributes:
+        tensor: the quantized tensor.
+    """
+
+    def __init__(self, weight: QuantizedTensor) -> None:
+        self._held = {name: held for name, held in weight._arrays().items()}
+        self._places = {name: held.data_ptr() for name, held in self._held.items()}
+        raw = {
+            name: (arrays.ingest_bytes if held.dtype == torch.uint8 else arrays.ingest)(held, name)
+            for name, held in self._held.items()
+        }
+        self.tensor = replace(weight, **{name: one.data for name, one in raw.items()})
+
+    def is_of(self, held: dict[str, torch.Tensor | None]) -> bool:
+        """Whether it is a view of these very tensors, where they lie now."""
+        return all(
+            held.get(name) is mine and mine.data_ptr() == self._places[name]
+            for name, mine in self._held.items()
+        )

@@ -26,9 +26,18 @@ SLAB_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class _Call:
-    """What a product is called with beside its tensors."""
+class Call:
+    """What a product is called with beside its tensors.
 
+    Attributes:
+        operand: the weight as it is multiplied.
+        weight: the weight as it is decoded for a gradient: arrays of torch, where there are any.
+        out_dtype: element type of the result, or None.
+        alpha: factor.
+        backend: what computes, or None.
+    """
+
+    operand: Any
     weight: Any
     out_dtype: Any
     alpha: float
@@ -39,7 +48,7 @@ class _Call:
     ) -> torch.Tensor:
         result: torch.Tensor = fp4kit.matmul(
             a,
-            self.weight,
+            self.operand,
             out_dtype=self.out_dtype,
             bias=bias,
             c=c,
@@ -84,7 +93,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        a: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor | None, call: _Call
+        a: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor | None, call: Call
     ) -> torch.Tensor:
         return call.run(a, bias, c)
 
@@ -95,7 +104,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: _Call = ctx.call
+        call: Call = ctx.call
         da = dbias = dc = None
         if ctx.needs_input_grad[0]:
             slabs = _slabs(call.weight, dy.dtype, call.backend)
@@ -160,7 +169,14 @@ def matmul(
             f"a is a {type(a).__name__}; fp4kit.torch.matmul takes a torch tensor, fp4kit.matmul "
             "arrays of any framework and quantized tensors"
         )
-    call = _Call(b, out_dtype, alpha, backend)
+    return multiply(a, Call(b, b, out_dtype, alpha, backend), bias, c)
+
+
+@leave_uncompiled
+def multiply(
+    a: torch.Tensor, call: Call, bias: torch.Tensor | None, c: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A product, with gradients where something needs one."""
     given = (a, bias, c)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
         result: torch.Tensor = _Product.apply(a, bias, c, call)
