@@ -89,7 +89,6 @@ def load(
         changes = loader.changes(backend, prepare)
         notes = tuple(stored.notes)
     apply(model, changes, slots, None if device is None else torch.device(device))
-    held, wide = sizes_of(model)
     linear = {slot.name: slot.path for slot in slots.stored.values() if slot.takes_codes}
     return LoadReport(
         replaced=tuple(linear[name] for name in found.quantized),
@@ -97,9 +96,8 @@ def load(
         kept=tuple(path for name, path in linear.items() if name not in found.quantized),
         missing=tuple(found.missing),
         left=tuple(found.left),
-        nbytes=held,
-        nbytes_bfloat16=wide,
         notes=notes,
+        **sizes_of(model),
     )
 
 

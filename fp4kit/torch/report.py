@@ -11,6 +11,8 @@ from math import prod
 import torch
 from torch import nn
 
+from fp4kit.checkpoint.read.json_files import listed
+
 from .linear import Linear
 
 
@@ -25,6 +27,8 @@ class LoadReport:
         kept: names of the linear layers whose weights are stored in plain numbers.
         missing: names of tensors that are not stored and were left alone (`strict=False`).
         left: names of stored tensors that the model has no place for (`strict=False`).
+        weight_nbytes: bytes of the quantized weights, scales included.
+        weight_nbytes_bfloat16: what they would be in bfloat16.
         nbytes: bytes of all parameters and buffers of the model.
         nbytes_bfloat16: what they would be with every number in bfloat16.
         notes: what the checkpoint asks for and is not computed here.
@@ -35,14 +39,18 @@ class LoadReport:
     kept: tuple[str, ...]
     missing: tuple[str, ...]
     left: tuple[str, ...]
+    weight_nbytes: int
+    weight_nbytes_bfloat16: int
     nbytes: int
     nbytes_bfloat16: int
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.replaced)} linear layers hold quantized weights, {len(self.kept)} plain "
-            f"ones; {_size(self.nbytes)}, in bfloat16 {_size(self.nbytes_bfloat16)}"
+            f"{len(self.replaced)} linear layers hold quantized weights: "
+            f"{_size(self.weight_nbytes)}, in bfloat16 {_size(self.weight_nbytes_bfloat16)}; "
+            f"{len(self.kept)} are plain",
+            f"the whole model: {_size(self.nbytes)}, in bfloat16 {_size(self.nbytes_bfloat16)}",
         ]
         if self.decoded:
             lines.append(
@@ -51,7 +59,7 @@ class LoadReport:
             )
         for names, what in ((self.missing, "are not stored"), (self.left, "have no place")):
             if names:
-                lines.append(f"{len(names)} tensors {what}: {', '.join(names[:3])}, ...")
+                lines.append(f"{len(names)} tensors {what}: {listed(list(names))}")
         return "\n".join((*lines, *self.notes))
 
 
@@ -76,14 +84,21 @@ def _tensors(model: nn.Module) -> Iterator[tuple[torch.Tensor, bool]]:
                     yield tensor, coded
 
 
-def sizes_of(model: nn.Module) -> tuple[int, int]:
-    """Bytes that a model holds, and those that it would hold in bfloat16."""
-    held = wide = 0
-    for tensor, coded in _tensors(model):
-        held += tensor.nbytes
-        if not coded:
+def sizes_of(model: nn.Module) -> dict[str, int]:
+    """The bytes of a model, as the fields of a report."""
+    coded = plain = wide = 0
+    for tensor, is_coded in _tensors(model):
+        if is_coded:
+            coded += tensor.nbytes
+        else:
+            plain += tensor.nbytes
             wide += tensor.numel() * (2 if tensor.is_floating_point() else tensor.itemsize)
-    weights = {
-        module.packed.data_ptr(): module for module in model.modules() if isinstance(module, Linear)
+    # Layers of tied weights share their arrays.
+    layers = {id(module.packed): module for module in model.modules() if isinstance(module, Linear)}
+    decoded = sum(2 * prod(module.shape) for module in layers.values())
+    return {
+        "weight_nbytes": coded,
+        "weight_nbytes_bfloat16": decoded,
+        "nbytes": coded + plain,
+        "nbytes_bfloat16": decoded + wide,
     }
-    return held, wide + sum(2 * prod(module.shape) for module in weights.values())
