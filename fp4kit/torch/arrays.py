@@ -57,7 +57,7 @@ class Opened:
     """
 
     def __init__(self, weight: QuantizedTensor) -> None:
-        self._held = {name: held for name, held in weight._arrays().items()}
+        self._held: dict[str, torch.Tensor] = dict(weight._arrays())
         self._places = {name: held.data_ptr() for name, held in self._held.items()}
         raw = {
             name: (arrays.ingest_bytes if held.dtype == torch.uint8 else arrays.ingest)(held, name)

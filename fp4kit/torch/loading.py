@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -57,9 +58,9 @@ def load(
         checkpoint: directory or file in any layout that :func:`fp4kit.open` reads.
         device: where all of the model goes; None for where its tensors are, and for those on the
             meta device torch's default device.
-        dtype: element type of all plain numbers; None for the one that each is stored in, and for
-            decoded ones that of most stored numbers. What a model of transformers keeps in float32
-            stays that.
+        dtype: element type of all plain numbers, but of those that the model has of another type
+            than most; None for the one that each is stored in, and for decoded ones that of most
+            stored numbers. What a model of transformers keeps in float32 stays that.
         prepare: repack weights for the products of a GPU (:func:`fp4kit.prepare`).
         backend: of the products: `reference`, `cpu`, `cuda`, or None for the default of the device.
         strict: refuse tensors of the model that are not stored, and stored ones that the model has
@@ -101,6 +102,15 @@ def load(
     )
 
 
+def _usual_dtype(slots: Slots) -> torch.dtype | None:
+    """The element type of most numbers of a model."""
+    counts: Counter[torch.dtype] = Counter()
+    for slot in slots.stored.values():
+        if slot.tensor is not None:
+            counts[slot.tensor.dtype] += slot.tensor.numel()
+    return max(counts, key=counts.__getitem__, default=None)
+
+
 class _Loader:
     """Reads what a model gets, one tensor at a time.
 
@@ -124,6 +134,7 @@ class _Loader:
         self._device = None if device is None else torch.device(device)
         self._dtype = dtype
         self._is_wide = kept_in_float32(model, dtype or stored.dtype)
+        self._usual = _usual_dtype(slots)
         self.decoded: dict[str, int] = {}
         one_of = [*found.quantized.values(), *found.plain.values()]
         one_of += [stored.tensors[name] for merged in found.merged for name, _ in merged.parts]
@@ -187,7 +198,13 @@ class _Loader:
         """A value where it belongs, of the element type that it should have."""
         dtype = value.dtype
         if value.is_floating_point():
-            dtype = torch.float32 if self._is_wide(slot.name) else self._dtype or dtype
+            own = None if slot.tensor is None else slot.tensor.dtype
+            if self._is_wide(slot.name):
+                dtype = torch.float32
+            elif self._dtype is not None:
+                # What differs from the rest of a model is so on purpose.
+                special = own is not None and own.is_floating_point and own != self._usual
+                dtype = own if special else self._dtype
         return value.to(self._place(slot), dtype)
 
     def _count(self, one: StoredTensor) -> None:

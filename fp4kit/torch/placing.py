@@ -143,14 +143,8 @@ def _compute(undo: _Undo, model: nn.Module, empty: list[Slot], device: torch.dev
         value = torch.full(slot.shape, fill, dtype=slot.tensor.dtype, device=place)
         undo.put(slot.module._buffers, slot.key, value)
     if empty and is_of_transformers(model):
-        wanted = {id(slot.module) for slot in empty}
-        from transformers.initialization import guard_torch_init_functions
-
-        with torch.no_grad(), guard_torch_init_functions():
-            for module, initialize in _initializers(model, None):
-                if id(module) in wanted and initialize is not None:
-                    initialize(module)
-    left = [slot.name for slot in empty if _is_unset(slot.module._buffers[slot.key])]
+        _initialize(model, empty)
+    left = [slot.name for slot in empty if _is_unset(_buffer(slot))]
     if left:
         raise OptionError(
             f"{len(left)} buffers are not stored, and nothing says how to compute them: "
@@ -159,14 +153,46 @@ def _compute(undo: _Undo, model: nn.Module, empty: list[Slot], device: torch.dev
         )
 
 
+def _initialize(model: nn.Module, empty: list[Slot]) -> None:
+    """Has transformers compute buffers, by the code that gives new models their numbers.
+
+    It is asked for the module of a buffer, then for those around it, until all are there.
+    """
+    from transformers.initialization import guard_torch_init_functions
+
+    own = dict(_initializers("", model, None))
+    computed = {slot.name: slot for slot in empty}
+    asked = {name: slot.path for name, slot in computed.items()}
+    with torch.no_grad(), guard_torch_init_functions():
+        while asked:
+            for path in sorted(set(asked.values())):
+                module, initialize = own[path]
+                for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                    if tensor is not None and f"{path}.{key}".lstrip(".") not in asked:
+                        # It holds the right numbers already.
+                        tensor._is_hf_initialized = True
+                if initialize is not None:
+                    initialize(module)
+            asked = {
+                name: path.rpartition(".")[0]
+                for name, path in asked.items()
+                if path and _is_unset(_buffer(computed[name]))
+            }
+
+
+def _buffer(slot: Slot) -> torch.Tensor | None:
+    held: torch.Tensor | None = slot.module._buffers[slot.key]
+    return held
+
+
 def _initializers(
-    module: nn.Module, outer: Callable[[nn.Module], None] | None
-) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None] | None]]:
+    path: str, module: nn.Module, outer: Callable[[nn.Module], None] | None
+) -> Iterator[tuple[str, tuple[nn.Module, Callable[[nn.Module], None] | None]]]:
     """Every module with the function of the innermost model around it that initializes modules."""
     own = module._init_weights if is_of_transformers(module) else outer
-    for child in module.children():
-        yield from _initializers(child, own)
-    yield module, own
+    yield path, (module, own)
+    for name, child in module.named_children():
+        yield from _initializers(f"{path}.{name}" if path else name, child, own)
 
 
 def _is_unset(value: torch.Tensor | None) -> bool:

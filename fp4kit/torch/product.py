@@ -46,6 +46,7 @@ class Call:
     def run(
         self, a: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor | None
     ) -> torch.Tensor:
+        """The product, without gradients."""
         result: torch.Tensor = fp4kit.matmul(
             a,
             self.operand,
