@@ -65,9 +65,9 @@ class Opened:
         }
         self.tensor = replace(weight, **{name: one.data for name, one in raw.items()})
 
-    def is_of(self, held: dict[str, torch.Tensor | None]) -> bool:
+    def is_of(self, held: dict[str, Any]) -> bool:
         """Whether it is a view of these very tensors, where they lie now."""
         return all(
-            held.get(name) is mine and mine.data_ptr() == self._places[name]
+            mine is held.get(name) and mine.data_ptr() == self._places[name]
             for name, mine in self._held.items()
         )

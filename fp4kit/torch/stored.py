@@ -151,11 +151,13 @@ class Stored:
             value = self._items[name]
             return as_tensor(value.dequantize(self.dtype) if one.quantized else value)
         size = prod(one.shape) * one.dtype.itemsize
+        if not size:
+            return torch.empty(one.shape, dtype=one.dtype)
         data = np.empty(size, np.uint8)
         view = self._views.get(name)
         if view is not None:
             view.read(0, data.data)
-        elif size:
+        else:
             self._source.read(name, 0, data.data)
         self._checkpoint.check_unchanged()
         return torch.from_numpy(data).view(one.dtype).reshape(one.shape)
