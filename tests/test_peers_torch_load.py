@@ -219,6 +219,24 @@ def test_weights_that_awq_smoothed_are_decoded(awq):
         assert torch.equal(held.dequantize(), expected[f"{name}.weight"])
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_scales_of_fp8_in_other_floats(dtype, plain, checkpoints, tmp_path):
+    """llm-compressor writes them in bfloat16; they are float32 numbers, too."""
+    source = quantized(plain("llama"), tmp_path / "q", "fp8", granularity="channel")
+    path = source / "model.safetensors"
+    stored, header = checkpoints.read_file(path)
+    tensors = {name: (one[0], checkpoints.array(one).copy()) for name, one in stored.items()}
+    for name, (_, values) in list(tensors.items()):
+        if name.endswith("weight_scale"):
+            tensors[name] = dtype, values.astype(checkpoints.DTYPES[dtype])
+    checkpoints.write_file(path, tensors, header)
+    reference = decoded(source, tmp_path / "d", "llama")
+    model, report = load("llama", source)
+    assert len(report.replaced) == 14
+    assert not report.decoded
+    assert_close(outputs(model), outputs(reference))
+
+
 def test_the_real_minilm(tmp_path):
     from test_peers_minilm import PACKAGE
 

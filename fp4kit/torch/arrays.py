@@ -68,6 +68,6 @@ class Opened:
     def is_of(self, held: dict[str, Any]) -> bool:
         """Whether it is a view of these very tensors, where they lie now."""
         return all(
-            mine is held.get(name) and mine.data_ptr() == self._places[name]
+            mine.data_ptr() == self._places[name] and held.get(name) is mine
             for name, mine in self._held.items()
         )
