@@ -19,6 +19,7 @@ import numpy as np
 from fp4kit.backend.grid import GridBackend
 from fp4kit.backend.interface import ErrorSums, Plan
 from fp4kit.backend.jobs import Job, Prologue, RawArray, Rotation
+from fp4kit.backend.matmul import MatmulJob
 from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
 from fp4kit.reference.grid import scales_of
@@ -139,6 +140,14 @@ class CpuBackend(HostBackend):
         self, job: Job, order: RawArray | None, out: RawArray, dtype: str
     ) -> None:
         _room("residual").dequantize(job, order, out, dtype)
+
+    # -- products ---------------------------------------------------------------------------------
+
+    def matmul(self, job: MatmulJob) -> None:
+        _room("matmul").matmul(job)
+
+    def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
+        _room("matmul").matmul_grouped(jobs)
 
 
 @computes_by_ieee(Operations)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from .buffers import read_only
+from .elements import index
 from .jit import jit, jit_part
 from .threads import run
 
@@ -52,6 +53,21 @@ def unswizzle_range(swizzled, blocks, tile_rows, begin, end, out):
         for column in range(blocks):
             offset = first + (column // 4) * tile_rows * 4 + column % 4
             out[row * blocks + column] = swizzled[offset]
+
+
+@jit
+def unswizzle_rows(swizzled, first, tile_rows, out):
+    """Copies rows from `first` on in linear order to `out`, whose width is a multiple of four."""
+    tiles = index(out.shape[1]) // index(4)
+    flat = out.reshape(-1)
+    for r in range(index(out.shape[0])):
+        row = index(first) + r
+        strip, inside = row // index(tile_rows), row % index(tile_rows)
+        start = strip * tiles * index(4 * tile_rows) + index(_inside(inside, tile_rows))
+        for tile in range(tiles):
+            source, target = start + tile * index(4 * tile_rows), (r * tiles + tile) * index(4)
+            for c in range(index(4)):
+                flat[target + c] = swizzled[source + c]
 
 
 def swizzle(scales: np.ndarray, layout: str, out: np.ndarray) -> None:
