@@ -125,8 +125,7 @@ def models(folder: Path, device: Device, peers: bool) -> Iterator[tuple[str, Any
     config = transformers.AutoConfig.from_pretrained(folder / "nvfp4")
     for prepare in (False, True) if hasattr(fp4kit, "prepare") else (False,):
         model = empty_model(config)
-        report = fp4kit.torch.load(model, folder / "nvfp4", device=device.name, prepare=prepare)
-        print(f"<!-- {str(report).splitlines()[0]} -->", flush=True)
+        fp4kit.torch.load(model, folder / "nvfp4", device=device.name, prepare=prepare)
         yield f"fp4kit.torch.load{', prepared' if prepare else ''}", model
         del model
     if peers and importlib.util.find_spec(COMPRESSED):
