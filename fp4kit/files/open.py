@@ -249,8 +249,9 @@ def open(path: StrPath, *, decode: Any = None, raw: bool = False) -> TensorFile:
     tensor, channel or 128x128 block, which become float32; gpt-oss's blocks, as they lie in the
     file), else a float32 array (FP8 with other scales, INT8; weights that AWQ smoothed, multiplied
     by the scales of their inputs). FP8 without a scale anywhere was only cast, and stays FP8. All
-    other tensors are NumPy arrays under their stored names, bfloat16 and FP8 with the types of ml_dtypes; elements
-    of less than a byte come as their bytes. The one array of an .npy has the name of the file.
+    other tensors are NumPy arrays under their stored names, bfloat16 and FP8 with the types of
+    ml_dtypes; elements of less than a byte come as their bytes. The one array of an .npy has the
+    name of the file.
 
     Args:
         path: file or directory.
