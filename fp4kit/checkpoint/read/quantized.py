@@ -87,6 +87,21 @@ def read_facts(checkpoint: Checkpoint) -> QuantFacts | None:
     return comfy_facts(layers) if layers else None
 
 
+def quantizes_activations(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint says that the inputs of its layers are quantized as well."""
+    facts = read_facts(checkpoint)
+    if facts is not None and facts.activations:
+        return True
+    config = checkpoint.config.get("quantization_config")
+    if not isinstance(config, dict):
+        return False
+    groups = config.get("config_groups")
+    given = groups.values() if isinstance(groups, dict) else ()
+    return bool(config.get("activation_scheme")) or any(
+        isinstance(group, dict) and group.get("input_activations") for group in given
+    )
+
+
 def _by_names(checkpoint: Checkpoint) -> Layout | None:
     """The layout that the names of a file without any metadata belong to."""
     if any(name.endswith(MARKER) for name in checkpoint.tensors):

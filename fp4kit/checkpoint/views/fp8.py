@@ -159,9 +159,12 @@ class Fp8View(RowView):
 
     @property
     def scheme(self) -> Scheme | None:
-        """What the stored bytes are as a format of fp4kit's own, None if they are none."""
+        """What the stored bytes are as a format of fp4kit's own, None if they are none.
+
+        Scales in bfloat16 and float16 are float32 numbers as well.
+        """
         format = FORMATS.get(self._dtype)
-        if format is None or self._scale is None or self._scale.spec.dtype != "F32":
+        if format is None or self._scale is None or self._scale.spec.dtype not in FLOATS:
             return None
         grid, shape, scales = self._grid, self.tensor.spec.shape, self._scale.spec.shape
         granularity = None
@@ -174,7 +177,7 @@ class Fp8View(RowView):
         return None if granularity is None else as_scheme(format, {"granularity": granularity})
 
     def codes(self) -> tuple[Bytes, NDArray[np.float32]]:
-        """All codes and all scales as they are stored, flat."""
+        """All codes as they are stored and all scales as float32, flat."""
         assert self._scale is not None
         codes = np.empty(prod(self.tensor.spec.shape), np.uint8)
         fetch(self._source, self.tensor.name, 0, codes)
