@@ -58,16 +58,21 @@ def unswizzle_range(swizzled, blocks, tile_rows, begin, end, out):
 @jit
 def unswizzle_rows(swizzled, first, tile_rows, out):
     """Copies rows from `first` on in linear order to `out`, whose width is a multiple of four."""
-    tiles = index(out.shape[1]) // index(4)
+    width, rows = index(out.shape[1]), index(out.shape[0])
+    tiles, tile_bytes = width // index(4), index(4 * tile_rows)
     flat = out.reshape(-1)
-    for r in range(index(out.shape[0])):
-        row = index(first) + r
-        strip, inside = row // index(tile_rows), row % index(tile_rows)
-        start = strip * tiles * index(4 * tile_rows) + index(_inside(inside, tile_rows))
+    apart = index(16) if tile_rows == 128 else index(4)
+    begin, end = index(first), index(first) + rows
+    # Four rows at a time: they share cache lines.
+    for group in range(begin // index(4) * index(4), end, index(4)):
+        strip, inside = group // index(tile_rows), group % index(tile_rows)
+        source = strip * tiles * tile_bytes + index(_inside(inside, tile_rows))
         for tile in range(tiles):
-            source, target = start + tile * index(4 * tile_rows), (r * tiles + tile) * index(4)
-            for c in range(index(4)):
-                flat[target + c] = swizzled[source + c]
+            for row in range(max(group, begin), min(group + index(4), end)):
+                place, target = source + (row - group) * apart, (row - begin) * width
+                for c in range(index(4)):
+                    flat[target + tile * index(4) + c] = swizzled[place + c]
+            source += tile_bytes
 
 
 def swizzle(scales: np.ndarray, layout: str, out: np.ndarray) -> None:
