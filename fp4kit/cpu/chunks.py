@@ -118,7 +118,7 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
 
 @jit
 def transpose_bytes(source, first, out):
-    """Fills `out` with columns of a matrix from `first` on, as rows, eight bytes of each in turn."""
+    """Fills `out` with columns of a matrix from `first` on, as rows, eight bytes at a time."""
     rows, depth = index(out.shape[0]), index(out.shape[1])
     whole = depth // index(8) * index(8)
     for top in range(index(0), rows, index(64)):
@@ -150,9 +150,10 @@ def _scale_rows(operand: QuantizedOperand, begin: int, end: int) -> np.ndarray:
         return np.empty((end - begin, 0), np.uint8)
     if layout == "linear":
         return np.ascontiguousarray((stored.T if operand.transposed else stored)[begin:end])
-    result = np.empty((end - begin, -(-operand.blocks // 4) * 4), np.uint8)
-    unswizzle_rows(read_only(stored.reshape(-1)), begin, TILE_ROWS[layout], result)
-    return result
+    words = stored.reshape(-1) if stored.ctypes.data % 4 == 0 else stored.flatten()
+    result = np.empty((end - begin, -(-operand.blocks // 4)), np.uint32)
+    unswizzle_rows(read_only(words.view(np.uint32)), begin, TILE_ROWS[layout], result)
+    return result.view(np.uint8)
 
 
 # -- rows of numbers ------------------------------------------------------------------------------
