@@ -98,7 +98,8 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
     """Rows begin..end of an operand: a view, or a copy of what lies in another order."""
     code = coding(operand)
     if operand.transposed:
-        codes = np.ascontiguousarray(operand.packed[:, begin:end].T)
+        codes = np.empty((end - begin, operand.packed.shape[0]), np.uint8)
+        transpose_bytes(read_only(operand.packed), begin, codes)
     else:
         codes = operand.packed[begin:end]
     scales = _scale_rows(operand, begin, end)
@@ -113,6 +114,22 @@ def coded_rows(operand: QuantizedOperand, begin: int, end: int) -> CodedRows:
     )
     shape = _record(Shape, numbers)
     return CodedRows(read_only(codes.reshape(-1)), read_only(scales.reshape(-1)), shape)
+
+
+@jit
+def transpose_bytes(source, first, out):
+    """Fills `out` with columns of a matrix from `first` on, as rows, eight bytes at a time."""
+    rows, depth = index(out.shape[0]), index(out.shape[1])
+    whole = depth // index(8) * index(8)
+    for top in range(index(0), rows, index(64)):
+        stop = min(top + index(64), rows)
+        for k in range(index(0), whole, index(8)):
+            for r in range(top, stop):
+                for i in range(index(8)):
+                    out[r, k + i] = source[k + i, index(first) + r]
+        for k in range(whole, depth):
+            for r in range(top, stop):
+                out[r, k] = source[k, index(first) + r]
 
 
 def lies_as_read(operand: QuantizedOperand) -> bool:
@@ -133,9 +150,10 @@ def _scale_rows(operand: QuantizedOperand, begin: int, end: int) -> np.ndarray:
         return np.empty((end - begin, 0), np.uint8)
     if layout == "linear":
         return np.ascontiguousarray((stored.T if operand.transposed else stored)[begin:end])
-    result = np.empty((end - begin, -(-operand.blocks // 4) * 4), np.uint8)
-    unswizzle_rows(read_only(stored.reshape(-1)), begin, TILE_ROWS[layout], result)
-    return result
+    words = stored.reshape(-1) if stored.ctypes.data % 4 == 0 else stored.flatten()
+    result = np.empty((end - begin, -(-operand.blocks // 4)), np.uint32)
+    unswizzle_rows(read_only(words.view(np.uint32)), begin, TILE_ROWS[layout], result)
+    return result.view(np.uint8)
 
 
 # -- rows of numbers ------------------------------------------------------------------------------

@@ -57,17 +57,18 @@ def unswizzle_range(swizzled, blocks, tile_rows, begin, end, out):
 
 @jit
 def unswizzle_rows(swizzled, first, tile_rows, out):
-    """Copies rows from `first` on in linear order to `out`, whose width is a multiple of four."""
-    tiles = index(out.shape[1]) // index(4)
-    flat = out.reshape(-1)
-    for r in range(index(out.shape[0])):
-        row = index(first) + r
-        strip, inside = row // index(tile_rows), row % index(tile_rows)
-        start = strip * tiles * index(4 * tile_rows) + index(_inside(inside, tile_rows))
+    """Copies rows from `first` on in linear order to `out`; both are words of four scales."""
+    tiles, rows, flat = index(out.shape[1]), index(out.shape[0]), out.reshape(-1)
+    apart = index(4) if tile_rows == 128 else index(1)
+    begin, end = index(first), index(first) + rows
+    # Four rows at a time: they share cache lines.
+    for group in range(begin // index(4) * index(4), end, index(4)):
+        strip, inside = group // index(tile_rows), group % index(tile_rows)
+        source = strip * tiles * index(tile_rows) + index(_inside(inside, tile_rows)) // index(4)
         for tile in range(tiles):
-            source, target = start + tile * index(4 * tile_rows), (r * tiles + tile) * index(4)
-            for c in range(index(4)):
-                flat[target + c] = swizzled[source + c]
+            for row in range(max(group, begin), min(group + index(4), end)):
+                flat[(row - begin) * tiles + tile] = swizzled[source + (row - group) * apart]
+            source += index(tile_rows)
 
 
 def swizzle(scales: np.ndarray, layout: str, out: np.ndarray) -> None:
