@@ -25,7 +25,7 @@ from fp4kit.options import (
 from fp4kit.scheme import Scheme, as_scheme
 
 StrPath = str | os.PathLike[str]
-Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek"]
+Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek", "mlx"]
 ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
 
 

@@ -20,13 +20,11 @@ from fp4kit.errors import OptionError
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.metadata import entries_by_names, shared_plan
 from fp4kit.io.read.source import Source
-from fp4kit.io.storage import Constant, QuantizedEntry, Storage
+from fp4kit.io.storage import WEIGHT, Constant, QuantizedEntry, Storage
 from fp4kit.plan import Plan
 from fp4kit.reference.grid import scales_of
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import Scheme
-
-WEIGHT = ".weight"
 
 
 def module_of(name: str) -> str:
@@ -65,7 +63,8 @@ class Layout(ABC):
         fp8_inputs: whether weights in fp8 have an activation scale beside them: always, or never.
         storage: how the parts of a weight are named and laid out.
         recipe: order of operations by which its readers decode NVFP4.
-        activation_suffix: what the name of a module's activation scale adds to it.
+        activation_suffix: what the name of a module's activation scale adds to it, None if readers
+            know none.
         activation_shape: shape of that scale; it is kept as the weights' second level is.
         pre_scale_suffix: what the name of a module's AWQ scale adds to it, which readers multiply
             its input by; None if they do not know it.
@@ -73,6 +72,8 @@ class Layout(ABC):
         by_transformers: whether transformers reads it, which can leave heads away.
         matches_inside: whether a reader takes a listed name for every module whose name holds it,
             and names with wildcards as globs.
+        config_keys: what config.json calls the quantization.
+        lists_ignored: whether its readers are told which modules are not quantized.
         in_hf_quant_config: whether its readers want hf_quant_config.json.
         decoded_dtype: the only element type that transformers decodes it to, None if that follows
             the model or it does not read it.
@@ -87,12 +88,14 @@ class Layout(ABC):
     fp8_inputs: bool = False
     storage: Storage
     recipe: str
-    activation_suffix: str
-    activation_shape: tuple[int, ...]
+    activation_suffix: str | None
+    activation_shape: tuple[int, ...] = ()
     pre_scale_suffix: str | None = None
     single_file: bool = False
     by_transformers: bool = False
     matches_inside: bool = False
+    config_keys: tuple[str, ...] = ("quantization_config",)
+    lists_ignored: bool = True
     in_hf_quant_config: bool = False
     decoded_dtype: str | None = None
     read_as_views: bool = False

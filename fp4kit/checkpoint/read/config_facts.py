@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fp4kit.checkpoint.layouts import comfy, compressed_tensors, deepseek, modelopt
+from fp4kit.checkpoint.layouts import comfy, compressed_tensors, deepseek, mlx, modelopt
 from fp4kit.checkpoint.read.code_names import COMFY_FORMATS
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_FORMATS
@@ -275,6 +275,29 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
     )
 
 
+def mlx_facts(said: dict[str, Any]) -> QuantFacts:
+    """What the `quantization` of MLX says; modes that are not read here become the method's name.
+
+    Modules may have parameters of their own. mlx-lm takes those that it does not name, and that
+    have scales, by the shapes of these.
+    """
+    modes = dict(mlx.described(said, "config.json: quantization"))
+    foreign = {where: mode for where, mode in modes.items() if mode not in mlx.MODES}
+    for where, mode in foreign.items():
+        return QuantFacts(f"MLX (mode {mode!r}: {where[:80]})")
+    faults = []
+    for where, mode in modes.items():
+        module = where.removeprefix("config.json: quantization").removeprefix(".")
+        given = said[module] if module else said
+        wanted = mlx.parameters(mlx.MODES[mode])
+        for key in ("group_size", "bits"):
+            if given.get(key) != wanted[key]:
+                faults.append(
+                    f"{where}: {key} is {str(given.get(key))[:80]}, {mode} has {wanted[key]}"
+                )
+    return QuantFacts(mlx.METHOD, frozenset(modes.values()), faults=tuple(faults))
+
+
 def comfy_facts(layers: dict[str, str]) -> QuantFacts:
     """What ComfyUI's headers and markers say."""
     for module, said in layers.items():
@@ -297,6 +320,8 @@ def detect(
         The facts, None if it does not say that it is quantized. Methods that are not read here
         come with their name and nothing else.
     """
+    if mlx.is_said(config):
+        return mlx_facts(config[mlx.KEYS[0]])
     given = config.get("quantization_config")
     if given is None and isinstance(config.get("text_config"), dict):
         given = config["text_config"].get("quantization_config")

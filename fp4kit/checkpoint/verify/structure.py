@@ -141,6 +141,8 @@ def _config_faults(
     for name in () if facts.fp8 else others:
         dtype = checkpoint.tensors[name].dtype if name in checkpoint.tensors else "quantized"
         yield f"{name}: is {dtype}, the config says {' and '.join(sorted(facts.formats))} only"
+    if not layout.lists_ignored:
+        return
     yield from _layer_faults(facts, {module_of(name) for name in (*quantized.entries, *others)})
     parts = quantized.parts() | set(others)
     shapes = {n: t.spec.shape for n, t in checkpoint.tensors.items() if n not in parts}

@@ -1,0 +1,105 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of MLX: read by mlx-lm.
+
+Codes lie in words of 32 bits, the first element in the lowest ones, which on a disk are the bytes
+of the other layouts. Which modules are quantized is not listed: those with scales are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.formats import ALL_FORMATS, FormatSpec
+from fp4kit.io.storage import Storage
+from fp4kit.scheme import Scheme
+
+from .base import Layout, Summary
+
+METHOD = "mlx"
+#: Our formats, by MLX's names of its modes.
+MODES = {name: ALL_FORMATS[name] for name in ("mxfp4", "mxfp8", "nvfp4")}
+#: The mode of a config that names none: integers with a scale and a bias.
+AFFINE = "affine"
+#: Keys of config.json that hold the same; mlx-lm reads the first, the hub the second.
+KEYS = ("quantization", "quantization_config")
+
+
+def is_said(config: Mapping[str, Any]) -> bool:
+    """Whether config.json describes a quantization of MLX, whatever its mode."""
+    said = config.get(KEYS[0])
+    return isinstance(said, dict) and {"group_size", "bits"} <= said.keys()
+
+
+def parameters(spec: FormatSpec) -> dict[str, Any]:
+    """What MLX calls a format."""
+    return {"group_size": spec.block_size, "bits": spec.element.bits, "mode": spec.name}
+
+
+def described(said: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
+    """(where, mode) of the whole and of each module that has parameters of its own.
+
+    Raises:
+        FileFormatError: for what is not understood.
+    """
+    inner = {key: value for key, value in said.items() if key not in ("group_size", "bits", "mode")}
+    yield where, str(said.get("mode", AFFINE))[:80]
+    for module, facts in inner.items():
+        if isinstance(facts, bool):
+            continue  # whether it is quantized at all
+        if not isinstance(facts, dict) or facts.keys() - {"group_size", "bits", "mode"}:
+            raise FileFormatError(
+                f"{where} has {module[:80]!r}: {str(facts)[:80]}, which is not understood here: it "
+                "may change what the stored weights mean. Give the original checkpoint"
+            )
+        yield f"{where}.{module}", str(facts.get("mode", AFFINE))[:80]
+
+
+class Mlx(Layout):
+    """`X.weight` U32, `X.scales` U8, no second level."""
+
+    name = METHOD
+    formats = tuple(MODES)
+    storage = Storage(
+        METHOD,
+        packed_suffix="",
+        scale_place=".scales",
+        second_suffix=None,
+        word_bytes=4,
+        plain_scales=True,
+    )
+    # Its scales without a second level are those of MLX's own encoder, amax / 6.
+    recipe = "nvfuser"
+    activation_suffix = None
+    config_keys = KEYS
+    lists_ignored = False
+    diffusion = False
+
+    def check(self, scheme: Scheme, activations: str | None) -> None:
+        """Refuses what needs a second level, and activation scales.
+
+        Raises:
+            OptionError: with the reason.
+        """
+        if activations is not None:
+            raise OptionError(
+                f"readers of layout {self.name} scale inputs as they come; leave --activations out"
+            )
+        for name, value in (("recipe", scheme.recipe), ("scale_search", scheme.scale_search)):
+            if value not in (None, self.recipe):
+                raise OptionError(
+                    f"layout {self.name} stores nvfp4 without a second level, for which only "
+                    f"recipe {self.recipe} is defined; leave --{name.replace('_', '-')} {value} out"
+                )
+
+    def laid_out(self, scheme: Scheme) -> Scheme:
+        """The scheme without a second level."""
+        if scheme.spec.has_second_level:
+            scheme = scheme.replace(recipe=self.recipe, second_level="none")
+        return super().laid_out(scheme)
+
+    def quantization_config(self, summary: Summary) -> dict[str, Any]:
+        """The value of both keys of config.json."""
+        return parameters(MODES[summary.format])
