@@ -14,8 +14,7 @@ from .mlx import Mlx
 from .modelopt import ModelOpt
 
 ALL_LAYOUTS: dict[str, Layout] = {
-    layout.name: layout
-    for layout in (CompressedTensors(), ModelOpt(), Comfy(), DeepSeek(), Mlx())
+    layout.name: layout for layout in (CompressedTensors(), ModelOpt(), Comfy(), DeepSeek(), Mlx())
 }
 
 __all__ = ["ALL_LAYOUTS", "Layout", "Summary", "get_layout", "module_of"]

@@ -87,6 +87,8 @@ class Mlx(Layout):
             raise OptionError(
                 f"readers of layout {self.name} scale inputs as they come; leave --activations out"
             )
+        if scheme.second_level == "none":
+            return
         for name, value in (("recipe", scheme.recipe), ("scale_search", scheme.scale_search)):
             if value not in (None, self.recipe):
                 raise OptionError(

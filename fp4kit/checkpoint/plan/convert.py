@@ -22,6 +22,9 @@ from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY, describe, recorded
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.read.quantized import Quantized, is_usable, scale_bits
+from fp4kit.checkpoint.views.base import TensorView
+from fp4kit.checkpoint.views.entries import EntryView
+from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
@@ -41,6 +44,10 @@ from .quantize import embedding_modules
 SECOND_LEVEL_KEY = "fp4kit_second_level"
 
 Scale = NDArray[np.float32]
+#: The second level of NVFP4 that is stored without one; its own inverse.
+ONE = np.ones(1, np.float32)
+#: Why codes are not taken over.
+REQUANTIZED = "requantized: the layout keeps no second level"
 OPPOSITE = {"encode_scale": "decode_scale", "decode_scale": "encode_scale"}
 
 
@@ -98,17 +105,51 @@ def _converted(
     fields = {"recipe": recipe, "scale_rule": entry.plan.scale_rule}
     scheme = as_scheme(entry.plan.format.name, fields)
     made = layout.entry(entry.name, entry.shape, entry.dtype, scheme)
-    if entry.second is None:
+    if not made.plan.has_second_level:
         return made
-    made = with_changes(made, second=change.changed(entry.name, entry.second))
+    second = ONE if entry.second is None else entry.second
+    made = with_changes(made, second=change.changed(entry.name, second))
     module = module_of(entry.name)
     value = quantized.activations.get(module)
-    if value is None:
+    if value is None or layout.activation_suffix is None:
         return made
     # Its own name differs between layouts.
     scale = change.changed(module, value).astype("<f4").tobytes()
     spec = TensorSpec(f"{module}{layout.activation_suffix}", "F32", layout.activation_shape)
     return with_changes(made, constants=(*made.constants, Constant(spec, scale)))
+
+
+def _is_requantized(layout: Layout, entry: QuantizedEntry) -> bool:
+    """Whether a weight has a second level that a layout keeps no place for."""
+    return (
+        entry.second is not None
+        and layout.storage.second_suffix is None
+        and scale_bits(entry.second) != scale_bits(ONE)
+    )
+
+
+def _requantized(opened: Opened, layout: Layout) -> tuple[LogicalSource, dict[str, TensorPlan]]:
+    """The weights that are decoded and quantized again, and a source that decodes them."""
+    source = opened.source
+    entries = [entry for entry in opened.entries.values() if _is_requantized(layout, entry)]
+    views: list[TensorView] = [EntryView(source.checkpoint, each, "float32") for each in entries]
+    source = source.with_views(views)
+    works = {}
+    for entry in entries:
+        made = layout.entry(entry.name, entry.shape, "float32", as_scheme(entry.format, {}))
+        works[entry.name] = TensorPlan(
+            source.tensors[entry.name], "quantize", REQUANTIZED, entry=made
+        )
+    return source, works
+
+
+def _requantized_warning(layout: Layout, works: dict[str, TensorPlan]) -> list[str]:
+    if not works:
+        return []
+    return [
+        f"{len(works)} weights are quantized again, as layout {layout.name} stores nvfp4 without "
+        "its second level: values change. Quantize the original checkpoint instead if you have it"
+    ]
 
 
 def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) -> Quantized:
@@ -189,7 +230,7 @@ def _dropped(opened: Opened, works: dict[str, TensorPlan]) -> dict[str, str]:
     converted = {
         f"{module_of(name)}{suffix}"
         for name, work in works.items()
-        if work.origin is not None and work.origin.second is not None
+        if work.entry is not None and work.entry.constants
     }
     return {name: why for name, why in opened.dropped.items() if name not in converted}
 
@@ -206,15 +247,19 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     quantized = _check(checkpoint, opened.quantized, layout)
     _refuse_others(opened, layout)
     _check_activations(checkpoint.path, quantized)
-    source = opened.source
+    source, again = _requantized(opened, layout)
     change = SecondLevelChange(checkpoint, quantized.layout, layout)
     codes = opened.codes
     units: dict[str, WorkUnit] = {}
     works: dict[str, TensorPlan] = {}
-    for name, tensor in source.tensors.items():
+    for name, tensor in opened.source.tensors.items():
         works[name] = TensorPlan(tensor, "keep", tensor.note or "not quantized")
         units[name] = WorkUnit([works[name]])
     for name, entry in quantized.entries.items():
+        if name in again:
+            works[name] = again[name]
+            units[name] = WorkUnit([works[name]])
+            continue
         made = _converted(layout, entry, quantized, change)
         logical = SourceTensor(
             TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.stored
@@ -251,6 +296,7 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
             f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "
             "say so"
         )
+    plan.warnings += _requantized_warning(layout, again)
     plan.warnings += state_decoded_dtype(plan)
     plan.warnings += unknown_type_warnings(checkpoint, layout)
     return plan
