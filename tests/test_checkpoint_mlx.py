@@ -196,3 +196,35 @@ def test_affine_is_refused_by_name(checkpoints, tmp_path):
     for command in ("dequantize", "quantize"):
         said = " ".join(fail(command, path, "-o", tmp_path / "out").split())
         assert "quantized already by MLX (mode 'affine'" in said
+
+
+def test_experts_that_mlx_lm_stacks(checkpoints, tmp_path):
+    tensors, config = checkpoints.moe()
+    source = checkpoints.save(tmp_path / "moe", tensors, config)
+    target, _ = quantize(source, "out", "mxfp4", layout="mlx")
+    stored = checkpoints.read(target)
+    assert stored["model.layers.0.mlp.experts.2.up_proj.scales"][1] == (32, 2)
+    assert fp4kit.verify(target, against=source).faults == []
+    other = checkpoints.save(tmp_path / "other", tensors, config | {"model_type": "qwen3_moe"})
+    said = fail("quantize", other, "-o", tmp_path / "no", "--layout", "mlx", "--format", "mxfp4")
+    assert "does not put 9 quantized experts of model type 'qwen3_moe' together" in said
+    assert not (tmp_path / "no").exists()
+    kept, _ = quantize(other, "kept", "mxfp4", layout="mlx", exclude=["*experts.*"])
+    assert "model.layers.0.mlp.experts.2.up_proj.scales" not in checkpoints.read(kept)
+    first, _ = quantize(other, "first", "mxfp4")
+    with pytest.raises(OptionError, match="does not put 9 quantized experts"):
+        fp4kit.convert_checkpoint(first, tmp_path / "no", "mlx")
+
+
+def test_what_mlx_lm_takes_apart_is_kept(checkpoints, tmp_path):
+    name = "model.layers.0.self_attn.kv_b_proj.weight"
+    tensors, config = checkpoints.llama(layers=1)
+    source = checkpoints.save(
+        tmp_path / "mla", tensors | {name: checkpoints.normal((64, 64))}, config
+    )
+    _, report = quantize(source, "out", "mxfp4", layout="mlx")
+    (line,) = [one for one in report.tensors if one.name == name]
+    assert (line.action, line.reason) == ("keep", "taken apart by mlx-lm as it loads")
+    first, _ = quantize(source, "first", "mxfp4")
+    with pytest.raises(OptionError, match="cannot be quantized in layout mlx"):
+        fp4kit.convert_checkpoint(first, tmp_path / "no", "mlx")

@@ -48,6 +48,8 @@ def _entry(layout: Layout, held: QuantizedEntry) -> QuantizedEntry:
     elif spec.has_second_level and (held.second is None) != (layout.storage.second_suffix is None):
         kept, has = ("a", "none") if held.second is None else ("no", "one")
         why = f"it keeps {kept} second-level scale, and this has {has}"
+    elif layout.reason_to_keep(held.name):
+        why = f"it is {layout.reason_to_keep(held.name)}"
     elif not held.name.endswith(WEIGHT):
         why = f"engines look for names that end in {WEIGHT}"
     if why:
@@ -118,6 +120,7 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
             f"{given.path}: readers of layout {layout.name} need a config.json; give config=, its "
             "content or path ({} to go without)"
         )
+    layout.check_names(entries, given.config)
     activations = _activations(given, layout)
     formats = sorted({entry.plan.format.name for entry in entries.values()})
     granularities = {entry.plan.scheme.granularity for entry in entries.values()}

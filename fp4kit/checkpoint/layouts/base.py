@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +173,29 @@ class Layout(ABC):
                 f"readers of fp8 in layout {self.name} scale inputs as they come; leave "
                 "--activations out"
             )
+
+    def reason_to_keep(self, name: str) -> str:
+        """Why its readers cannot take a weight quantized, "" if they can."""
+        return ""
+
+    def unfound(self, quantized: Iterable[str], config: Mapping[str, Any]) -> str:
+        """What its readers would not find of some weights, and what to do; "" if they find all.
+
+        Args:
+            quantized: names of the weights that are to be quantized.
+            config: content of config.json.
+        """
+        return ""
+
+    def check_names(self, quantized: Iterable[str], config: Mapping[str, Any]) -> None:
+        """Refuses weights that its readers would not find.
+
+        Raises:
+            OptionError: naming one, and what to do.
+        """
+        why = self.unfound(quantized, config)
+        if why:
+            raise OptionError(f"layout {self.name}: {why}")
 
     def laid_out(self, scheme: Scheme) -> Scheme:
         """The scheme with scales and nibbles as this layout has them."""

@@ -8,7 +8,8 @@ of the other layouts. Which modules are quantized is not listed: those with scal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fp4kit.errors import FileFormatError, OptionError
@@ -25,6 +26,19 @@ MODES = {name: ALL_FORMATS[name] for name in ("mxfp4", "mxfp8", "nvfp4")}
 AFFINE = "affine"
 #: Keys of config.json that hold the same; mlx-lm reads the first, the hub the second.
 KEYS = ("quantization", "quantization_config")
+
+
+#: Model types whose classes in mlx-lm put the codes and scales of single experts together; others
+#: do so with plain weights only, or take experts in a form of their own.
+STACKED = frozenset((
+    "afmoe", "bailing_moe", "bailing_moe_linear", "deepseek", "deepseek_v2", "deepseek_v3",
+    "deepseek_v32", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hunyuan", "jamba",
+    "laguna", "longcat_flash", "mimo_v2_flash", "mixtral", "olmoe", "phimoe", "phixtral",
+    "qwen2_moe",
+))  # fmt: skip
+#: Weights that mlx-lm takes apart as it loads them, of integers or plain numbers only.
+SPLIT = (".kv_b_proj.weight",)
+_EXPERT = re.compile(r".*\.experts\.\d+\..*")
 
 
 def is_said(config: Mapping[str, Any]) -> bool:
@@ -95,6 +109,22 @@ class Mlx(Layout):
                     f"layout {self.name} stores nvfp4 without a second level, for which only "
                     f"recipe {self.recipe} is defined; leave --{name.replace('_', '-')} {value} out"
                 )
+
+    def reason_to_keep(self, name: str) -> str:
+        """Why its readers cannot take a weight quantized, "" if they can."""
+        return "taken apart by mlx-lm as it loads" if name.endswith(SPLIT) else ""
+
+    def unfound(self, quantized: Iterable[str], config: Mapping[str, Any]) -> str:
+        """Experts that mlx-lm does not put together."""
+        experts = [name for name in quantized if _EXPERT.fullmatch(name)]
+        kind = config.get("model_type")
+        if not experts or kind in STACKED:
+            return ""
+        return (
+            f"mlx-lm does not put {len(experts)} quantized experts of model type "
+            f"{str(kind)[:80]!r} together (the first is {experts[0]!r}); leave them plain with "
+            "--exclude '*experts.*', or choose another --layout"
+        )
 
     def laid_out(self, scheme: Scheme) -> Scheme:
         """The scheme without a second level."""

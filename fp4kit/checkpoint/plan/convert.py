@@ -168,6 +168,14 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
             f"{' or '.join(layout.formats)} only"
         )
     check_source(checkpoint, layout)
+    layout.check_names(quantized.entries, checkpoint.config)
+    unfit = {name: layout.reason_to_keep(name) for name in quantized.entries}
+    for name, reason in unfit.items():
+        if reason:
+            raise OptionError(
+                f"{checkpoint.path}: {name!r} cannot be quantized in layout {layout.name} "
+                f"({reason}); use `fp4kit dequantize`, then `fp4kit quantize`"
+            )
     if quantized.pre_scales and layout.pre_scale_suffix is None:
         raise OptionError(
             f"{checkpoint.path}: {len(quantized.pre_scales)} modules have scales of AWQ for their "

@@ -55,6 +55,7 @@ def _reasons(
     source: LogicalSource, options: CheckpointOptions, rules: Rules, config: dict[str, Any]
 ) -> dict[str, str]:
     """Why each tensor is kept; "" for those that are quantized, fusion groups settled."""
+    layout = get_layout(options.layout)
     block = get_format(options.format).block_size
     tied = bool(setting(config, "tie_word_embeddings"))
     reasons = {}
@@ -68,6 +69,8 @@ def _reasons(
             reason = "tied to the embedding"
         if not reason and source.checkpoint.native:
             reason = mistral_native.reason_to_keep(name)
+        if not reason:
+            reason = layout.reason_to_keep(name)
         if not reason and 0 in shape:
             reason = "empty"
         if not reason and shape[-1] % block:
@@ -75,7 +78,7 @@ def _reasons(
         reasons[name] = reason
     # An engine's quantized layer has no place for what it may have to compute with.
     chosen = [name for name, reason in reasons.items() if not reason]
-    storage, spec = get_layout(options.layout).storage, get_format(options.format)
+    storage, spec = layout.storage, get_format(options.format)
     taken = {part for name in chosen for part in storage.part_names(name, spec).all()}
     for other, module in unknown_beside(source.tensors, chosen, taken).items():
         reasons[f"{module}.weight"] = f"{other} beside it is not understood"
@@ -245,6 +248,7 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
     _rejoin(source, reasons)
     dtype = model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
+    layout.check_names(weights, config)
     amaxes = activation_amaxes(options, [module_of(name) for name in weights])
     spec = get_format(options.format)
     scheme = options.scheme
