@@ -244,9 +244,10 @@ OPTIONS: dict[str, Decorator] = {
     ),
     "activations": click.option(
         "--activations",
-        metavar="uncalibrated|FILE",
+        metavar="uncalibrated|dynamic|FILE",
         help="Model directories: W4A4, with activation scales of 1.0, or from a JSON file that "
-        "maps each module to the amax of its input.",
+        "maps each module to the amax of its input. For fp8 (W8A8) also dynamic: engines scale "
+        "inputs as they come.",
     ),
     "experts_layout": click.option(
         "--experts-layout",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fp4kit.checkpoint.options import UNCALIBRATED
+from fp4kit.checkpoint.options import DYNAMIC, UNCALIBRATED
 from fp4kit.files.choices import CheckpointChoices, FileChoices
 from fp4kit.files.quantize import default_target, quantize_checkpoint, quantize_file
 from fp4kit.formats import ALL_FORMATS
@@ -84,7 +84,7 @@ def command(given: Given) -> None:
         refuse(("pad",), "for plain files; engines do not read padded rows")
         if given.weights_only and given.activations is not None:
             raise click.UsageError("--weights-only and --activations exclude each other")
-        if given.activations not in (None, UNCALIBRATED):
+        if given.activations not in (None, UNCALIBRATED, DYNAMIC):
             inputs.append(Path(str(given.activations)))
     else:
         refuse(CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")

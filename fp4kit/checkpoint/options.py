@@ -16,6 +16,8 @@ DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 UNCALIBRATED = "uncalibrated"
+#: FP8: engines scale the inputs of each module as they come.
+DYNAMIC = "dynamic"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class CheckpointOptions(CommonOptions):
         include: name patterns quantized although a default rule leaves them alone.
         exclude: name patterns left alone; wins over `include`.
         activations: None for weights only (W4A16), `uncalibrated`, or the path of a JSON file with
-            the activation amax of each module (W4A4).
+            the activation amax of each module (W4A4); for fp8 also `dynamic`.
         experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
         max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
         unscaled_fp8: FP8 tensors without a scale were only cast: take their values as they are.
@@ -100,7 +102,7 @@ class CheckpointOptions(CommonOptions):
     @property
     def files(self) -> tuple[Path, ...]:
         """Files whose content decides bytes as well: that of activation amaxes."""
-        given = self.activations not in (None, UNCALIBRATED)
+        given = self.activations not in (None, UNCALIBRATED, DYNAMIC)
         return (Path(str(self.activations)),) if given else ()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fp4kit.checkpoint.options import DYNAMIC
 from fp4kit.errors import OptionError
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.metadata import entries_by_names, shared_plan
@@ -25,6 +26,11 @@ from fp4kit.plan import Plan
 from fp4kit.reference.grid import scales_of
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import Scheme
+
+#: Inputs of FP8 that are divided by a scale of the file.
+STATIC = "static"
+#: What the name of that scale adds to the module's, in every layout that has one.
+FP8_INPUT_SUFFIX = ".input_scale"
 
 
 def module_of(name: str) -> str:
@@ -39,7 +45,7 @@ class Summary:
     Attributes:
         format: block format of the quantized weights.
         ignore: modules of linear weights that were not quantized.
-        activations: None for weights only, `uncalibrated` or `calibrated`.
+        activations: None for weights only, `uncalibrated`, `calibrated` or `dynamic`.
         embeddings: modules of embeddings, which some layouts list as well.
         pre_scaled: some modules have the scales of AWQ beside them, for their inputs.
         granularity: what shares a scale of fp8.
@@ -60,7 +66,8 @@ class Layout(ABC):
         name: what it is called.
         formats: block formats that its readers know.
         granularities: what may share a scale of fp8, the default first.
-        fp8_inputs: whether weights in fp8 have an activation scale beside them: always, or never.
+        fp8_inputs: how readers may take the inputs of weights in fp8: None (as they are, or as its
+            readers always do), `dynamic`, or `static` with an activation scale beside the weight.
         storage: how the parts of a weight are named and laid out.
         recipe: order of operations by which its readers decode NVFP4.
         activation_suffix: what the name of a module's activation scale adds to it, None if readers
@@ -85,7 +92,7 @@ class Layout(ABC):
     name: str
     formats: tuple[str, ...]
     granularities: tuple[str, ...] = ()
-    fp8_inputs: bool = False
+    fp8_inputs: tuple[str | None, ...] = (None,)
     storage: Storage
     recipe: str
     activation_suffix: str | None
@@ -145,7 +152,7 @@ class Layout(ABC):
         """
         plan = shared_plan(shape, self.laid_out(scheme))
         constants = self.markers(name)
-        if activation_amax is not None and plan.needs_amax:
+        if activation_amax is not None and (plan.has_second_level or plan.grid is not None):
             constants += (self._activation(name, activation_amax, plan),)
         return QuantizedEntry(name, shape, dtype, plan, storage=self.storage, constants=constants)
 
@@ -157,22 +164,30 @@ class Layout(ABC):
         """
         granularity = self.laid_out(scheme).granularity
         if granularity is None:
+            if activations == DYNAMIC:
+                raise OptionError(
+                    f"activations={DYNAMIC!r} is for fp8, not {scheme.format}: pass "
+                    "--activations uncalibrated, or a file of amaxes"
+                )
             return
         if granularity not in self.granularities:
             raise OptionError(
                 f"layout {self.name} holds fp8 with granularity {' or '.join(self.granularities)}, "
                 f"not {granularity}; choose another --layout or --granularity"
             )
-        if self.fp8_inputs and activations is None:
+        kind = activations if activations in (None, DYNAMIC) else STATIC
+        if kind in self.fp8_inputs and not (kind == STATIC and granularity == "block"):
+            return
+        if self.fp8_inputs == (STATIC,):
             raise OptionError(
                 f"readers of fp8 in layout {self.name} take a scale of each module's input: pass "
                 "--activations uncalibrated, or a file of amaxes"
             )
-        if activations is not None and not self.fp8_inputs:
-            raise OptionError(
-                f"readers of fp8 in layout {self.name} scale inputs as they come; leave "
-                "--activations out"
-            )
+        dynamic = f", or pass --activations {DYNAMIC}" if DYNAMIC in self.fp8_inputs else ""
+        raise OptionError(
+            f"readers of fp8 with granularity {granularity} in layout {self.name} scale inputs as "
+            f"they come; leave --activations out{dynamic}"
+        )
 
     def reason_to_keep(self, name: str) -> str:
         """Why its readers cannot take a weight quantized, "" if they can."""
@@ -215,9 +230,8 @@ class Layout(ABC):
                 scale = convert_second_level(value, "amax", self.storage.keeps)
             else:
                 scale = scales_of(value, plan.grid_recipe, plan.format.element, "float32")
-        spec = TensorSpec(
-            f"{module_of(name)}{self.activation_suffix}", "F32", self.activation_shape
-        )
+        suffix = self.activation_suffix if plan.grid is None else FP8_INPUT_SUFFIX
+        spec = TensorSpec(f"{module_of(name)}{suffix}", "F32", self.activation_shape)
         return Constant(spec, struct.pack("<f", float(scale[0])))
 
     def find(

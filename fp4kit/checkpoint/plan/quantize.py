@@ -11,7 +11,7 @@ from typing import Any
 from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.checkpoint.models.fusion import fusion_group, groups, settle
-from fp4kit.checkpoint.options import UNCALIBRATED, CheckpointOptions
+from fp4kit.checkpoint.options import DYNAMIC, UNCALIBRATED, CheckpointOptions
 from fp4kit.checkpoint.read.directory import Checkpoint, listed, read_json
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.logical import LogicalSource
@@ -167,7 +167,7 @@ def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dic
         Module to amax; empty for weights only.
     """
     wanted = list(modules)
-    if options.activations is None:
+    if options.activations in (None, DYNAMIC):
         return {}
     if options.activations == UNCALIBRATED:
         return dict.fromkeys(wanted, uncalibrated_amax(options.format))
