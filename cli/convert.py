@@ -24,7 +24,7 @@ from .text import example
     source(),
     output("Directory to create, or file if IN is one.", required=True),
     layout("Layout of the result.", required=True),
-    *("max_shard_size", "dry_run", "resume", "follow_links", "all", "force", "json"),
+    *("lossless", "max_shard_size", "dry_run", "resume", "follow_links", "all", "force", "json"),
 )
 def command(given: Given) -> None:
     """Store a quantized checkpoint in another layout, codes verbatim.
@@ -36,7 +36,7 @@ def command(given: Given) -> None:
     A file that `fp4kit quantize FILE` wrote is in no engine's layout and cannot be converted:
     quantize its source with --layout.
     """
-    options = given.pick("max_shard_size", "dry_run", "resume", "follow_links", "force")
+    options = given.pick("lossless", "max_shard_size", "dry_run", "resume", "follow_links", "force")
     label = f"Converting {given.source.name}"
     with resumable(given.output), progress_bar(label, idle=given.dry_run) as progress:
         report = convert_checkpoint(

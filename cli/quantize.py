@@ -29,6 +29,7 @@ CHECKPOINT_ONLY = (
     "weights_only",
     "activations",
     "experts_layout",
+    "lossless",
     "max_shard_size",
     "resume",
     "follow_links",
@@ -59,9 +60,9 @@ CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS)
         "Model directories: for which engines to store the result. comfy also takes a single "
         "file.  [default: compressed-tensors]"
     ),
-    *("weights_only", "activations", "experts_layout", "unscaled_fp8", "max_shard_size", "resume"),
-    *("follow_links", "void_dtype", "cast", "pad", "allow_nothing", "dry_run", "all", "report"),
-    *("force", "json"),
+    *("weights_only", "activations", "experts_layout", "unscaled_fp8", "lossless"),
+    *("max_shard_size", "resume", "follow_links", "void_dtype", "cast", "pad", "allow_nothing"),
+    *("dry_run", "all", "report", "force", "json"),
 )
 def command(given: Given) -> None:
     """Quantize the tensors of a file, or a whole checkpoint.

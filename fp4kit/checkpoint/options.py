@@ -26,9 +26,11 @@ class CommonOptions:
 
     Attributes:
         follow_links: copy also what links out of a model directory point to.
+        lossless: refuse to change the value of a weight that is written quantized.
     """
 
     follow_links: bool = field(default=False, kw_only=True)
+    lossless: bool = field(default=False, kw_only=True)
 
     @property
     def files(self) -> tuple[Path, ...]:

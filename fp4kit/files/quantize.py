@@ -155,7 +155,8 @@ def quantize_checkpoint(
             :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, or a JSON
             file with the amax of each module's input; for fp8 also `dynamic`. `experts_layout`: how
             fused experts are stored where that is not clear. `max_shard_size`: like 5GB.
-            `follow_links`: copy what links out of the source point to.
+            `follow_links`: copy what links out of the source point to. `lossless`: refuse to change
+            a value, so that only codes that are taken over are written; some are read for that.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.

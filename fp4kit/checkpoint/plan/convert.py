@@ -36,6 +36,7 @@ from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import as_scheme
 
 from .checkpoint_plan import CheckpointPlan, WorkUnit, check_source, in_stored_order, pack
+from .convert_fp8 import fp8_codes, plan_convert_fp8
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import state_decoded_dtype
 from .quantize import embedding_modules
@@ -156,7 +157,7 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
     if quantized is None or not quantized.entries:
         raise FileFormatError(
             f"{checkpoint.path}: holds no weight in a layout that can be converted; use `fp4kit "
-            "quantize` for FP8, gpt-oss and plain checkpoints"
+            "quantize` for gpt-oss and plain checkpoints"
         )
     if quantized.layout is layout:
         raise OptionError(f"{checkpoint.path}: is in layout {layout.name} already")
@@ -252,6 +253,26 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     """
     layout = get_layout(options.layout)
     opened = open_quantized(checkpoint, fold=False)
+    if not opened.entries and fp8_codes(opened):
+        plan = plan_convert_fp8(checkpoint, options, opened, layout)
+    else:
+        plan = _plan_blocks(checkpoint, options, opened, layout)
+    if EXPERTS_KEY in checkpoint.metadata:
+        plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
+    facts = None if opened.quantized is None else opened.quantized.facts
+    if facts is not None and facts.kv_cache:
+        plan.warnings.append(
+            f"the source quantizes the KV cache ({facts.kv_cache}); the result does not say so"
+        )
+    plan.warnings += state_decoded_dtype(plan)
+    plan.warnings += unknown_type_warnings(checkpoint, layout)
+    return plan
+
+
+def _plan_blocks(
+    checkpoint: Checkpoint, options: ConvertOptions, opened: Opened, layout: Layout
+) -> CheckpointPlan:
+    """Decides about every tensor of a checkpoint in a format with scales of blocks."""
     quantized = _check(checkpoint, opened.quantized, layout)
     _refuse_others(opened, layout)
     _check_activations(checkpoint.path, quantized)
@@ -292,19 +313,10 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     )
     if change.kept:
         plan.header[SECOND_LEVEL_KEY] = json.dumps(change.kept, separators=(",", ":"))
-    if EXPERTS_KEY in checkpoint.metadata:
-        plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
     if quantized.pre_scales and not quantized.activations and not layout.single_file:
         plan.warnings.append(
             "the weights have scales of AWQ for their inputs, but no activation scales: readers of "
             f"layout {layout.name} know AWQ with both only"
         )
-    if quantized.facts is not None and quantized.facts.kv_cache:
-        plan.warnings.append(
-            f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "
-            "say so"
-        )
     plan.warnings += _requantized_warning(layout, again)
-    plan.warnings += state_decoded_dtype(plan)
-    plan.warnings += unknown_type_warnings(checkpoint, layout)
     return plan

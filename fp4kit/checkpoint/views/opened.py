@@ -27,8 +27,9 @@ from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.tensor_names import unknown_beside
 
 from .base import Overlay, TensorView, ViewOptions
-from .codes import Codes, EntryCodes, Mxfp4Codes
+from .codes import Codes, EntryCodes, Fp8Codes, Mxfp4Codes
 from .entries import SmoothedView
+from .fp8 import Fp8View
 from .logical import LogicalSource
 from .mxfp4 import Mxfp4View
 from .search import FoundViews, search
@@ -58,9 +59,13 @@ class Opened:
 
     @property
     def codes(self) -> dict[str, Codes]:
-        """The codes of weights that are stored as MXFP4 or in a layout, by name."""
-        views = self.source.views.items()
-        coded = {name: Mxfp4Codes(view) for name, view in views if isinstance(view, Mxfp4View)}
+        """The codes of weights that are stored as MXFP4, as FP8 or in a layout, by name."""
+        coded: dict[str, Codes] = {}
+        for name, view in self.source.views.items():
+            if isinstance(view, Mxfp4View):
+                coded[name] = Mxfp4Codes(view)
+            elif isinstance(view, Fp8View) and view.granularities:
+                coded[name] = Fp8Codes(view, min(view.granularities))
         stored = self.entries.items()
         return coded | {name: EntryCodes(self.source.checkpoint, entry) for name, entry in stored}
 
