@@ -106,7 +106,6 @@ def assert_decodes_to_the_same(layout, target, tmp_path):
 def test_activation_scales_are_loaded(model, tmp_path):
     """By default; where transformers is told to decode, it has no place for them."""
     import torch
-
     from safetensors.torch import load_file
 
     options = CheckpointOptions("fp8", granularity="tensor", activations="uncalibrated")
