@@ -17,6 +17,7 @@ from .text import example
 @click.command(
     epilog=example(
         "fp4kit convert Llama-3-8B-NVFP4 -o Llama-3-8B-modelopt --layout modelopt",
+        "fp4kit convert DeepSeek-V3 -o out --layout compressed-tensors",
         "fp4kit convert flux-comfy.safetensors -o flux --layout modelopt --dry-run",
     )
 )
@@ -29,9 +30,12 @@ from .text import example
 def command(given: Given) -> None:
     """Store a quantized checkpoint in another layout, codes verbatim.
 
-    IN is a model directory (or a file for ComfyUI) from any tool. Codes and block scales keep
-    their values; the second-level scale changes its direction. Converting back gives every tensor
-    with the same bytes; their order in the files may be another.
+    IN is a model directory (or a file for ComfyUI) from any tool, in a block format or in FP8.
+    Codes and scales keep their values; the second-level scale changes its direction. Converting
+    back gives every tensor with the same bytes; their order in the files may be another.
+
+    Only nvfp4 with a second level is quantized again for layout mlx, which has none; the report
+    says so, and --lossless refuses it.
 
     A file that `fp4kit quantize FILE` wrote is in no engine's layout and cannot be converted:
     quantize its source with --layout.
