@@ -30,8 +30,10 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int32]
 #: Exponent of what has no value but zero.
 NONE = -(1 << 20)
-#: Exponents of the magnitudes of E2M1, by code.
-TOPS = np.array([NONE, *np.floor(np.log2(E2M1.magnitudes[1:]))], np.int32)
+#: Exponents of 0.5, of 1 and 1.5, of 2 and 3, and of 4 and 6.
+EXPONENTS = np.arange(-1, E2M1.max_exponent + 1, dtype=np.int32)
+#: Bits 0, 1 and 2 of the sixteen codes of a word.
+BITS = [np.uint64(0x1111111111111111 << bit) for bit in range(3)]
 #: Under a larger or smaller k - s nothing changes: no block with a value has the former, and all
 #: values are rounded to zero under the latter.
 HIGHEST = E4M3.max_exponent + 1
@@ -56,9 +58,14 @@ PAIRS, ROUNDED = _tables()
 
 def _tops(packed: Bytes, scale: Bytes) -> Ints:
     """The exponent of the largest magnitude of each block, (rows, I / 32)."""
-    words = packed.reshape(len(packed), -1, CODE_BYTES)
-    largest = np.maximum(words & 7, words >> 4 & 7).max(2, initial=0)
-    tops = TOPS[largest]
+    words = packed.reshape(len(packed), -1, CODE_BYTES).view(np.uint64)
+    first, second = words[..., 0], words[..., 1]
+    some = first | second
+    # 6 alone has both bits of 4 and 2.
+    six = ((first >> np.uint64(1)) & first | (second >> np.uint64(1)) & second) & BITS[1]
+    tops = np.full(some.shape, NONE, np.int32)
+    for bits, exponent in zip((*(some & bit for bit in BITS), six), EXPONENTS, strict=True):
+        tops = np.where(bits != 0, exponent, tops)
     return np.where(tops == NONE, NONE, tops + scale - E8M0_BIAS).astype(np.int32)
 
 
