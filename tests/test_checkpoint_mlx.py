@@ -228,3 +228,11 @@ def test_what_mlx_lm_takes_apart_is_kept(checkpoints, tmp_path):
     first, _ = quantize(source, "first", "mxfp4")
     with pytest.raises(OptionError, match="cannot be quantized in layout mlx"):
         fp4kit.convert_checkpoint(first, tmp_path / "no", "mlx")
+
+
+def test_models_that_mlx_lm_changes_are_refused(checkpoints, tmp_path):
+    tensors, config = checkpoints.llama(layers=1)
+    config["model_type"] = "falcon_h1"
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    said = fail("quantize", source, "-o", tmp_path / "out", "--layout", "mlx", "--dry-run")
+    assert "multiplies the weights of model type 'falcon_h1'" in said

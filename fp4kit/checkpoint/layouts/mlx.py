@@ -36,6 +36,8 @@ STACKED = frozenset((
     "laguna", "longcat_flash", "mimo_v2_flash", "mixtral", "olmoe", "phimoe", "phixtral",
     "qwen2_moe",
 ))  # fmt: skip
+#: Those whose weights mlx-lm multiplies as it loads them, words of codes too.
+MULTIPLIED = ("falcon_h1",)
 #: Weights that mlx-lm takes apart as it loads them, of integers or plain numbers only.
 SPLIT = (".kv_b_proj.weight",)
 _EXPERT = re.compile(r".*\.experts\.\d+\..*")
@@ -115,9 +117,14 @@ class Mlx(Layout):
         return "taken apart by mlx-lm as it loads" if name.endswith(SPLIT) else ""
 
     def unfound(self, quantized: Iterable[str], config: Mapping[str, Any]) -> str:
-        """Experts that mlx-lm does not put together."""
-        experts = [name for name in quantized if _EXPERT.fullmatch(name)]
+        """Experts that mlx-lm does not put together, and models that it changes."""
         kind = config.get("model_type")
+        if kind in MULTIPLIED:
+            return (
+                f"mlx-lm multiplies the weights of model type {kind!r} as it loads them, which "
+                "codes do not survive; choose another --layout"
+            )
+        experts = [name for name in quantized if _EXPERT.fullmatch(name)]
         if not experts or kind in STACKED:
             return ""
         return (
