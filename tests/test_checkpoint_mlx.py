@@ -205,9 +205,9 @@ def test_experts_that_mlx_lm_stacks(checkpoints, tmp_path):
     stored = checkpoints.read(target)
     assert stored["model.layers.0.mlp.experts.2.up_proj.scales"][1] == (32, 2)
     assert fp4kit.verify(target, against=source).faults == []
-    other = checkpoints.save(tmp_path / "other", tensors, config | {"model_type": "qwen3_moe"})
+    other = checkpoints.save(tmp_path / "other", tensors, config | {"model_type": "minimax"})
     said = fail("quantize", other, "-o", tmp_path / "no", "--layout", "mlx", "--format", "mxfp4")
-    assert "does not put 9 quantized experts of model type 'qwen3_moe' together" in said
+    assert "does not put 9 quantized experts of model type 'minimax' together" in said
     assert not (tmp_path / "no").exists()
     kept, _ = quantize(other, "kept", "mxfp4", layout="mlx", exclude=["*experts.*"])
     assert "model.layers.0.mlp.experts.2.up_proj.scales" not in checkpoints.read(kept)
@@ -236,3 +236,40 @@ def test_models_that_mlx_lm_changes_are_refused(checkpoints, tmp_path):
     source = checkpoints.save(tmp_path / "in", tensors, config)
     said = fail("quantize", source, "-o", tmp_path / "out", "--layout", "mlx", "--dry-run")
     assert "multiplies the weights of model type 'falcon_h1'" in said
+
+
+def test_experts_that_mlx_lm_wants_stacked(checkpoints, tmp_path):
+    tensors, config = checkpoints.moe()
+    config["model_type"] = "qwen3_moe"
+    source = checkpoints.save(tmp_path / "moe", tensors, config)
+    target, _ = quantize(source, "out", "mxfp4", layout="mlx")
+    stored = checkpoints.read(target)
+    prefix = "model.layers.0.mlp"
+    dtype, shape, data = stored[f"{prefix}.switch_mlp.up_proj.weight"]
+    assert (dtype, shape) == ("U32", (3, 32, 8))
+    assert stored[f"{prefix}.switch_mlp.up_proj.scales"][:2] == ("U8", (3, 32, 2))
+    assert not [name for name in stored if ".experts." in name]
+    each = [
+        fp4kit.quantize(tensors[f"{prefix}.experts.{number}.up_proj.weight"][1], "mxfp4")
+        for number in range(3)
+    ]
+    assert data == b"".join(q.packed.tobytes() for q in each)
+    assert fp4kit.verify(target, against=source).faults == []
+    with fp4kit.open(target) as opened:
+        name = f"{prefix}.experts.2.up_proj.weight"
+        np.testing.assert_array_equal(opened[name], fp4kit.dequantize(each[2]))
+    back = tmp_path / "back"
+    fp4kit.dequantize_checkpoint(target, back, "float32", experts_layout="single")
+    found = checkpoints.array(checkpoints.read(back)[name])
+    np.testing.assert_array_equal(found, fp4kit.dequantize(each[2]))
+    # Codes of MXFP4 are taken over.
+    first, again = tmp_path / "first", tmp_path / "again"
+    fp4kit.quantize_checkpoint(source, first, "mxfp4")
+    succeed("quantize", first, "-o", again, "--layout", "mlx", "--format", "mxfp4", "--lossless")
+    assert checkpoints.read(again) == stored
+    with pytest.raises(OptionError, match="want its experts stacked"):
+        fp4kit.convert_checkpoint(first, tmp_path / "no", "mlx")
+    with pytest.raises(OptionError, match="holds weights in FP8 or another form"):
+        fp4kit.convert_checkpoint(target, tmp_path / "no", "compressed-tensors")
+    with pytest.raises(OptionError, match="only 2 of 3 are quantized"):
+        quantize(source, "no", "mxfp4", layout="mlx", exclude=["*experts.1.up_proj*"])

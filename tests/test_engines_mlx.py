@@ -244,3 +244,36 @@ def test_parameters_of_single_modules(llama, tmp_path):
         for name, module in modules(model).items():
             values = mx.dequantize(module.weight, module.scales, mode=module.mode, dtype=mx.float32)
             assert np.array_equal(np.array(values), opened[f"{name}.weight"])
+
+
+@pytest.mark.parametrize("format", SCHEMES)
+def test_experts_that_are_stacked_in_the_file(format, moe, checkpoints, tmp_path):
+    tensors = {
+        name: (dtype, checkpoints.array((dtype, shape, data)))
+        for name, (dtype, shape, data) in checkpoints.read(moe).items()
+    }
+    tensors = without(tensors, "shared_expert", ".bias")
+    for part in ("q_norm", "k_norm"):
+        name = f"model.layers.0.self_attn.{part}.weight"
+        tensors[name] = ("F32", np.ones(16, np.float32))
+    config = checkpoints.config_of(moe) | {"model_type": "qwen3_moe", "head_dim": 16}
+    config |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+    config |= {"max_position_embeddings": 64}
+    source = checkpoints.save(tmp_path / "qwen3", tensors, config)
+    target, back = tmp_path / "out", tmp_path / "back"
+    fp4kit.quantize_checkpoint(source, target, format, layout="mlx")
+    model, _ = mlx_lm.load_model(target)
+    stack = dict(model.named_modules())["model.layers.0.mlp.switch_mlp.up_proj"]
+    assert (stack.mode, stack.weight.shape[0]) == (format, 4)
+    fp4kit.dequantize_checkpoint(target, back, "float32", experts_layout="single")
+    plain, _ = mlx_lm.load_model(back)
+    np.testing.assert_allclose(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
+    # What mlx-lm writes has the same form.
+    model, config = mlx_lm.load_model(source)
+    model, config = mlx_lm.quantize_model(model, config, None, None, mode=format)
+    mlx_lm.save_model(tmp_path / "theirs", model)
+    mlx_lm.save_config(config, tmp_path / "theirs" / "config.json")
+    names = [list(fp4kit.open(path, raw=True)) for path in (target, tmp_path / "theirs")]
+    ours, theirs = ({name for name in each if "switch_mlp" in name} for each in names)
+    assert ours == theirs
+    assert fp4kit.verify(tmp_path / "theirs", against=source).faults == []

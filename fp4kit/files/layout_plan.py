@@ -121,6 +121,11 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
             "content or path ({} to go without)"
         )
     layout.check_names(entries, given.config)
+    if layout.stacks(entries, given.config):
+        raise OptionError(
+            f"{given.path}: readers of layout {layout.name} want the experts stacked; save plain "
+            f"weights, then use quantize_checkpoint(layout={layout.name!r})"
+        )
     activations = _activations(given, layout)
     formats = sorted({entry.plan.format.name for entry in entries.values()})
     granularities = {entry.plan.scheme.granularity for entry in entries.values()}

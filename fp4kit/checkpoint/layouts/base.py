@@ -193,6 +193,25 @@ class Layout(ABC):
         """Why its readers cannot take a weight quantized, "" if they can."""
         return ""
 
+    def stacks(self, quantized: Iterable[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Which weights of single experts its readers want as one tensor.
+
+        Args:
+            quantized: names of the weights that are to be quantized.
+            config: content of config.json.
+
+        Returns:
+            Name of each tensor of several experts to these in order.
+
+        Raises:
+            OptionError: if some experts of a tensor are not among the weights.
+        """
+        return {}
+
+    def single_names(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        """The names of the experts that a tensor of this layout holds; none if it is no stack."""
+        return []
+
     def unfound(self, quantized: Iterable[str], config: Mapping[str, Any]) -> str:
         """What its readers would not find of some weights, and what to do; "" if they find all.
 

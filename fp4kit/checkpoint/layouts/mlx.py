@@ -36,11 +36,16 @@ STACKED = frozenset((
     "laguna", "longcat_flash", "mimo_v2_flash", "mixtral", "olmoe", "phimoe", "phixtral",
     "qwen2_moe",
 ))  # fmt: skip
+#: Those that take quantized experts only as one tensor a projection, `switch_mlp`.
+SWITCHED = ("ernie4_5_moe", "mellum", "qwen3_moe")
 #: Those whose weights mlx-lm multiplies as it loads them, words of codes too.
 MULTIPLIED = ("falcon_h1",)
 #: Weights that mlx-lm takes apart as it loads them, of integers or plain numbers only.
 SPLIT = (".kv_b_proj.weight",)
 _EXPERT = re.compile(r".*\.experts\.\d+\..*")
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_SINGLE = re.compile(r"(.*\.mlp)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_STACK = re.compile(r"(.*\.mlp)\.switch_mlp\.(gate_proj|up_proj|down_proj)\.weight")
 
 
 def is_said(config: Mapping[str, Any]) -> bool:
@@ -116,6 +121,37 @@ class Mlx(Layout):
         """Why its readers cannot take a weight quantized, "" if they can."""
         return "taken apart by mlx-lm as it loads" if name.endswith(SPLIT) else ""
 
+    def stacks(self, quantized: Iterable[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Experts of model types that mlx-lm takes as one tensor a projection."""
+        if config.get("model_type") not in SWITCHED:
+            return {}
+        layers: dict[str, dict[str, dict[int, str]]] = {}
+        for name in quantized:
+            match = _SINGLE.fullmatch(name)
+            if match is not None:
+                stacks = layers.setdefault(match[1], {each: {} for each in _PROJECTIONS})
+                stacks[match[3]][int(match[2])] = name
+        found = {}
+        for parent, stacks in layers.items():
+            count = max(len(members) for members in stacks.values())
+            for projection, members in stacks.items():
+                if sorted(members) != list(range(count)):
+                    raise OptionError(
+                        f"layout {self.name}: mlx-lm takes the experts of {parent!r} as one tensor "
+                        f"a projection, and of {projection} only {len(members)} of {count} are "
+                        "quantized; quantize or exclude all experts of a layer"
+                    )
+                ordered = [members[number] for number in range(count)]
+                found[f"{parent}.switch_mlp.{projection}.weight"] = ordered
+        return found
+
+    def single_names(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        """The names of single experts that a `switch_mlp` holds."""
+        match = _STACK.fullmatch(name)
+        if match is None or len(shape) != 3:
+            return []
+        return [f"{match[1]}.experts.{number}.{match[2]}.weight" for number in range(shape[0])]
+
     def unfound(self, quantized: Iterable[str], config: Mapping[str, Any]) -> str:
         """Experts that mlx-lm does not put together, and models that it changes."""
         kind = config.get("model_type")
@@ -125,6 +161,8 @@ class Mlx(Layout):
                 "codes do not survive; choose another --layout"
             )
         experts = [name for name in quantized if _EXPERT.fullmatch(name)]
+        if kind in SWITCHED:
+            experts = [name for name in experts if not _SINGLE.fullmatch(name)]
         if not experts or kind in STACKED:
             return ""
         return (

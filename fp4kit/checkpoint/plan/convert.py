@@ -170,6 +170,11 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
         )
     check_source(checkpoint, layout)
     layout.check_names(quantized.entries, checkpoint.config)
+    if layout.stacks(quantized.entries, checkpoint.config):
+        raise OptionError(
+            f"{checkpoint.path}: readers of layout {layout.name} want its experts stacked; use "
+            f"`fp4kit quantize --layout {layout.name}`, which takes MXFP4 codes over"
+        )
     unfit = {name: layout.reason_to_keep(name) for name in quantized.entries}
     for name, reason in unfit.items():
         if reason:

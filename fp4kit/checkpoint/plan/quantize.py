@@ -16,6 +16,7 @@ from fp4kit.checkpoint.read.directory import Checkpoint, listed, read_json
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import open_logical
+from fp4kit.checkpoint.views.stacked import stack
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import DTYPES, SECOND_LEVEL_RANGE, get_format
 from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_collisions, refuse_nothing
@@ -249,6 +250,13 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
     dtype = model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
     layout.check_names(weights, config)
+    stacks = layout.stacks(weights, config)
+    if stacks:
+        source, codes = stack(source, codes, stacks)
+        singles = {member for members in stacks.values() for member in members}
+        reasons = {name: why for name, why in reasons.items() if name not in singles}
+        reasons |= dict.fromkeys(stacks, "")
+        weights = [name for name in weights if name not in singles] + list(stacks)
     amaxes = activation_amaxes(options, [module_of(name) for name in weights])
     spec = get_format(options.format)
     scheme = options.scheme

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS, module_of
 from fp4kit.checkpoint.layouts.comfy import record_faults
@@ -33,6 +34,7 @@ from .fp8 import Fp8View
 from .logical import LogicalSource
 from .mxfp4 import Mxfp4View
 from .search import FoundViews, search
+from .stacked import ExpertEntryView, split_entries
 
 #: Quantizations of other tools that are decoded on the way: what they are called, and why.
 DECODED_METHODS = ("fp8", "mxfp4")
@@ -208,8 +210,15 @@ def open_quantized(
             raise FileFormatError(f"{checkpoint.path}: holds no quantized weight")
     dropped = dict(found.dropped)
     views = list(found.views)
+    experts: list[ExpertEntryView] = []
     if quantized is not None:
-        owned = {spec.name for entry in quantized.entries.values() for spec in entry.parts}
+        experts = list(split_entries(checkpoint, quantized.layout, quantized.entries))
+        stacked = {view.entry.name for view in experts}
+        kept = {name: each for name, each in quantized.entries.items() if name not in stacked}
+        quantized = with_changes(quantized, entries=kept)
+        views += experts
+        owned = {name for view in experts for name in view.consumed}
+        owned |= {spec.name for entry in quantized.entries.values() for spec in entry.parts}
         owned |= {tensor.name for tensor in quantized.pre_scales.values()}
         dropped |= {
             name: f"belongs to layout {quantized.layout.name}"

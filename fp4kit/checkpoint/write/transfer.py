@@ -22,6 +22,7 @@ from fp4kit.checkpoint.layouts import Layout
 from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, WorkUnit
 from fp4kit.checkpoint.views.base import Bytes
 from fp4kit.checkpoint.views.codes import Codes, Fp8Codes, Mxfp4Codes, Scales, swap_nibbles
+from fp4kit.checkpoint.views.stacked import StackedCodes
 from fp4kit.errors import OptionError
 from fp4kit.formats import E4M3, MXFP4, NVFP4, get_recipe
 from fp4kit.io.quantize_plan import TensorPlan
@@ -93,6 +94,11 @@ def transfers_of(plan: CheckpointPlan, unit: WorkUnit) -> list[Transfer]:
         assert plan.layout is not None
         return take_over(plan.layout, unit)
     pairs = list(zip(unit.codes, unit.works, strict=True))
+    if isinstance(unit.codes[0], StackedCodes):
+        if _entry(unit.works[0]).plan.format is not MXFP4:
+            return []
+        for work in unit.works:
+            work.action, work.reason = "transfer", TAKEN_OVER
     if isinstance(unit.codes[0], Fp8Codes):
         return _bytes_taken_over(unit)
     return [Transfer(codes, work) for codes, work in pairs]
