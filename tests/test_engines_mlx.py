@@ -268,12 +268,20 @@ def test_experts_that_are_stacked_in_the_file(format, moe, checkpoints, tmp_path
     fp4kit.dequantize_checkpoint(target, back, "float32", experts_layout="single")
     plain, _ = mlx_lm.load_model(back)
     np.testing.assert_allclose(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
-    # What mlx-lm writes has the same form.
+    # What mlx-lm writes has the same form, but for the router, of which it makes integers.
     model, config = mlx_lm.load_model(source)
-    model, config = mlx_lm.quantize_model(model, config, None, None, mode=format)
-    mlx_lm.save_model(tmp_path / "theirs", model)
-    mlx_lm.save_config(config, tmp_path / "theirs" / "config.json")
-    names = [list(fp4kit.open(path, raw=True)) for path in (target, tmp_path / "theirs")]
-    ours, theirs = ({name for name in each if "switch_mlp" in name} for each in names)
-    assert ours == theirs
-    assert fp4kit.verify(tmp_path / "theirs", against=source).faults == []
+    model, config = mlx_lm.quantize_model(
+        model,
+        config,
+        None,
+        None,
+        mode=format,
+        quant_predicate=lambda path, _: "gate" not in path[-4:],
+    )
+    theirs = tmp_path / "theirs"
+    mlx_lm.save_model(theirs, model)
+    mlx_lm.save_config(config, theirs / "config.json")
+    names = [{each for each in fp4kit.open(path, raw=True) if "switch_mlp" in each}
+             for path in (target, theirs)]  # fmt: skip
+    assert names[0] == names[1]
+    assert fp4kit.verify(theirs, against=source).faults == []
