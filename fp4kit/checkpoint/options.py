@@ -48,8 +48,8 @@ class CheckpointOptions(CommonOptions):
     """How a checkpoint is quantized.
 
     Attributes:
-        format: `nvfp4` or `mxfp4`.
-        layout: `compressed-tensors`, `modelopt` or `comfy`.
+        format: one that the layout holds.
+        layout: one of :data:`fp4kit.checkpoint.layouts.ALL_LAYOUTS`.
         recipe: NVFP4 recipe, None for te.
         scale_rule: MX scale rule, None for the format's default.
         granularity: what shares a scale of fp8, None for the layout's default.
