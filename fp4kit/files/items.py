@@ -83,7 +83,7 @@ class Item:
         )
         lead = entry.shape[:-1]
         second: dict[str, Any] = {}
-        if plan.recipe is not None:
+        if plan.recipe is not None and plan.has_second_level:
             second[plan.recipe.keeps] = entry.second
         return QuantizedTensor(
             packed=packed.reshape(*lead, plan.packed_shape[1]),

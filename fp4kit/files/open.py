@@ -55,7 +55,8 @@ class TensorFile(Mapping[str, Any]):
     Attributes:
         path: what was opened.
         layout: how its weights are quantized: `fp4kit` (its own files), `compressed-tensors`,
-            `modelopt`, `comfy`, `fp8` or `mxfp4`; several are joined by "+". None without any.
+            `modelopt`, `comfy`, `mlx`, `fp8` or `mxfp4`; several are joined by "+". None without
+            any.
         metadata: the header metadata of the file (of a checkpoint: of its first shard).
         config: content of a checkpoint's config.json; empty without one.
     """

@@ -143,8 +143,8 @@ def quantize_checkpoint(
             added.
         scheme: as for :func:`quantize_file`; how scales and nibbles lie is the layout's.
         layout: for which engines: `compressed-tensors` (vLLM, SGLang, transformers), `modelopt`
-            (TensorRT-LLM, vLLM, SGLang), `comfy` (ComfyUI) or `deepseek` (FP8 in blocks: vLLM,
-            SGLang, transformers).
+            (TensorRT-LLM, vLLM, SGLang), `comfy` (ComfyUI), `deepseek` (FP8 in blocks: vLLM,
+            SGLang, transformers) or `mlx` (mlx-lm).
         device: as for :func:`quantize_file`; `cuda` is every GPU of the machine.
         resume: finish what an interrupted run of the same call began.
         force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
@@ -153,9 +153,10 @@ def quantize_checkpoint(
         **choices: `recipe`, `scale_rule`, `granularity`, `scale_search`, `search_error`,
             `e4m3_max`, `include`, `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for
             :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, or a JSON
-            file with the amax of each module's input. `experts_layout`: how fused experts are
-            stored where that is not clear. `max_shard_size`: like 5GB. `follow_links`: copy what
-            links out of the source point to.
+            file with the amax of each module's input; for fp8 also `dynamic`. `experts_layout`: how
+            fused experts are stored where that is not clear. `max_shard_size`: like 5GB.
+            `follow_links`: copy what links out of the source point to. `lossless`: refuse to change
+            a value, so that only codes that are taken over are written; some are read for that.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.

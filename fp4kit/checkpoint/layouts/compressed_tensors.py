@@ -7,10 +7,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fp4kit.checkpoint.options import DYNAMIC
 from fp4kit.formats import GRID_BLOCK
 from fp4kit.io.storage import Storage
 
-from .base import Layout, Summary
+from .base import STATIC, Layout, Summary
 
 METHOD = "compressed-tensors"
 #: Block format to the reader's name of it, and back.
@@ -36,6 +37,18 @@ def _fp8_arguments(granularity: str | None) -> dict[str, Any]:
     }
 
 
+def _fp8_inputs(summary: Summary) -> dict[str, Any] | None:
+    """The quantization arguments of inputs of weights in FP8, as llm-compressor's presets have."""
+    if summary.activations is None:
+        return None
+    arguments = {"num_bits": 8, "type": "float", "symmetric": True}
+    if summary.activations != DYNAMIC:
+        return {**arguments, "strategy": "tensor", "dynamic": False}
+    if summary.granularity == "block":
+        return {**arguments, "strategy": "group", "group_size": GRID_BLOCK, "dynamic": True}
+    return {**arguments, "strategy": "token", "dynamic": True}
+
+
 def _arguments(format: str, dynamic: bool | str) -> dict[str, Any]:
     """The quantization arguments of weights or activations."""
     two_level = format == "nvfp4"
@@ -56,6 +69,7 @@ class CompressedTensors(Layout):
     name = METHOD
     formats = tuple(FORMATS)
     granularities = ("channel", "tensor", "block")
+    fp8_inputs = (None, DYNAMIC, STATIC)
     storage = Storage(METHOD)
     recipe = METHOD
     activation_suffix = ".input_global_scale"
@@ -73,8 +87,8 @@ class CompressedTensors(Layout):
         """The `quantization_config` of config.json; the reader refuses unknown keys."""
         activations, weights = None, _arguments(summary.format, False)
         if summary.granularity is not None:
-            weights = _fp8_arguments(summary.granularity)
-        if summary.activations is not None:
+            weights, activations = _fp8_arguments(summary.granularity), _fp8_inputs(summary)
+        elif summary.activations is not None:
             # The second level of an input is stored, its block scales are made on the fly.
             dynamic = "local" if summary.format == "nvfp4" else True
             activations = _arguments(summary.format, dynamic)

@@ -11,11 +11,12 @@ from typing import Any
 from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.checkpoint.models.fusion import fusion_group, groups, settle
-from fp4kit.checkpoint.options import UNCALIBRATED, CheckpointOptions
+from fp4kit.checkpoint.options import DYNAMIC, UNCALIBRATED, CheckpointOptions
 from fp4kit.checkpoint.read.directory import Checkpoint, listed, read_json
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import open_logical
+from fp4kit.checkpoint.views.stacked import stack
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import DTYPES, SECOND_LEVEL_RANGE, get_format
 from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_collisions, refuse_nothing
@@ -55,6 +56,7 @@ def _reasons(
     source: LogicalSource, options: CheckpointOptions, rules: Rules, config: dict[str, Any]
 ) -> dict[str, str]:
     """Why each tensor is kept; "" for those that are quantized, fusion groups settled."""
+    layout = get_layout(options.layout)
     block = get_format(options.format).block_size
     tied = bool(setting(config, "tie_word_embeddings"))
     reasons = {}
@@ -68,6 +70,8 @@ def _reasons(
             reason = "tied to the embedding"
         if not reason and source.checkpoint.native:
             reason = mistral_native.reason_to_keep(name)
+        if not reason:
+            reason = layout.reason_to_keep(name)
         if not reason and 0 in shape:
             reason = "empty"
         if not reason and shape[-1] % block:
@@ -75,7 +79,7 @@ def _reasons(
         reasons[name] = reason
     # An engine's quantized layer has no place for what it may have to compute with.
     chosen = [name for name, reason in reasons.items() if not reason]
-    storage, spec = get_layout(options.layout).storage, get_format(options.format)
+    storage, spec = layout.storage, get_format(options.format)
     taken = {part for name in chosen for part in storage.part_names(name, spec).all()}
     for other, module in unknown_beside(source.tensors, chosen, taken).items():
         reasons[f"{module}.weight"] = f"{other} beside it is not understood"
@@ -164,7 +168,7 @@ def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dic
         Module to amax; empty for weights only.
     """
     wanted = list(modules)
-    if options.activations is None:
+    if options.activations in (None, DYNAMIC):
         return {}
     if options.activations == UNCALIBRATED:
         return dict.fromkeys(wanted, uncalibrated_amax(options.format))
@@ -245,6 +249,14 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
     _rejoin(source, reasons)
     dtype = model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
+    layout.check_names(weights, config)
+    stacks = layout.stacks(weights, config)
+    if stacks:
+        source, codes = stack(source, codes, stacks)
+        singles = {member for members in stacks.values() for member in members}
+        reasons = {name: why for name, why in reasons.items() if name not in singles}
+        reasons |= dict.fromkeys(stacks, "")
+        weights = [name for name in weights if name not in singles] + list(stacks)
     amaxes = activation_amaxes(options, [module_of(name) for name in weights])
     spec = get_format(options.format)
     scheme = options.scheme

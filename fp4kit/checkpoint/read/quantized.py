@@ -120,6 +120,8 @@ def _activations(
     source: Source, entries: Iterable[QuantizedEntry], layout: Layout
 ) -> dict[str, NDArray[np.float32]]:
     """Every activation scale that is stored as the layout has it."""
+    if layout.activation_suffix is None:
+        return {}
     modules = {module_of(entry.name) for entry in entries}
     found = {}
     for name, tensor in source.tensors.items():
@@ -173,12 +175,17 @@ def _orphans(source: Source, entries: Iterable[QuantizedEntry], layout: Layout) 
         and (
             name in coded
             or (tensor.spec.dtype in ELEMENTS and is_block_scale(source, name))
-            or (
-                name.endswith(layout.storage.second_suffix)
-                and not name.endswith(layout.activation_suffix)
-            )
+            or _is_second(name, layout)
         )
     ]
+
+
+def _is_second(name: str, layout: Layout) -> bool:
+    """Whether a name is that of a second level, and of no activation scale."""
+    suffix, activation = layout.storage.second_suffix, layout.activation_suffix
+    if suffix is None or not name.endswith(suffix):
+        return False
+    return activation is None or not name.endswith(activation)
 
 
 def _plain_advice(checkpoint: Checkpoint) -> str:
