@@ -22,6 +22,7 @@ from fp4kit.backend.jobs import Job, Prologue, RawArray, Rotation
 from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
 from fp4kit.reference.grid import scales_of
+from fp4kit.reference.prepared import HostPreparedWeights
 from fp4kit.reference.second_level import HostSecondLevels
 
 from . import kernel_cache
@@ -34,7 +35,7 @@ def _room(name: str) -> ModuleType:
 
 
 @computes_by_ieee(Operations)
-class CpuBackend(HostSecondLevels):
+class CpuBackend(HostSecondLevels, HostPreparedWeights):
     """numba kernels over all cores, vectorized by LLVM."""
 
     name = "cpu"

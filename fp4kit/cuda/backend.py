@@ -50,6 +50,7 @@ from .geometry import THREADS
 from .grouped import CudaGrouped
 from .measured import MeasuredRows
 from .operations import CudaOperations, sources_of
+from .prepared import CudaPreparedWeights
 from .residual import CudaResidual
 from .run import address_of, addresses_of, current_device, is_aligned, scratch
 from .tiles import CudaTiles
@@ -80,7 +81,9 @@ def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     )
 
 
-class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, MeasuredRows):
+class CudaBackend(
+    CudaOperations, CudaGrouped, CudaPreparedWeights, CudaResidual, CudaTiles, MeasuredRows
+):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"

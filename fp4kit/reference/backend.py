@@ -21,6 +21,7 @@ from fp4kit.formats import E4M3
 
 from . import blocks, codecs, scaling
 from .operations import ReferenceOperations
+from .prepared import HostPreparedWeights
 from .rotation import rotate
 from .second_level import HostSecondLevels
 
@@ -33,7 +34,7 @@ def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
 
 
 @computes_by_ieee(Operations)
-class ReferenceBackend(ReferenceOperations, HostSecondLevels):
+class ReferenceBackend(ReferenceOperations, HostSecondLevels, HostPreparedWeights):
     """NumPy, one readable step after the other."""
 
     name = "reference"

@@ -6,11 +6,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOperand
+from fp4kit.backend.matmul import (
+    FloatOperand,
+    MatmulJob,
+    Operand,
+    PreparedOperand,
+    QuantizedOperand,
+)
 from fp4kit.formats import E4M3, GRID_BLOCK
 from fp4kit.layout import scale_offsets
 
 from . import codecs, scaling
+from . import prepared as prepared_weights
 from .codecs import Floats
 
 ONE = np.float32(1)
@@ -49,6 +56,8 @@ def values(operand: Operand) -> Floats:
     """An operand without its second level, float32 (rows, depth): code times block scale."""
     if isinstance(operand, FloatOperand):
         return codecs.to_float32(operand.data, operand.dtype)
+    if isinstance(operand, PreparedOperand):
+        operand = prepared_weights.stored(operand)
     packed = operand.packed.T if operand.transposed else operand.packed
     if operand.format.packs_nibbles:
         packed = codecs.unpack_nibbles(packed, "low_first" if operand.low_first else "high_first")
