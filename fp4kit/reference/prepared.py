@@ -67,7 +67,7 @@ def _restore_table() -> NDArray[np.uint32]:
 
 
 def _swap_nibbles(codes: Bytes) -> Bytes:
-    swapped: Bytes = codes >> 4 | codes << 4
+    swapped: Bytes = (codes >> 4 | codes << 4).astype(np.uint8, copy=False)
     return swapped
 
 

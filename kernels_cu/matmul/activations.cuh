@@ -5,8 +5,8 @@
 // weights (weights.cuh): a lane takes the eight elements of a word by one access of 16 bytes.
 //
 // An image holds, for pieces of 128 of the depth and for each of the four words of a lane, `slots`
-// places of 16 bytes: place 4 token + t is what lanes t of that token's column take. Places are
-// swapped by the number of the word, so that neither side meets in a bank.
+// places of 16 bytes: place 4 token + t is what lane t of that token's column takes. Columns
+// without a token may hold anything, as columns do not meet.
 #pragma once
 
 #include "common/elements.cuh"
@@ -24,11 +24,8 @@ struct ActivationSource {
   bool high_first;
 };
 
-constexpr u32 kPiecesOfChunk = 16;  // of 8 elements
-
-FP4KIT_DEVICE u32 image_place(u32 chunk, u32 word, u32 slot, u32 slots) {
-  return (chunk * 4 + word) * slots + (slot ^ (2 * word));
-}
+// Pieces of 8 elements in 128 of the depth of two tokens.
+constexpr u32 kPairPieces = 32;
 
 // Eight elements of a token from k on; zeros beyond the tokens and the depth.
 FP4KIT_DEVICE uint4 load_piece(const ActivationSource& from, u32 token, u32 k) {
@@ -46,16 +43,17 @@ FP4KIT_DEVICE uint4 arrange_piece(const uint4& piece, bool high_first) {
   return high_first ? make_uint4(k26, k37, k04, k15) : make_uint4(k37, k26, k15, k04);
 }
 
-// A piece of all threads: token and first element of piece `i` of a stretch of chunks, and its
-// place in the image of the stretch.
+// Token and first element of piece i of a stretch of chunks, and its place in the image of the
+// stretch. A warp's lanes write whole lines for each word of a pair of tokens, and read whole lines
+// of these. `pairs`: of tokens, at least one.
 struct PiecePlace {
   u32 token, k, place;
 };
-FP4KIT_DEVICE PiecePlace piece_place(u32 i, u32 tokens, u32 slots) {
-  const u32 p = i % kPiecesOfChunk, line = i / kPiecesOfChunk;
-  const u32 chunk = line / tokens, token = line - chunk * tokens;
-  return {
-      token, chunk * kPreparedDepth + 8 * p, image_place(chunk, p % 4, 4 * token + p / 4, slots)};
+FP4KIT_DEVICE PiecePlace piece_place(u32 i, u32 pairs, u32 slots) {
+  const u32 t = i % 4, word = i / 8 % 4, line = i / 32;
+  const u32 chunk = line / pairs, token = 2 * (line - chunk * pairs) + i / 4 % 2;
+  return {token, chunk * kPreparedDepth + 32 * t + 8 * word,
+      (chunk * 4 + word) * slots + 4 * token + t};
 }
 
 // The larger of each half's magnitudes and before.

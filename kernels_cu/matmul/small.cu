@@ -27,10 +27,10 @@ namespace fp4kit {
 template <class Format, int kForm, class Shape>
 struct SmallProduct {
   using WarpRing = Ring<Format, kForm, Shape>;
-  using Stage = typename WarpRing::Stage;
+  using View = LaneView<typename WarpRing::Stage, kForm>;
   static constexpr u32 kThreadCount = Shape::kSmallThreads;
   // Pieces of the activations of a step that a thread holds.
-  static constexpr u32 kStepPieces = Shape::kStepChunks * Shape::kTokens * kPiecesOfChunk;
+  static constexpr u32 kStepPieces = Shape::kStepChunks * (Shape::kTokens / 2) * kPairPieces;
   static constexpr u32 kHeld = Shape::kStaged ? (kStepPieces + kThreadCount - 1) / kThreadCount : 1;
   static constexpr u32 kStepPlaces = Shape::kStepChunks * 4 * Shape::kSlots;
 
@@ -39,7 +39,7 @@ struct SmallProduct {
   Epilogue epilogue;
   i64 rows;  // of the weights
   u32 tiles, steps;
-  uint4* image;
+  SharedPlace image;
   float* sums_memory;
   bool raises;  // sliced: whether all tokens can be raised
 
@@ -47,11 +47,11 @@ struct SmallProduct {
 
   // All of them. Returns whether each token can be raised (sliced).
   FP4KIT_DEVICE void stage_all(u32* largest) {
-    const u32 tokens = Shape::kSliced ? Shape::kTokens : (activations.tokens + 1) & ~1u;
-    const u32 pieces = weights.depth_tiles * tokens * kPiecesOfChunk;
+    const u32 pairs = (activations.tokens + 1) / 2;
+    const u32 pieces = weights.depth_tiles * pairs * kPairPieces;
     u32 found[2] = {0, 0};
     for (u32 i = threadIdx.x; i < pieces; i += kThreadCount) {
-      const PiecePlace at = piece_place(i, tokens, Shape::kSlots);
+      const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
       uint4 piece = load_piece(activations, at.token, at.k);
       if constexpr (Shape::kSliced) {
         const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece);
@@ -62,7 +62,7 @@ struct SmallProduct {
         }
         piece = raise_piece(piece);
       }
-      image[at.place] = arrange_piece<kForm>(piece, activations.high_first);
+      image.at(at.place * 16).store_vec(arrange_piece<kForm>(piece, activations.high_first));
     }
     if constexpr (Shape::kSliced) {
 #pragma unroll
@@ -83,7 +83,7 @@ struct SmallProduct {
 #pragma unroll
     for (u32 i = 0; i < kHeld; ++i) {
       const PiecePlace at =
-          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens, Shape::kSlots);
+          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens / 2, Shape::kSlots);
       if (i * kThreadCount + threadIdx.x >= kStepPieces) continue;
       held[i] =
           load_piece(activations, at.token, step * Shape::kStepChunks * kPreparedDepth + at.k);
@@ -93,10 +93,10 @@ struct SmallProduct {
 #pragma unroll
     for (u32 i = 0; i < kHeld; ++i) {
       const PiecePlace at =
-          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens, Shape::kSlots);
+          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens / 2, Shape::kSlots);
       if (i * kThreadCount + threadIdx.x >= kStepPieces) continue;
-      image[buffer * kStepPlaces + at.place] =
-          arrange_piece<kForm>(held[i], activations.high_first);
+      const uint4 piece = arrange_piece<kForm>(held[i], activations.high_first);
+      image.at((buffer * kStepPlaces + at.place) * 16).store_vec(piece);
     }
   }
 
@@ -189,29 +189,40 @@ struct SmallProduct {
 
   // ---- All of it ----
 
-  FP4KIT_DEVICE void run(WarpRing& ring) {
-    constexpr u32 kStages = Shape::kStages;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 group = warp / Shape::kSlices, slice = warp % Shape::kSlices;
-    const u32 first_chunk = slice * Shape::kChunks;
-    const u32 mine = blockIdx.x < tiles ? (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-    u32 left = mine * steps;  // steps to be copied yet
-    Position ahead{blockIdx.x, 0, 0, 0};
-    const auto copy_next = [&] {
-      if (left != 0) {
-        --left;
-        const u32 row_tile = (ahead.tile * Shape::kGroups + group) * Shape::kTiles;
-        ring.copy(weights, ahead.stage, row_tile, ahead.step * Shape::kStepChunks + first_chunk);
-        if (++ahead.step == steps) {
-          ahead.step = 0;
-          ahead.tile += gridDim.x;
-        }
-        ahead.stage = ahead.stage + 1 == kStages ? 0 : ahead.stage + 1;
+  // Where a warp is in its copies, kStages - 1 steps ahead of its products.
+  struct Ahead {
+    u32 tile, step, stage;
+  };
+
+  FP4KIT_DEVICE void start_tile(WarpRing& ring, const Ahead& ahead) const {
+    const u32 warp = threadIdx.x / 32;
+    const u32 row_tile = (ahead.tile * Shape::kGroups + warp / Shape::kSlices) * Shape::kTiles;
+    ring.start(weights, row_tile, warp % Shape::kSlices * Shape::kChunks);
+  }
+
+  FP4KIT_DEVICE void copy_next(WarpRing& ring, Ahead& ahead, u32 first_chunk, bool is_first) const {
+    if (ahead.tile < tiles) {
+      ring.copy(weights, ahead.stage, ahead.step * Shape::kStepChunks + first_chunk, is_first);
+      if (++ahead.step == steps) {
+        ahead.step = 0;
+        ahead.tile += gridDim.x;
+        start_tile(ring, ahead);
+      } else {
+        ring.advance(weights);
       }
-      ring.commit();
-    };
+      ahead.stage = ahead.stage + 1 == Shape::kStages ? 0 : ahead.stage + 1;
+    }
+    ring.commit();
+  }
+
+  FP4KIT_DEVICE void run(WarpRing& ring) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 first_chunk = kept(threadIdx.x / 32 % Shape::kSlices * Shape::kChunks);
+    const bool is_first = kept(lane) == 0;
+    Ahead ahead{blockIdx.x, 0, 0};
+    start_tile(ring, ahead);
 #pragma unroll
-    for (u32 i = 0; i + 1 < kStages; ++i) copy_next();
+    for (u32 i = 0; i + 1 < Shape::kStages; ++i) copy_next(ring, ahead, first_chunk, is_first);
 
     __shared__ u32 largest[2];
     raises = true;
@@ -225,67 +236,81 @@ struct SmallProduct {
       store_step(0, held);
     }
 
-    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
-    const bool has_token = Shape::kStaged || lane / 4 < activations.tokens;
-    Position at{blockIdx.x, 0, 0, 0};
-    u32 odd = 0, buffer = 0, parity = 0;
-    for (u32 count = mine * steps; count != 0; --count) {
-      uint4 held[kHeld];
-      if constexpr (Shape::kStaged) {
-        __syncthreads();  // the image of this step is there, that of the one before is free
-        if (count > 1) load_step(at.step + 1 == steps ? 0 : at.step + 1, held);
-      } else if constexpr (WarpRing::kBulk) {
-        __syncwarp();  // the stage of the step before is free
-      }
-      if constexpr (WarpRing::kBulk) {
-        copy_next();
-        ring.wait(at);
-      } else {
-        ring.wait(at);
-        copy_next();
-      }
-      const u8* stage = ring.stage(at.stage);
-#pragma unroll
-      for (u32 c = 0; c < Shape::kChunks; ++c) {
-        const u32 chunk = at.step * Shape::kStepChunks + first_chunk + c;
-        if (chunk >= weights.depth_tiles) break;
-        const u32 place = Shape::kStaged ? buffer * (Shape::kStepChunks) + first_chunk + c : chunk;
-        const uint4* piece = image + place * (4 * Shape::kSlots);
-        if constexpr (Shape::kSliced) {
-          multiply_chunk_sliced<Format, kForm, Shape>(sums, stage, c, piece, odd);
-        } else {
-          multiply_chunk<Format, kForm, Shape>(sums, stage, c, piece, has_token, odd);
-        }
-      }
-      if constexpr (Shape::kStaged) {
-        if (count > 1) store_step(buffer ^ 1, held);
-        buffer ^= 1;
-      }
-      at.stage = at.stage + 1 == kStages ? 0 : at.stage + 1;
-      at.phase ^= at.stage == 0;
-      if (++at.step != steps) continue;
+    // What a lane takes of a word's activations.
+    u32 slot = lane % Shape::kSlots;
+    if constexpr (Shape::kSliced) slot = (Shape::kTokens == 2 ? lane / 16 * 4 : 0) + lane % 4;
+    constexpr u32 kChunkImage = 4 * Shape::kSlots * 16;
+    const SharedPlace lane_image =
+        kept(image.at(slot * 16 + (Shape::kStaged ? first_chunk * kChunkImage : 0)));
+    View view(ring.memory, Shape::kSliced);
 
-      // A tile's end.
-      at.step = 0;
-      float* memory = sums_memory + parity * Shape::kSumFloats;
-      const bool is_slow = !raises || has_odd_scale<Format>(odd);
-      if constexpr (Shape::kSlices > 1 || Shape::kSliced || kForm == kFormRows) {
-        if constexpr (Shape::kSlices > 1) emit(at.tile, sums, memory);
-        if (__syncthreads_count(is_slow) != 0) {
-          multiply_slowly(at.tile);
-        } else if constexpr (Shape::kSlices > 1) {
-          finish_sums(at.tile, memory);
-        } else {
-          emit(at.tile, sums, memory);
+    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
+    [[maybe_unused]] uint4 x[2] = {};  // see multiply_chunk_sliced
+    u32 stage = 0, phase = 0, odd = 0, buffer = 0, parity = 0;
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      u32 chunk = first_chunk;
+      for (u32 step = 0; step < steps; ++step) {
+        uint4 held[kHeld];
+        [[maybe_unused]] const bool is_last = step + 1 == steps && tile + gridDim.x >= tiles;
+        if constexpr (Shape::kStaged) {
+          __syncthreads();  // the image of this step is there, that of the one before is free
+          if (!is_last) load_step(step + 1 == steps ? 0 : step + 1, held);
+        } else if constexpr (WarpRing::kBulk) {
+          __syncwarp();  // the stage of the step before is free
         }
-        // The slow way leaves sums that were not handed on.
-        if constexpr (Shape::kSlices == 1) clear(sums);
-      } else {
-        emit(at.tile, sums, memory);
+        if constexpr (WarpRing::kBulk) {
+          copy_next(ring, ahead, first_chunk, is_first);
+          ring.wait(stage, phase);
+        } else {
+          ring.wait(stage, phase);
+          copy_next(ring, ahead, first_chunk, is_first);
+        }
+        const View here(view, stage * WarpRing::kStageBytes);
+        const SharedPlace step_image =
+            lane_image.at((Shape::kStaged ? buffer * Shape::kStepChunks : chunk) * kChunkImage);
+#pragma unroll
+        for (u32 c = 0; c < Shape::kChunks; ++c) {
+          if (chunk + c >= weights.depth_tiles) break;
+          const SharedPlace piece = step_image.at(c * kChunkImage);
+          if constexpr (Shape::kSliced) {
+            multiply_chunk_sliced<Format, kForm, Shape>(sums, here, c, piece, x, odd);
+          } else {
+            multiply_chunk<Format, kForm, Shape>(sums, here, c, piece, odd);
+          }
+        }
+        if constexpr (Shape::kStaged) {
+          if (!is_last) store_step(buffer ^ 1, held);
+          buffer ^= 1;
+        }
+        chunk += Shape::kStepChunks;
+        stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+        phase ^= stage == 0;
       }
+      finish_tile(tile, sums, odd, sums_memory + parity * Shape::kSumFloats);
       odd = 0;
       if constexpr (Shape::kSumBuffers == 2) parity ^= 1;
-      at.tile += gridDim.x;
+    }
+  }
+
+  FP4KIT_DEVICE void finish_tile(u32 tile,
+      float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums], u32 odd, float* memory) const {
+    // Only then may something be rare.
+    constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
+    const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
+    if constexpr (Shape::kSlices > 1) {
+      emit(tile, sums, memory);
+      if (__syncthreads_count(is_slow) != 0) {
+        multiply_slowly(tile);
+      } else {
+        finish_sums(tile, memory);
+      }
+    } else {
+      if (kAsks && __syncthreads_count(is_slow) != 0) {
+        multiply_slowly(tile);
+        clear(sums);
+      } else {
+        emit(tile, sums, memory);
+      }
     }
   }
 
@@ -322,27 +347,28 @@ __global__ void __launch_bounds__(Shape::kSmallThreads)
   const u32 row_tiles = static_cast<u32>((rows + kPreparedRows - 1) / kPreparedRows);
   const u32 tiles = static_cast<u32>((rows + Shape::kRows - 1) / Shape::kRows);
   const u32 steps = (depth_tiles + Shape::kStepChunks - 1) / Shape::kStepChunks;
-  constexpr u32 kWarpBytes = Shape::kStages * WarpRing::kStageBytes;
   u8* rings = reinterpret_cast<u8*>(memory);
-  float* sums = reinterpret_cast<float*>(rings + Shape::kWarps * kWarpBytes);
-  uint4* image = reinterpret_cast<uint4*>(sums + Shape::kSumBuffers * Shape::kSumFloats);
+  float* sums = reinterpret_cast<float*>(rings + Shape::kWarps * WarpRing::kBytes);
+  const SharedPlace image = shared_place(sums + Shape::kSumBuffers * Shape::kSumFloats);
   const bool swaps = high_first != 0;
-  Product product{
-      {codes, scales, row_bytes, stored_cols, static_cast<int>(layout), depth_tiles, row_tiles},
+  const u32 scale_stride = ScalePlaces(static_cast<int>(layout), kTileCols).tile_bytes;
+  Product product{{codes, scales, row_bytes, stored_cols, scale_stride, static_cast<int>(layout),
+                      depth_tiles, row_tiles},
       {x, static_cast<u32>(tokens), static_cast<u32>(depth), swaps},
       {out, bias, c, {level_a, rows_per_level_a, static_cast<int>(direction_a)},
           {level_b, rows_per_level_b, static_cast<int>(direction_b)},
           as_float(static_cast<u32>(constant)), as_float(static_cast<u32>(alpha)),
           static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
       rows, tiles, steps, image, sums, true};
-  WarpRing ring;
-  ring.memory = rings + warp * kWarpBytes;
-  ring.policy = read_once_policy();
+  const SharedPlace ring_memory = kept(shared_place(rings + warp * WarpRing::kBytes));
+  WarpRing ring{ring_memory, ring_memory, LaneTarget<typename WarpRing::Stage, kForm>(ring_memory),
+      read_once_policy(), {}};
 #ifdef FP4KIT_HAS_BULK_COPIES
-  __shared__ CopyBarrier barriers[Shape::kWarps * Shape::kStages];
-  ring.barriers = barriers + warp * Shape::kStages;
   if constexpr (WarpRing::kBulk) {
-    if (threadIdx.x % 32 < Shape::kStages) init_barrier(ring.barriers[threadIdx.x % 32]);
+    __shared__ u64 barriers[Shape::kWarps * Shape::kStages];
+    ring.barriers = kept(shared_place(barriers + warp * Shape::kStages));
+    const u32 lane = threadIdx.x % 32;
+    if (lane < Shape::kStages) init_barrier(ring.barriers.at(lane * kBarrierBytes));
     fence_barriers();
     __syncwarp();
   }

@@ -53,48 +53,56 @@ constexpr bool uses_bulk() {
 #endif
 }
 
-// Where a warp is in the steps of its thread block: tile of rows and step of the depth.
-struct Position {
-  u32 tile, step, stage, phase;
-};
-
 // A warp's ring of weights.
 template <class Format, int kForm, class Shape>
 struct Ring {
   using Stage = WeightStage<Format, kForm, Shape::kChunks>;
+  using Cursor = TileCursor<Stage, kForm>;
   static constexpr bool kBulk = uses_bulk<kForm, Shape>();
-  static constexpr int kStageBytes = Shape::kTiles * Stage::kBytes;
+  static constexpr u32 kStageBytes = Shape::kTiles * Stage::kBytes;
+  static constexpr u32 kBytes = Shape::kStages * kStageBytes;
 
-  u8* memory;
-#ifdef FP4KIT_HAS_BULK_COPIES
-  CopyBarrier* barriers;
-#endif
+  SharedPlace memory;
+  SharedPlace barriers;
+  LaneTarget<Stage, kForm> target;
   u64 policy;
+  Cursor cursors[Shape::kTiles];
 
-  FP4KIT_DEVICE u8* stage(u32 number) const { return memory + number * kStageBytes; }
+  // To tiles of rows from row_tile on, at a piece of 128 of the depth.
+  FP4KIT_DEVICE void start(const WeightSource& from, u32 row_tile, u32 chunk) {
+#pragma unroll
+    for (u32 i = 0; i < Shape::kTiles; ++i) {
+      cursors[i].start(from, min_u32(row_tile + i, from.row_tiles - 1), chunk);
+    }
+  }
 
-  // Begins to copy a step's weights, if there are some: tiles from row_tile on, pieces from chunk.
-  FP4KIT_DEVICE void copy(const WeightSource& from, u32 number, u32 row_tile, u32 chunk) const {
-    const u32 lane = threadIdx.x % 32;
+  FP4KIT_DEVICE void advance(const WeightSource& from) {
+#pragma unroll
+    for (Cursor& each : cursors) each.advance(from, Shape::kStepChunks);
+  }
+
+  // Begins to copy a step's weights, as many pieces as there are from `chunk` on.
+  FP4KIT_DEVICE void copy(const WeightSource& from, u32 stage, u32 chunk, bool is_first) const {
+    const u32 offset = stage * kStageBytes;
     const u32 left = chunk < from.depth_tiles ? from.depth_tiles - chunk : 0;
     const u32 valid = min_u32(left, Shape::kChunks);
-    u8* const target = stage(number);
     if constexpr (kBulk) {
 #ifdef FP4KIT_HAS_BULK_COPIES
+      if (!is_first) return;
       const u32 bytes = valid * Stage::Tile::kBytes;
-      if (lane == 0) expect_bytes(barriers[number], bytes * Shape::kTiles);
-      if (lane < Shape::kTiles && bytes != 0) {
-        const i64 tile = min_u32(row_tile + lane, from.row_tiles - 1);
-        const u8* source = from.codes + (tile * from.depth_tiles + chunk) * Stage::Tile::kBytes;
-        copy_bulk(target + lane * Stage::kBytes, source, bytes, barriers[number], policy);
+      const SharedPlace barrier = barriers.at(stage * kBarrierBytes);
+      expect_bytes(barrier, bytes * Shape::kTiles);
+      if (bytes == 0) return;
+#pragma unroll
+      for (u32 i = 0; i < Shape::kTiles; ++i) {
+        copy_bulk(memory.at(offset + i * Stage::kBytes), cursors[i].codes, bytes, barrier, policy);
       }
 #endif
     } else {
       if (valid == 0) return;
 #pragma unroll
       for (u32 i = 0; i < Shape::kTiles; ++i) {
-        const u32 tile = min_u32(row_tile + i, from.row_tiles - 1);
-        Stage::copy(target + i * Stage::kBytes, from, tile, chunk, valid, policy);
+        cursors[i].copy(target, offset + i * Stage::kBytes, from, valid, policy);
       }
     }
   }
@@ -105,10 +113,10 @@ struct Ring {
   }
 
   // Waits for the oldest of kStages - 1 steps on their way, and for the other lanes.
-  FP4KIT_DEVICE void wait(const Position& at) const {
+  FP4KIT_DEVICE void wait(u32 stage, u32 phase) const {
     if constexpr (kBulk) {
 #ifdef FP4KIT_HAS_BULK_COPIES
-      wait_bytes(barriers[at.stage], at.phase);
+      wait_bytes(barriers.at(stage * kBarrierBytes), phase);
 #endif
     } else {
       wait_copies<Shape::kStages - 2>();
@@ -140,23 +148,21 @@ FP4KIT_DEVICE void multiply_word(float (&sums)[4], const u32 (&a)[2][4], const u
   mma_16816<Bf16>(sums, a[1], second);
 }
 
-// Adds the products of one piece of 128 of the depth. `weights`: the first tile's piece; c: its
-// number in the stage; image: of the activations of the piece.
-template <class Format, int kForm, class Shape>
+// Adds the products of piece c of a stage. `image`: where a lane has the activations of the piece.
+template <class Format, int kForm, class Shape, class View>
 FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][4],
-    const u8* weights, u32 c, const uint4* image, bool has_token, u32& odd) {
+    const View& view, u32 c, SharedPlace image, u32& odd) {
   using Stage = typename Ring<Format, kForm, Shape>::Stage;
   constexpr int kTiles = Shape::kTiles;
-  const u32 lane = threadIdx.x % 32;
   uint4 codes[kTiles][2];
   u32 scale[kTiles][2][2];
 #pragma unroll
   for (u32 i = 0; i < kTiles; ++i) {
+    const u32 piece = i * Stage::kBytes + c * Stage::kChunkBytes;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-      const u8* tile = weights + i * Stage::kBytes;
-      codes[i][r] = Stage::codes(tile, r, c, lane);
-      load_scales<Format, Stage, kForm>(tile + c * Stage::kChunkBytes, r, lane, scale[i][r], odd);
+      codes[i][r] = view.load_codes(piece, r, c);
+      load_scales<Format, kForm>(view.scales.at(piece), r, view.selector, scale[i][r], odd);
     }
   }
 #pragma unroll
@@ -164,8 +170,7 @@ FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][
     uint4 x[Shape::kColumns];
 #pragma unroll
     for (int m = 0; m < Shape::kColumns; ++m) {
-      x[m] = make_uint4(0, 0, 0, 0);
-      if (has_token) x[m] = image[w * Shape::kSlots + 32 * m + (lane ^ (2 * w))];
+      x[m] = image.at((w * Shape::kSlots + 32 * m) * 16).load_vec();
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -185,33 +190,33 @@ FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][
 
 // The same with columns that are slices: column n of one token is slice n % 4 (what lane t = n % 4
 // of a row has) of the first (n < 4) or second block, of two tokens slice n % 4 of token n / 4.
-// Other lanes' activations are 0. sums[tile][0][r]: of row 2 g + r.
-template <class Format, int kForm, class Shape>
-FP4KIT_DEVICE void multiply_chunk_sliced(
-    float (&sums)[Shape::kTiles][1][2], const u8* weights, u32 c, const uint4* image, u32& odd) {
+// `x` holds activations of a block each (one token) or the first alone, 0 in all other lanes: there
+// nothing is loaded. sums[tile][0][r]: of row 2 g + r.
+template <class Format, int kForm, class Shape, class View>
+FP4KIT_DEVICE void multiply_chunk_sliced(float (&sums)[Shape::kTiles][1][2], const View& view,
+    u32 c, SharedPlace image, uint4 (&x)[2], u32& odd) {
   using Stage = typename Ring<Format, kForm, Shape>::Stage;
   constexpr int kTiles = Shape::kTiles;
   constexpr bool kPair = Shape::kTokens == 2;
   static_assert(kPair || !Format::kIsMx, "a scale of 32 is one of a slice");
   // Words after which sums meet their scale: a block's last.
   constexpr int kScaleEvery = kPair && !Format::kIsMx ? 2 : 4;
-  const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const u32 g = view.lane / 4, t = view.lane % 4;
   uint4 codes[kTiles][2];
 #pragma unroll
   for (u32 i = 0; i < kTiles; ++i) {
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) codes[i][r] = Stage::codes(weights + i * Stage::kBytes, r, c, lane);
+    for (u32 r = 0; r < 2; ++r) {
+      codes[i][r] = view.load_codes(i * Stage::kBytes + c * Stage::kChunkBytes, r, c);
+    }
   }
   const bool early = kPair ? g % 4 == t : g == t;
   const bool late = kPair ? early : g == t + 4;
-  const u32 slot = kPair ? g / 4 * 4 + t : t;
-  uint4 first = make_uint4(0, 0, 0, 0), second = make_uint4(0, 0, 0, 0);
   float part[kTiles][4];
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
-    // What is not loaded stays 0.
-    uint4& x = w < 2 || kPair ? first : second;
-    if (w < 2 ? early : late) x = image[w * Shape::kSlots + (slot ^ (2 * w))];
+    uint4& loaded = x[w < 2 || kPair ? 0 : 1];
+    if (w < 2 ? early : late) loaded = image.at(w * Shape::kSlots * 16).load_vec();
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       u32 pair[2][4], a[2][4];
@@ -222,12 +227,12 @@ FP4KIT_DEVICE void multiply_chunk_sliced(
 #pragma unroll
         for (float& each : part[i]) each = 0.0f;
       }
-      multiply_word(part[i], a, x);
+      multiply_word(part[i], a, loaded);
       if (w % kScaleEvery != kScaleEvery - 1) continue;
-      const u8* chunk = weights + i * Stage::kBytes + c * Stage::kChunkBytes;
       const u32 block = kPair ? w / 2 : t / 2;
+      const SharedPlace scales = view.scales.at(i * Stage::kBytes + c * Stage::kChunkBytes);
       float scale[2][2];
-      load_slice_scales<Format, Stage, kForm>(chunk, block, lane, scale, odd);
+      load_slice_scales<Format, kForm>(scales, block, scale, odd);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         sums[i][0][r] = fma_rn(

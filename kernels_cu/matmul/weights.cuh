@@ -28,6 +28,7 @@ struct WeightSource {
   const u8* scales;  // of rows
   i64 row_bytes;     // of codes
   i64 stored_cols;   // of the scale matrix
+  u32 scale_stride;  // bytes to the next four blocks of a row
   int layout;
   u32 depth_tiles;
   u32 row_tiles;
@@ -81,76 +82,138 @@ struct WeightStage {
   // Rows: a multiple of 128, so that the halves of a line of 128 bytes go to other banks.
   static constexpr int kChunkBytes = kForm == kFormPrepared ? Tile::kBytes : 1152;
   static constexpr int kBytes = kChunks * kChunkBytes;
+};
 
-  // Place of the codes of row 2 g + r of a lane, in piece c.
-  static FP4KIT_DEVICE const uint4& codes(const u8* tile, u32 r, u32 c, u32 lane) {
-    const u32 place = kForm == kFormPrepared ? lane : lane ^ ((c ^ r) * 4);
-    return *reinterpret_cast<const uint4*>(tile + c * kChunkBytes + (r * 32 + place) * 16);
+// Where a lane has its codes and scales in a stage; what is beside that are constants.
+template <class Stage, int kForm>
+struct LaneView {
+  using Tile = typename Stage::Tile;
+  static constexpr bool kPrepared = kForm == kFormPrepared;
+  SharedPlace codes[2];  // of rows: pieces are swapped by c ^ r
+  SharedPlace scales;
+  u32 lane;
+  u32 selector;  // of the bytes of a lane's two scales in a word, of rows
+
+  // Of a stage's first byte. `sliced`: scales of neighbouring slices, see load_slice_scales.
+  FP4KIT_DEVICE LaneView(SharedPlace stage, bool sliced) {
+    lane = kept(threadIdx.x % 32);
+    const u32 g = lane / 4, t = lane % 4;
+    selector = kPrepared ? 0 : kept(t % 2 != 0 ? 0x4342u : 0x4140u);
+    codes[0] = kept(stage.at(lane * 16));
+    codes[1] = kPrepared ? codes[0] : kept(stage.at((lane ^ 4) * 16));
+    constexpr u32 kLane = Tile::kLaneBlocks;
+    const u32 first = sliced ? t % 2 * 2 : t;  // slice
+    u32 place = Tile::kCodeBytes;
+    if (kPrepared) {
+      place += (g * 4 + first) * 2 * kLane;
+    } else {
+      // Words of nvfp4 are those of two slices.
+      place += 2 * g * Tile::kBlocks + (kLane == 2 && !sliced ? t / 2 * 4 : first * kLane);
+    }
+    scales = kept(stage.at(place));
   }
 
-  // Begins to copy the first `valid` pieces of a tile of rows, by all lanes of a warp.
-  static FP4KIT_DEVICE void copy(
-      u8* tile, const WeightSource& from, u32 row_tile, u32 chunk, u32 valid, u64 policy) {
+  FP4KIT_DEVICE LaneView(const LaneView& first, u32 offset)
+      : codes{first.codes[0].at(offset), first.codes[1].at(offset)},
+        scales(first.scales.at(offset)), lane(first.lane), selector(first.selector) {}
+
+  // Row 2 g + r of the piece `c` at an offset.
+  FP4KIT_DEVICE uint4 load_codes(u32 offset, u32 r, u32 c) const {
+    return codes[(c ^ r) % 2].at(offset + r * 512).load_vec();
+  }
+};
+
+// Where a lane copies rows to in a tile of a stage: codes, and scales of its rows and pieces. Lanes
+// beside each other take what lies beside each other in memory: whole lines of 128 bytes.
+template <class Stage, int kForm>
+struct LaneTarget {
+  using Tile = typename Stage::Tile;
+  static constexpr u32 kChunks = Stage::kChunks;
+  static constexpr u32 kRowPieces = 4 * kChunks;       // of 16 bytes in a row
+  static constexpr u32 kRowsAtOnce = 32 / kRowPieces;  // an even number
+  static constexpr u32 kTurns = kPreparedRows / kRowsAtOnce;
+  static constexpr u32 kTurnBytes = kRowsAtOnce / 2 * 64;
+  static_assert(kChunks <= 2, "a lane for the scales of each row of each piece");
+  SharedPlace codes, scales;
+
+  FP4KIT_DEVICE explicit LaneTarget(SharedPlace stage) : codes(stage), scales(stage) {
+    if constexpr (kForm == kFormPrepared) {
+      codes = kept(stage.at(threadIdx.x % 32 * 16));
+    } else {
+      const u32 lane = threadIdx.x % 32;
+      const u32 piece = lane % kRowPieces, row = lane / kRowPieces, c = piece / 4;
+      const u32 place = row % 2 * 32 + (row / 2 ^ c ^ row % 2) * 4 + piece % 4;
+      codes = kept(stage.at(c * Stage::kChunkBytes + place * 16));
+      scales = kept(stage.at(
+          lane % kChunks * Stage::kChunkBytes + Tile::kCodeBytes + lane / kChunks * Tile::kBlocks));
+    }
+  }
+};
+
+// What a lane copies next of a tile of 16 rows.
+template <class Stage, int kForm>
+struct TileCursor {
+  using Tile = typename Stage::Tile;
+  using Target = LaneTarget<Stage, kForm>;
+  static constexpr u32 kChunks = Stage::kChunks;
+  const u8* codes;
+  const u8* scales;
+
+  // To a tile of rows, at a piece of 128 of the depth.
+  FP4KIT_DEVICE void start(const WeightSource& from, u32 row_tile, u32 chunk) {
     const u32 lane = threadIdx.x % 32;
     if constexpr (kForm == kFormPrepared) {
-      const u8* source =
-          from.codes + (static_cast<i64>(row_tile) * from.depth_tiles + chunk) * Tile::kBytes;
-      constexpr u32 kPieces = kBytes / 16;
+      const i64 number = static_cast<i64>(row_tile) * from.depth_tiles + chunk;
+      codes = from.codes + number * Tile::kBytes;
+    } else {
+      const i64 line = static_cast<i64>(row_tile) * kPreparedRows;
+      codes = from.codes + (line + lane / Target::kRowPieces) * from.row_bytes +
+              (static_cast<i64>(chunk) * 4 + lane % Target::kRowPieces) * 16;
+      const i64 col = (static_cast<i64>(chunk) + lane % kChunks) * Tile::kBlocks;
+      const i64 row = line + lane / kChunks % kPreparedRows;
+      scales = from.scales + scale_offset(from.layout, row, col, from.stored_cols);
+    }
+  }
+
+  FP4KIT_DEVICE void advance(const WeightSource& from, u32 chunks) {
+    if constexpr (kForm == kFormPrepared) {
+      codes += static_cast<u32>(Tile::kBytes) * chunks;
+    } else {
+      codes += 64 * chunks;
+      scales += from.scale_stride * (Tile::kBlocks / 4) * chunks;
+    }
+  }
+
+  // Begins to copy the first `valid` pieces of the step to a place in the ring, by all lanes.
+  FP4KIT_DEVICE void copy(
+      const Target& target, u32 offset, const WeightSource& from, u32 valid, u64 policy) const {
+    const u32 lane = threadIdx.x % 32;
+    if constexpr (kForm == kFormPrepared) {
+      constexpr u32 kPieces = Stage::kBytes / 16;
       const u32 pieces = valid * (Tile::kBytes / 16);
+      const u8* source = codes + lane * 16;
 #pragma unroll
-      for (u32 i = 0; i < (kPieces + 31) / 32; ++i) {
-        const u32 place = 32 * i + lane;
-        if (place < pieces) copy_async<16>(tile + place * 16, source + place * 16, policy);
+      for (u32 i = 0; i < kPieces; i += 32) {
+        if (i + lane < pieces) {
+          copy_async<16>(target.codes.at(offset + i * 16), source + i * 16, policy);
+        }
       }
     } else {
-      copy_codes(tile, from, row_tile, chunk, valid, policy);
-      copy_scales(tile, from, row_tile, chunk, valid, policy);
-    }
-  }
-
- private:
-  // Lanes beside each other take what lies beside each other: whole lines of 128 bytes.
-  static FP4KIT_DEVICE void copy_codes(
-      u8* tile, const WeightSource& from, u32 row_tile, u32 chunk, u32 valid, u64 policy) {
-    constexpr u32 kRowPieces = 4 * kChunks;
-    const u32 lane = threadIdx.x % 32;
-    const u32 piece = lane % kRowPieces;
-    const u32 c = piece / 4;
-    if (c >= valid) return;
-    const u32 first = lane / kRowPieces;
-    const u8* source = from.codes +
-                       (static_cast<i64>(row_tile) * kPreparedRows + first) * from.row_bytes +
-                       (static_cast<i64>(chunk) * 4 + piece) * 16;
+      if (lane % Target::kRowPieces / 4 < valid) {
+        const u8* source = codes;
 #pragma unroll
-    for (u32 i = 0; i < 2 * kChunks; ++i) {
-      const u32 row = i * (32 / kRowPieces) + first;
-      const u32 place = row % 2 * 32 + ((row / 2 ^ c ^ row % 2) * 4) + piece % 4;
-      copy_async<16>(tile + c * kChunkBytes + place * 16, source, policy);
-      source += 32 / kRowPieces * from.row_bytes;
-    }
-  }
-
-  // Scales of a row's piece lie beside each other: row after row.
-  static FP4KIT_DEVICE void copy_scales(
-      u8* tile, const WeightSource& from, u32 row_tile, u32 chunk, u32 valid, u64 policy) {
-    const u32 lane = threadIdx.x % 32;
-    const bool linear = from.layout == kLayoutLinear;
-#pragma unroll
-    for (u32 i = 0; i < (kPreparedRows * kChunks + 31) / 32; ++i) {
-      const u32 place = 32 * i + lane;
-      const u32 row = place / kChunks, c = place % kChunks;
-      if (row >= kPreparedRows || c >= valid) continue;
-      u8* target = tile + c * kChunkBytes + Tile::kCodeBytes + row * Tile::kBlocks;
-      const i64 line = static_cast<i64>(row_tile) * kPreparedRows + row;
-      const i64 col = (static_cast<i64>(chunk) + c) * Tile::kBlocks;
-      if (linear) {
-        copy_async<Tile::kBlocks>(target, from.scales + line * from.stored_cols + col, policy);
-        continue;
+        for (u32 i = 0; i < Target::kTurns; ++i) {
+          copy_async<16>(target.codes.at(offset + i * Target::kTurnBytes), source, policy);
+          source += Target::kRowsAtOnce * from.row_bytes;
+        }
       }
-#pragma unroll
-      for (u32 word = 0; word < Tile::kBlocks / 4; ++word) {
-        const i64 offset = scale_offset(from.layout, line, col + 4 * word, from.stored_cols);
-        copy_async<4>(target + 4 * word, from.scales + offset, policy);
+      if (lane % kChunks >= valid || lane / kChunks >= kPreparedRows) return;
+      const SharedPlace place = target.scales.at(offset);
+      if (Tile::kBlocks == 4 || from.scale_stride == 4) {
+        copy_async<Tile::kBlocks>(place, scales, policy);
+      } else {
+        copy_async<4>(place, scales, policy);
+        copy_async<4>(place.at(4), scales + from.scale_stride, policy);
       }
     }
   }
@@ -158,23 +221,20 @@ struct WeightStage {
 
 // ---- Scales that multiply codes: two of a row (MX: one twice), times 2^119, as pairs ----
 
-// `odd` gathers what collects_odd understands.
-template <class Format, class Stage, int kForm>
-FP4KIT_DEVICE void load_scales(const u8* chunk, u32 r, u32 lane, u32 (&scale)[2], u32& odd) {
-  const u8* scales = chunk + Stage::Tile::kCodeBytes;
-  const u32 row = lane / 4 * 2 + r, t = lane % 4;
+// Those of row 2 g + r of a lane's tile; the other row's are beside them. `odd` gathers what
+// has_odd_scale asks for.
+template <class Format, int kForm>
+FP4KIT_DEVICE void load_scales(SharedPlace scales, u32 r, u32 selector, u32 (&scale)[2], u32& odd) {
   if constexpr (Format::kIsMx) {
-    const u32 byte = kForm == kFormPrepared ? scales[lane * 2 + r] : scales[row * 4 + t];
+    const u32 byte = scales.at(kForm == kFormPrepared ? r : 4 * r).load_byte();
     if constexpr (kForm == kFormRows) odd |= byte > kMostScaleE8m0;
     // 2^(byte - 127 + 119) twice.
     scale[0] = scale[1] = byte * 0x00800080u + 0x3B803B80u;
   } else {
-    const u32 word = kForm == kFormPrepared
-                         ? *reinterpret_cast<const u32*>(scales + lane * 4)
-                         : *reinterpret_cast<const u32*>(scales + row * 8 + t / 2 * 4);
-    const u32 which = kForm == kFormPrepared ? r : t % 2;
+    const u32 word = scales.at(kForm == kFormPrepared ? 0 : 8 * r).load_word();
+    if constexpr (kForm == kFormPrepared) selector = r != 0 ? 0x4342u : 0x4140u;
     // Two bytes, each in the low part of a half.
-    const u32 bytes = byte_perm(word, 0, which != 0 ? 0x4342u : 0x4140u);
+    const u32 bytes = byte_perm(word, 0, selector);
     if constexpr (kForm == kFormRows) odd |= bytes | (bytes + 0x00010001u);
     // The bits of E4M3 in a bfloat16's place are the value times 2^-120; 2^127, then 2^112.
     const u32 both = mul_pairs(mul_pairs(bytes * 16u, 0x7F007F00u), 0x77807780u);
@@ -192,23 +252,19 @@ FP4KIT_DEVICE bool has_odd_scale(u32 odd) {
 // ---- Scales that multiply sums: lane 4 g + t has sums of slices 2 (t % 2) and the next ----
 
 // scale[r][j] of row 2 g + r, slice 2 (t % 2) + j; `block` of the two of a slice of nvfp4.
-template <class Format, class Stage, int kForm>
+template <class Format, int kForm>
 FP4KIT_DEVICE void load_slice_scales(
-    const u8* chunk, u32 block, u32 lane, float (&scale)[2][2], u32& odd) {
-  const u8* scales = chunk + Stage::Tile::kCodeBytes;
-  const u32 g = lane / 4, slice = lane % 2 * 2;
+    SharedPlace scales, u32 block, float (&scale)[2][2], u32& odd) {
   if constexpr (Format::kIsMx) {
     u32 word[2];
     if constexpr (kForm == kFormPrepared) {
       // Slice after slice, the two rows beside each other.
-      const u32 both = *reinterpret_cast<const u32*>(scales + (g * 4 + slice) * 2);
+      const u32 both = scales.load_word();
       word[0] = byte_perm(both, 0, 0x4420u);
       word[1] = byte_perm(both, 0, 0x4431u);
     } else {
 #pragma unroll
-      for (u32 r = 0; r < 2; ++r) {
-        word[r] = *reinterpret_cast<const u16*>(scales + (2 * g + r) * 4 + slice);
-      }
+      for (u32 r = 0; r < 2; ++r) word[r] = scales.at(4 * r).load_half();
     }
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -221,14 +277,13 @@ FP4KIT_DEVICE void load_slice_scales(
     // word[i]: bytes 0 and 2 are wanted.
     u32 word[2];
     if constexpr (kForm == kFormPrepared) {
-      const uint2 both = *reinterpret_cast<const uint2*>(scales + (g * 4 + slice) * 4);
+      const uint2 both = scales.load_pair();
       word[0] = both.x >> (8 * block);  // of the two rows, in the first slice
       word[1] = both.y >> (8 * block);
     } else {
 #pragma unroll
       for (u32 r = 0; r < 2; ++r) {
-        const u32 row = *reinterpret_cast<const u32*>(scales + (2 * g + r) * 8 + slice * 2);
-        word[r] = row >> (8 * block);  // of the two slices
+        word[r] = scales.at(8 * r).load_word() >> (8 * block);  // of the two slices
         odd |= word[r] | (word[r] + 0x00010001u);
       }
     }
