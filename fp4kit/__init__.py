@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .api.grouped import dequantize_grouped, quantize_grouped
     from .api.grouped_tensor import GroupedPair, GroupedTensor
     from .api.metrics import ErrorStats, error_stats
+    from .api.prepared import PreparedTensor, prepare
     from .api.quantize import amax, dequantize, quantize
     from .api.quantize_dequantize import quantize_dequantize
     from .api.residual import ResidualTensor, dequantize_residual, quantize_residual
@@ -52,6 +53,7 @@ __all__ = [
     "KernelCompileError",
     "NonFiniteError",
     "OptionError",
+    "PreparedTensor",
     "QuantizedTensor",
     "Recipe",
     "ResidualTensor",
@@ -72,6 +74,7 @@ __all__ = [
     "error_stats",
     "hadamard_transform",
     "open",
+    "prepare",
     "quantize",
     "quantize_checkpoint",
     "quantize_dequantize",
@@ -114,6 +117,10 @@ _HOMES = {
         "quantize",
     ),
     "api.quantize_dequantize": ("quantize_dequantize",),
+    "api.prepared": (
+        "PreparedTensor",
+        "prepare",
+    ),
     "api.tensor": ("DirectionPair", "QuantizedTensor"),
     "api.grouped": (
         "dequantize_grouped",
