@@ -29,7 +29,13 @@ from fp4kit.cuda import (
     grid as cuda_grid,
 )
 from fp4kit.cuda import (
+    matmul_small as cuda_matmul_small,
+)
+from fp4kit.cuda import (
     measured as cuda_measured,
+)
+from fp4kit.cuda import (
+    prepared as cuda_prepared,
 )
 from fp4kit.cuda import (
     residual_launch as cuda_residual_launch,
@@ -46,6 +52,8 @@ INSTANCES = [
     *cuda_activations.all_instances(),
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
+    *cuda_matmul_small.sample_instances(),
+    *cuda_prepared.all_instances(),
     *cuda_grid.sample_instances(),
 ]
 #: Files whose kernels activate elements.

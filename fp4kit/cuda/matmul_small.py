@@ -111,18 +111,21 @@ class Sizes(NamedTuple):
 
 
 def _shapes(form: int) -> tuple[Shape, ...]:
-    """All shapes in use, those with less room for tokens first."""
-    chunks = 1 if form == PREPARED else 2
+    """All shapes in use, those with less room for tokens first.
+
+    Two pieces of the depth beside each other are one stretch of prepared weights, and whole lines
+    of 128 bytes of rows.
+    """
     result = []
-    for tokens in (1, 2, 4, 8):
-        result += [Shape(1, 2, 16 // chunks, chunks, stages, tokens, False) for stages in (3, 2)]
-    for tokens, stages in ((8, 4), (16, 4), (32, 3), (64, 2)):
-        slices = 2 // chunks
+    for tokens in (1, 2, 8, 16):
+        result += [Shape(2, 1, 8, 2, stages, tokens, False) for stages in (4, 2)]
+    if form == PREPARED:
+        divisions = ((2, 1, 8, 1), (2, 2, 8, 1), (7, 1, 2, 1), (7, 2, 2, 1), (7, 2, 1, 1))
+    else:
+        divisions = ((2, 1, 8, 2), (4, 1, 4, 2), (7, 1, 2, 2), (7, 2, 2, 2), (7, 2, 1, 2))
+    for tokens in (8, 16, 32, 64):
         result += [
-            Shape(1, 2, 8 // chunks, chunks, stages, tokens, True),
-            Shape(2, 2, 4 // chunks, chunks, stages, tokens, True),
-            Shape(7, 1, slices, chunks, stages, tokens, True),
-            Shape(7, 2, slices, chunks, stages, tokens, True),
+            Shape(*division, stages, tokens, True) for division in divisions for stages in (4, 2)
         ]
     return tuple(result)
 
@@ -154,6 +157,11 @@ def all_instances() -> list[Instance]:
         for shape in shapes
         if takes(spec, shape, 1)
     ]
+
+
+def sample_instances() -> list[Instance]:
+    """Some of these that differ in every respect: compiling all takes minutes."""
+    return all_instances()[::5]
 
 
 @lru_cache(maxsize=1024)

@@ -18,6 +18,7 @@
 // Launch: persistent thread blocks of Shape::kSmallThreads threads; a block takes tiles of
 // Shape::kRows rows. Shared memory: the rings, the image of the activations, the sums of the warps.
 #include "matmul/epilogue.cuh"
+#include "matmul/shape.cuh"
 #include "matmul/small.cuh"
 
 namespace fp4kit {
@@ -103,8 +104,9 @@ struct SmallProduct {
   // ---- Results ----
 
   FP4KIT_DEVICE static float unscaled(float sum) {
-    // Sliced: 2^96 of the activations and 2^-126 of the codes; else 2^119 of the scales.
-    constexpr u32 kUp = Shape::kSliced ? 30 : 7;
+    // Sliced: 2^96 of the activations, 2^-126 of the codes, 2^30 of E8M0 scales; else 2^119 of the
+    // scales.
+    constexpr u32 kUp = !Shape::kSliced ? 7 : Format::kIsMx ? 0 : 30;
     return mul_rn(sum, as_float((static_cast<u32>(kF32Bias) + kUp) << kF32MantissaBits));
   }
 

@@ -129,11 +129,12 @@ template <class Stage, int kForm>
 struct LaneTarget {
   using Tile = typename Stage::Tile;
   static constexpr u32 kChunks = Stage::kChunks;
-  static constexpr u32 kRowPieces = 4 * kChunks;       // of 16 bytes in a row
-  static constexpr u32 kRowsAtOnce = 32 / kRowPieces;  // an even number
+  static constexpr u32 kRowPieces = 4 * (kChunks < 2 ? kChunks : 2);  // of 16 bytes in a row
+  static constexpr u32 kRowsAtOnce = 32 / kRowPieces;                 // an even number
   static constexpr u32 kTurns = kPreparedRows / kRowsAtOnce;
   static constexpr u32 kTurnBytes = kRowsAtOnce / 2 * 64;
-  static_assert(kChunks <= 2, "a lane for the scales of each row of each piece");
+  static_assert(
+      kForm == kFormPrepared || kChunks <= 2, "a lane for the scales of each row of each piece");
   SharedPlace codes, scales;
 
   FP4KIT_DEVICE explicit LaneTarget(SharedPlace stage) : codes(stage), scales(stage) {
@@ -270,8 +271,9 @@ FP4KIT_DEVICE void load_slice_scales(
     for (u32 r = 0; r < 2; ++r) {
       const u32 first = word[r] & 0xFFu, second = word[r] >> 8;
       if constexpr (kForm == kFormRows) odd |= (first > kMostScaleE8m0) | (second > kMostScaleE8m0);
-      scale[r][0] = as_float(first << kF32MantissaBits);
-      scale[r][1] = as_float(second << kF32MantissaBits);
+      // Times 2^30, so that what is multiplied by 2^-30 is not lost.
+      scale[r][0] = as_float((first + 30) << kF32MantissaBits);
+      scale[r][1] = as_float((second + 30) << kF32MantissaBits);
     }
   } else {
     // word[i]: bytes 0 and 2 are wanted.

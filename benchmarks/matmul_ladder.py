@@ -1,0 +1,378 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Times every way to divide small products among thread blocks, on a GPU, and checks each.
+
+    python benchmarks/matmul_ladder.py             # four shapes, 1 to 64 rows: about four minutes
+    python benchmarks/matmul_ladder.py quick       # two shapes, 1, 8 and 16 rows
+    python benchmarks/matmul_ladder.py compile     # registers and spills alone, without a GPU
+
+Weights rotate over copies of more than 400 MB, so that none comes from the L2 cache; times are
+medians of replays of a graph. A variant is wrong if a result of about 100 rows is further from
+float64 than the order of sums allows, or if ten runs do not give the same bytes. Shares are those
+of `COPY` bytes a second that the bytes of the weights take. cuBLAS in bfloat16 is torch's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, QuantizedOperand
+from fp4kit.backend.prepared import WeightsJob, tile_shape
+from fp4kit.cuda import compile as cuda_module
+from fp4kit.cuda import matmul_small
+from fp4kit.cuda.matmul_small import PREPARED, ROWS, Numbers, Shape, Sizes
+from fp4kit.formats import get_format
+from fp4kit.reference import matmul as reference
+
+#: Bytes a second of a copy on an H200, read and written together.
+COPY = 4.2e12
+SIZES = [(28672, 8192), (8192, 28672), (4096, 4096), (14336, 4096)]
+TOKENS = [1, 2, 4, 8, 16, 32, 64]
+ROTATED_BYTES = 400_000_000
+SPEC = get_format("nvfp4")
+FORMS = {PREPARED: "prepared", ROWS: "rows"}
+
+#: (groups, tiles, slices, chunks, stages) by form: activations all at first, and step by step.
+RESIDENT = {
+    PREPARED: [
+        *((2, 1, 8, 2, stages) for stages in (4, 3, 2)),
+        *((1, 2, 16, 1, stages) for stages in (4, 3, 2)),
+        (1, 1, 16, 2, 4),
+        (1, 1, 16, 4, 2),
+        (2, 1, 8, 4, 2),
+        (2, 1, 8, 1, 4),
+        (2, 1, 4, 2, 3),
+        (4, 1, 4, 2, 4),
+        (1, 2, 8, 2, 2),
+        (3, 1, 5, 2, 3),
+    ],
+    ROWS: [
+        *((2, 1, 8, 2, stages) for stages in (4, 3, 2)),
+        *((1, 1, 16, 2, stages) for stages in (4, 3, 2)),
+        (1, 2, 8, 2, 3),
+        (1, 2, 8, 2, 2),
+        (2, 1, 4, 2, 3),
+        (4, 1, 4, 2, 4),
+        (1, 2, 16, 2, 2),
+        (3, 1, 5, 2, 3),
+    ],
+}
+STAGED = {
+    PREPARED: [
+        *((7, 2, 2, 1, stages) for stages in (5, 4, 3)),
+        *((14, 1, 1, 1, stages) for stages in (6, 4)),
+        (14, 1, 1, 2, 4),
+        (7, 2, 1, 1, 4),
+        (7, 2, 1, 2, 3),
+        *((7, 1, 2, 1, stages) for stages in (4, 3)),
+        (7, 1, 2, 2, 3),
+        *((2, 2, 8, 1, stages) for stages in (4, 3, 2)),
+        (2, 1, 8, 1, 4),
+        (2, 1, 8, 2, 2),
+        (4, 1, 4, 1, 4),
+        (4, 1, 4, 2, 3),
+        (4, 2, 4, 1, 3),
+        (4, 2, 2, 1, 4),
+    ],
+    ROWS: [
+        *((7, 2, 2, 2, stages) for stages in (3, 2)),
+        *((14, 1, 1, 2, stages) for stages in (5, 4, 3)),
+        (7, 2, 1, 2, 4),
+        *((7, 1, 2, 2, stages) for stages in (4, 3)),
+        (2, 2, 8, 2, 2),
+        (2, 1, 8, 2, 3),
+        (4, 1, 4, 2, 4),
+        (4, 1, 4, 2, 3),
+        (4, 2, 4, 2, 2),
+        (4, 2, 2, 2, 3),
+    ],
+}
+
+
+def variants(form: int, tokens: int) -> list[Shape]:
+    """Every shape that is timed for some rows of activations."""
+    room = next(each for each in (1, 2, 8, 16, 32, 64) if each >= tokens)
+    result = []
+    if room <= 16:
+        rooms = (4, 8) if 2 < tokens <= 4 else (room,)
+        result += [Shape(*given, each, False) for given in RESIDENT[form] for each in rooms]
+    if room >= 8:
+        result += [Shape(*given, room, True) for given in STAGED[form]]
+    if form == PREPARED:
+        # Copies by all lanes instead of stretches, of the first of both lists.
+        chosen = {shape.staged: shape for shape in reversed(result)}
+        result += [shape._replace(bulk=False) for shape in chosen.values()]
+    return result
+
+
+def compile_instance(instance: cuda_module.Instance) -> tuple[bytes, bytes, str]:
+    """(cubin, lowered name, log) of a kernel, for an sm_90, without a GPU."""
+    from cupy.cuda import nvrtc
+
+    source = cuda_module.source_text(instance.file)
+    program = nvrtc.createProgram(source, instance.file, [], [])
+    nvrtc.addNameExpression(program, instance.expression)
+    chosen = [*cuda_module.options(9, 0), *cuda_module.CUPY_OPTIONS, "-arch=sm_90"]
+    nvrtc.compileProgram(program, chosen)
+    name = nvrtc.getLoweredName(program, instance.expression)
+    return nvrtc.getCUBIN(program), name, nvrtc.getProgramLog(program)
+
+
+def load_all(instances: list[cuda_module.Instance]) -> dict[cuda_module.Instance, str]:
+    """Compiles kernels in parallel and gives them to the backend; what each takes, in words."""
+    import cupy
+    from cupy.cuda import driver
+
+    facts = {}
+    with ProcessPoolExecutor() as pool, tempfile.TemporaryDirectory() as folder:
+        for number, built in enumerate(pool.map(compile_instance, instances)):
+            cubin, name, _ = built
+            path = Path(folder) / f"{number}.cubin"
+            path.write_bytes(cubin)
+            word = name if isinstance(name, str) else name.decode()
+            kernel = cupy.RawModule(path=str(path)).get_function(word).kernel
+            cuda_module._loaded[0, instances[number]] = kernel
+            registers, local = (
+                driver.funcGetAttribute(attribute, kernel.ptr)
+                for attribute in (driver.CU_FUNC_ATTRIBUTE_NUM_REGS, 3)  # 3: local bytes
+            )
+            facts[instances[number]] = f"{registers} registers" + (
+                f", {local} spilt" if local else ""
+            )
+    return facts
+
+
+def graph_us(calls: list, replays: int = 7) -> float:
+    """Microseconds of a call: the median of replays of a graph of all calls."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for call in calls[:2]:
+            call()
+        stream.begin_capture()
+        for call in calls:
+            call()
+        graph = stream.end_capture()
+        for _ in range(3):
+            graph.launch(stream)
+        times = []
+        for _ in range(replays):
+            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record(stream)
+            graph.launch(stream)
+            end.record(stream)
+            end.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(start, end) * 1000 / len(calls))
+    return statistics.median(times)
+
+
+class Weights:
+    """Copies of random weights in both forms, and some rows of them in float64."""
+
+    def __init__(self, rows: int, depth: int) -> None:
+        """Makes them on the current device."""
+        import cupy
+
+        from fp4kit.api.backends import get_backend
+
+        self.rows, self.depth = rows, depth
+        shape = tile_shape(SPEC, rows, depth)
+        self.bytes = int(np.prod(shape))
+        self.count = max(3, -(-ROTATED_BYTES // self.bytes))
+        rng = cupy.random.default_rng(7)
+        self.codes, self.scales, self.tiles = [], [], []
+        engine = get_backend("cuda")
+        for _ in range(self.count):
+            codes = rng.integers(0, 256, (rows, depth // 2), dtype=np.uint8)
+            scales = rng.integers(0, 127, (rows, depth // 16), dtype=np.uint8)
+            scales[5::64] %= 8  # rows of subnormal scales
+            tiles = cupy.empty(shape, np.uint8)
+            job = WeightsJob(SPEC, rows, depth, codes, scales, "linear", True, tiles)
+            assert engine.prepare_weights(job)
+            self.codes.append(codes)
+            self.scales.append(scales)
+            self.tiles.append(tiles)
+        self.chosen = np.unique([*range(0, rows, max(1, rows // 96)), 5, 69, rows - 1])
+        operand = QuantizedOperand(
+            format=SPEC, rows=len(self.chosen), depth=depth,
+            packed=self.codes[0][self.chosen].get(), block_scale=self.scales[0][self.chosen].get(),
+            scale_layout="linear", low_first=True, transposed=False, grid_scale=None, level=None,
+            level_name="amax", level_range=1.0,
+        )  # fmt: skip
+        self.exact = cupy.asarray(reference.values(operand).astype(np.float64))
+
+    def arrays(self, form: int, number: int) -> tuple[int, int]:
+        """Addresses of (codes or tiles, scales) of a copy."""
+        i = number % self.count
+        if form == PREPARED:
+            return self.tiles[i].data.ptr, 0
+        return self.codes[i].data.ptr, self.scales[i].data.ptr
+
+
+class Bench:
+    """One product, by any shape."""
+
+    def __init__(self, weights: Weights, tokens: int) -> None:
+        """Makes activations, and what exact arithmetic gives for some rows."""
+        import cupy
+
+        self.weights, self.sizes = weights, Sizes(tokens, weights.rows, weights.depth)
+        x = cupy.random.default_rng(3).standard_normal((tokens, weights.depth), dtype=np.float32)
+        self.x = (x.view(np.uint32) >> 16).astype(np.uint16)
+        values = (self.x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        self.exact = values @ weights.exact.T
+        self.bound = (weights.depth + 8) * 2.0**-23 * (abs(values) @ abs(weights.exact).T)
+        self.bound += abs(self.exact) * 2.0**-8
+        self.out = cupy.empty((tokens, weights.rows), np.uint16)
+        one = int(np.float32(1).view(np.uint32))
+        self.numbers = Numbers(0, 0, 1, 0, 1, 0, one, one, 2, 0, 0)
+
+    def call(self, form: int, shape: Shape):
+        """What launches the product with a copy of the weights."""
+        ready = matmul_small._ready(0, SPEC, form, shape, self.sizes, self.numbers)
+        x, out = self.x.data.ptr, self.out.data.ptr
+
+        def run(number: int) -> None:
+            ready.launch(*self.weights.arrays(form, number), x, out, 0, 0, 0, 0)
+
+        return run
+
+    def check(self, run) -> str:
+        """What is wrong, or nothing."""
+        self.out.fill(0xFFFF)
+        run(0)
+        got = (self.out[:, self.weights.chosen].astype(np.uint32) << 16).view(np.float32)
+        wrong = ~(abs(got.astype(np.float64) - self.exact) <= self.bound)
+        first, words = self.out.copy(), []
+        if bool(wrong.any()):
+            words.append(f"{int(wrong.sum())} of {wrong.size} WRONG")
+        for _ in range(10):
+            self.out.fill(0xFFFF)
+            run(0)
+            if not bool((first == self.out).all()):
+                words.append("DIFFERS FROM RUN TO RUN")
+                break
+        return ", ".join(words)
+
+    def calls(self, run) -> list:
+        """Calls over all copies: as many as take a millisecond or more."""
+        count = max(self.weights.count, min(24, int(2.5e9 / self.weights.bytes)))
+        return [lambda number=number: run(number) for number in range(count)]
+
+
+def cublas_us(rows: int, depth: int, tokens: int) -> float:
+    """Microseconds of torch's product in bfloat16, its weights rotated; nan without torch."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return float("nan")
+    count = max(3, -(-2 * ROTATED_BYTES // (2 * rows * depth)))
+    weights = [torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+    x = torch.randn(tokens, depth, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(tokens, rows, device="cuda", dtype=torch.bfloat16)
+    for each in weights[:2]:
+        torch.mm(x, each.t(), out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(max(count, 12)):
+            torch.mm(x, weights[number % count].t(), out=out)
+    times = []
+    for _ in range(10):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / max(count, 12))
+    del weights, graph
+    torch.cuda.empty_cache()
+    return statistics.median(times[3:])
+
+
+def host_us(bench: Bench, form: int) -> float:
+    """Microseconds of the host for a whole launch of a job, chosen and checked anew."""
+    import cupy
+
+    from fp4kit.backend.matmul import PreparedOperand
+
+    weights = bench.weights
+    if form == PREPARED:
+        b = PreparedOperand(
+            SPEC, weights.rows, weights.depth, weights.tiles[0], True, None, "amax", 1.0
+        )
+    else:
+        b = QuantizedOperand(
+            format=SPEC, rows=weights.rows, depth=weights.depth, packed=weights.codes[0],
+            block_scale=weights.scales[0], scale_layout="linear", low_first=True, transposed=False,
+            grid_scale=None, level=None, level_name="amax", level_range=1.0,
+        )  # fmt: skip
+    job = MatmulJob(FloatOperand(bench.x, "bfloat16"), b, bench.out, "bfloat16")
+    assert matmul_small.launch(job)
+    cupy.cuda.Device().synchronize()
+    start = time.perf_counter()
+    for _ in range(100):
+        matmul_small.launch(job)
+    spent = time.perf_counter() - start
+    cupy.cuda.Device().synchronize()
+    return spent * 1e4
+
+
+def main() -> None:
+    """Prints a table for each size and each number of rows."""
+    quick = "quick" in sys.argv
+    sizes, tokens = (SIZES[:3:2], [1, 8, 16]) if quick else (SIZES, TOKENS)
+    wanted = {
+        (form, shape): matmul_small.multiply_small_kernel(SPEC, form, shape)
+        for form in FORMS
+        for count in tokens
+        for shape in variants(form, count)
+    }
+    start = time.time()
+    if "compile" in sys.argv:
+        with ProcessPoolExecutor() as pool:
+            list(pool.map(compile_instance, wanted.values()))
+        print(f"{len(wanted)} kernels in {time.time() - start:.0f} s")
+        return
+    facts = load_all(list(wanted.values()))
+    print(f"{len(wanted)} kernels in {time.time() - start:.0f} s")
+    for rows, depth in sizes:
+        weights = Weights(rows, depth)
+        floor = weights.bytes / COPY * 1e6
+        print(f"\n== ({rows}, {depth}): {weights.bytes >> 20} MiB, {floor:.1f} us at copy speed")
+        for count in tokens:
+            bench = Bench(weights, count)
+            peer = cublas_us(rows, depth, count)
+            print(f"M = {count}: cuBLAS {peer:.1f} us")
+            for form, form_name in FORMS.items():
+                timed = []
+                chosen = matmul_small.choose(SPEC, form, bench.sizes, 132, 227 * 1024)
+                for shape in variants(form, count):
+                    if shape.shared(SPEC, form, depth) > 227 * 1024:
+                        continue
+                    run = bench.call(form, shape)
+                    wrong = bench.check(run)
+                    timed.append((graph_us(bench.calls(run)), shape, wrong))
+                for us, shape, wrong in sorted(timed):
+                    words = "".join(f" {int(each)}" for each in shape)
+                    mark = "*" if shape == chosen else " "
+                    fact = facts[wanted[form, shape]]
+                    print(
+                        f"  {mark}{form_name:9}{words:22} {us:7.2f} us  {floor / us:.3f} of copy  "
+                        f"x{peer / us:.2f}  {fact} {wrong}"
+                    )
+        for form, form_name in FORMS.items():
+            print(f"host time, {form_name}: {host_us(Bench(weights, 1), form):.1f} us")
+        print(f"[{time.time() - start:.0f} s]", flush=True)
+
+
+if __name__ == "__main__":
+    main()
