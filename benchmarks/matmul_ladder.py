@@ -18,8 +18,11 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -112,44 +115,46 @@ def variants(form: int, tokens: int) -> list[Shape]:
     return result
 
 
-def compile_instance(instance: cuda_module.Instance) -> tuple[bytes, bytes, str]:
-    """(cubin, lowered name, log) of a kernel, for an sm_90, without a GPU."""
-    from cupy.cuda import nvrtc
+def compile_instance(instance: cuda_module.Instance) -> tuple[bytes, str]:
+    """(cubin, lowered name) of a kernel, for an sm_90, without a GPU."""
+    from cuda.bindings import nvrtc
+
+    def read(size_of: Any, copy: Any) -> bytes:
+        _, size = size_of(program)
+        buffer = bytearray(size)
+        copy(program, buffer)
+        return bytes(buffer)
 
     source = cuda_module.source_text(instance.file)
-    program = nvrtc.createProgram(source, instance.file, [], [])
-    nvrtc.addNameExpression(program, instance.expression)
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), instance.file.encode(), 0, [], [])
+    nvrtc.nvrtcAddNameExpression(program, instance.expression.encode())
     chosen = [*cuda_module.options(9, 0), *cuda_module.CUPY_OPTIONS, "-arch=sm_90"]
-    nvrtc.compileProgram(program, chosen)
-    name = nvrtc.getLoweredName(program, instance.expression)
-    return nvrtc.getCUBIN(program), name, nvrtc.getProgramLog(program)
+    encoded = [option.encode() for option in chosen]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode())
+    _, name = nvrtc.nvrtcGetLoweredName(program, instance.expression.encode())
+    return read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), name.decode()
 
 
 def load_all(instances: list[cuda_module.Instance]) -> dict[cuda_module.Instance, str]:
     """Compiles kernels in parallel and gives them to the backend; what each takes, in words."""
     import cupy
-    from cupy.cuda import driver
 
     facts = {}
     with ProcessPoolExecutor() as pool, tempfile.TemporaryDirectory() as folder:
-        for number, built in enumerate(pool.map(compile_instance, instances)):
-            cubin, name, _ = built
+        built = pool.map(compile_instance, instances)
+        for number, (instance, (cubin, name)) in enumerate(zip(instances, built, strict=True)):
             path = Path(folder) / f"{number}.cubin"
             path.write_bytes(cubin)
-            word = name if isinstance(name, str) else name.decode()
-            kernel = cupy.RawModule(path=str(path)).get_function(word).kernel
-            cuda_module._loaded[0, instances[number]] = kernel
-            registers, local = (
-                driver.funcGetAttribute(attribute, kernel.ptr)
-                for attribute in (driver.CU_FUNC_ATTRIBUTE_NUM_REGS, 3)  # 3: local bytes
-            )
-            facts[instances[number]] = f"{registers} registers" + (
-                f", {local} spilt" if local else ""
-            )
+            kernel = cupy.RawModule(path=str(path)).get_function(name)
+            cuda_module._loaded[0, instance] = kernel.kernel
+            local = kernel.local_size_bytes
+            facts[instance] = f"{kernel.num_regs} registers" + (f", {local} spilt" if local else "")
     return facts
 
 
-def graph_us(calls: list, replays: int = 7) -> float:
+def graph_us(calls: list[Callable[[], None]], replays: int = 7) -> float:
     """Microseconds of a call: the median of replays of a graph of all calls."""
     import cupy
 
@@ -187,13 +192,14 @@ class Weights:
         shape = tile_shape(SPEC, rows, depth)
         self.bytes = int(np.prod(shape))
         self.count = max(3, -(-ROTATED_BYTES // self.bytes))
-        rng = cupy.random.default_rng(7)
+        rng = np.random.default_rng(7)
         self.codes, self.scales, self.tiles = [], [], []
         engine = get_backend("cuda")
         for _ in range(self.count):
-            codes = rng.integers(0, 256, (rows, depth // 2), dtype=np.uint8)
-            scales = rng.integers(0, 127, (rows, depth // 16), dtype=np.uint8)
-            scales[5::64] %= 8  # rows of subnormal scales
+            random = np.frombuffer(rng.bytes(rows * depth // 2), np.uint8)
+            small = rng.integers(0, 127, (rows, depth // 16), dtype=np.uint8)
+            small[5::64] %= 8  # rows of subnormal scales
+            codes, scales = cupy.asarray(random.reshape(rows, depth // 2)), cupy.asarray(small)
             tiles = cupy.empty(shape, np.uint8)
             job = WeightsJob(SPEC, rows, depth, codes, scales, "linear", True, tiles)
             assert engine.prepare_weights(job)
@@ -203,11 +209,12 @@ class Weights:
         self.chosen = np.unique([*range(0, rows, max(1, rows // 96)), 5, 69, rows - 1])
         operand = QuantizedOperand(
             format=SPEC, rows=len(self.chosen), depth=depth,
-            packed=self.codes[0][self.chosen].get(), block_scale=self.scales[0][self.chosen].get(),
+            packed=self.codes[0].get()[self.chosen],
+            block_scale=self.scales[0].get()[self.chosen],
             scale_layout="linear", low_first=True, transposed=False, grid_scale=None, level=None,
             level_name="amax", level_range=1.0,
         )  # fmt: skip
-        self.exact = cupy.asarray(reference.values(operand).astype(np.float64))
+        self.exact = reference.values(operand).astype(np.float64)
 
     def arrays(self, form: int, number: int) -> tuple[int, int]:
         """Addresses of (codes or tiles, scales) of a copy."""
@@ -225,9 +232,10 @@ class Bench:
         import cupy
 
         self.weights, self.sizes = weights, Sizes(tokens, weights.rows, weights.depth)
-        x = cupy.random.default_rng(3).standard_normal((tokens, weights.depth), dtype=np.float32)
-        self.x = (x.view(np.uint32) >> 16).astype(np.uint16)
-        values = (self.x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        x = np.random.default_rng(3).standard_normal((tokens, weights.depth)).astype(np.float32)
+        raw = (x.view(np.uint32) >> 16).astype(np.uint16)
+        self.x = cupy.asarray(raw)
+        values = (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         self.exact = values @ weights.exact.T
         self.bound = (weights.depth + 8) * 2.0**-23 * (abs(values) @ abs(weights.exact).T)
         self.bound += abs(self.exact) * 2.0**-8
@@ -235,7 +243,7 @@ class Bench:
         one = int(np.float32(1).view(np.uint32))
         self.numbers = Numbers(0, 0, 1, 0, 1, 0, one, one, 2, 0, 0)
 
-    def call(self, form: int, shape: Shape):
+    def call(self, form: int, shape: Shape) -> Callable[[int], None]:
         """What launches the product with a copy of the weights."""
         ready = matmul_small._ready(0, SPEC, form, shape, self.sizes, self.numbers)
         x, out = self.x.data.ptr, self.out.data.ptr
@@ -245,11 +253,12 @@ class Bench:
 
         return run
 
-    def check(self, run) -> str:
+    def check(self, run: Callable[[int], None]) -> str:
         """What is wrong, or nothing."""
         self.out.fill(0xFFFF)
         run(0)
-        got = (self.out[:, self.weights.chosen].astype(np.uint32) << 16).view(np.float32)
+        chosen = self.out.get()[:, self.weights.chosen]
+        got = (chosen.astype(np.uint32) << 16).view(np.float32)
         wrong = ~(abs(got.astype(np.float64) - self.exact) <= self.bound)
         first, words = self.out.copy(), []
         if bool(wrong.any()):
@@ -262,10 +271,10 @@ class Bench:
                 break
         return ", ".join(words)
 
-    def calls(self, run) -> list:
+    def calls(self, run: Callable[[int], None]) -> list[Callable[[], None]]:
         """Calls over all copies: as many as take a millisecond or more."""
         count = max(self.weights.count, min(24, int(2.5e9 / self.weights.bytes)))
-        return [lambda number=number: run(number) for number in range(count)]
+        return [partial(run, number) for number in range(count)]
 
 
 def cublas_us(rows: int, depth: int, tokens: int) -> float:
