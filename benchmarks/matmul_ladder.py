@@ -249,7 +249,7 @@ class Bench:
         x, out = self.x.data.ptr, self.out.data.ptr
 
         def run(number: int) -> None:
-            ready.launch(*self.weights.arrays(form, number), x, out, 0, 0, 0, 0)
+            ready.launch(*self.weights.arrays(form, number), x, out, 0, 0, 0, 0, 0, 0)
 
         return run
 

@@ -91,7 +91,9 @@ class Shape(NamedTuple):
             buffers = 1 if self.staged else 2
             sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
         pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
-        return rings + sums + pieces * 4 * 4 * max(self.tokens, 2) * 16
+        image = pieces * 4 * 4 * max(self.tokens, 2) * 16
+        barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
+        return barriers + rings + sums + image
 
 
 class Sizes(NamedTuple):
@@ -198,22 +200,24 @@ class Numbers(NamedTuple):
     out_type: int
     bias_type: int
     c_type: int
+    members: int = 1
+    wide_offsets: int = 0
 
 
 @lru_cache(maxsize=4096)
 def _ready(
     device: int, spec: FormatSpec, form: int, shape: Shape, sizes: Sizes, numbers: Numbers
 ) -> cuda_ready.Ready:
-    """For (codes, scales, x, out, level of a, of b, bias, c)."""
+    """For (codes, scales, x, out, level of a, of b, bias, c, members, offsets)."""
     kernel = multiply_small_kernel(spec, form, shape)
     shared = shape.shared(spec, form, sizes.depth)
     resident = cuda_ready.resident_blocks(device, kernel, shared, shape.threads)
-    tiles = -(-sizes.rows // shape.rows)
+    tiles = -(-sizes.rows // shape.rows) * numbers.members
     layout = SCALE_LAYOUTS[numbers.layout]
     _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), layout)
     scalars = (*sizes, spec.packed_cols(sizes.depth), stored_cols, *numbers)
     launch = Launch(kernel, (min(tiles, resident),), scalars, shared, shape.threads)
-    return cuda_ready.Ready(device, launch, addresses=8)
+    return cuda_ready.Ready(device, launch, addresses=10)
 
 
 def _bits(number: float) -> int:
@@ -292,6 +296,6 @@ def launch(job: MatmulJob) -> bool:
     ready = _ready(device, spec, form, shape, sizes, numbers)
     ready.launch(
         *(codes.data.ptr, address_of(scales), x.data.data.ptr, job.out.data.ptr),
-        *(0, address_of(weights.level), address_of(job.bias), address_of(job.c)),
+        *(0, address_of(weights.level), address_of(job.bias), address_of(job.c), 0, 0),
     )
     return True

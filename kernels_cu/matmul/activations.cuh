@@ -27,9 +27,9 @@ struct ActivationSource {
 // Pieces of 8 elements in 128 of the depth of two tokens.
 constexpr u32 kPairPieces = 32;
 
-// Eight elements of a token from k on; zeros beyond the tokens and the depth.
-FP4KIT_DEVICE uint4 load_piece(const ActivationSource& from, u32 token, u32 k) {
-  if (token >= from.tokens || k >= from.depth) return make_uint4(0, 0, 0, 0);
+// Eight elements of a token before `end`, from k on; zeros beyond that and the depth.
+FP4KIT_DEVICE uint4 load_piece(const ActivationSource& from, u32 token, u32 end, u32 k) {
+  if (token >= end || k >= from.depth) return make_uint4(0, 0, 0, 0);
   const u16* place = from.x + static_cast<i64>(token) * from.depth + k;
   return __ldg(reinterpret_cast<const uint4*>(place));
 }

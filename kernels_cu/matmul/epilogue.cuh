@@ -17,12 +17,12 @@ constexpr int kTypeF32 = 0, kTypeF16 = 1, kTypeBf16 = 2;
 // Second-level values, one for so many consecutive rows; or none.
 struct Levels {
   const float* values;
-  i64 rows_per_value;
+  u32 rows_per_value;
   int direction;
 
-  FP4KIT_DEVICE float times(float factor, i64 row) const {
+  FP4KIT_DEVICE float times(float factor, u32 row) const {
     if (values == nullptr) return factor;
-    const i64 number = rows_per_value == 1 ? row : row / rows_per_value;
+    const u32 number = rows_per_value == 1 ? row : row / rows_per_value;
     float value = __ldg(values + number);
     if (direction != kDirectionAmax) {
       // scaling.usable: what is no positive finite number counts as 1.
@@ -49,7 +49,8 @@ struct Epilogue {
   int out_type, bias_type, c_type;
   i64 cols;  // of the product: rows of b
 
-  FP4KIT_DEVICE void store(i64 row, i64 col, float sum) const {
+  // Rows and columns are fewer than 2^32.
+  FP4KIT_DEVICE void store(u32 row, u32 col, float sum) const {
     const float factor = mul_rn(of_b.times(of_a.times(constant, row), col), alpha);
     float value = mul_rn(factor, sum);
     const i64 place = row * cols + col;

@@ -36,6 +36,8 @@ struct SmallShape {
   static constexpr int kSumRow = kRows + 8;
   static constexpr int kSumFloats = kSlices > 1 ? kSlices * kTokens * kSumRow : 0;
   static constexpr int kSumBuffers = kStaged ? 1 : 2;
+  // Barriers of the rings, and two numbers.
+  static constexpr int kControlBytes = (8 * kWarps * kStages + 8 + 127) / 128 * 128;
 };
 
 }  // namespace fp4kit

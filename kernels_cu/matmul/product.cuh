@@ -1,0 +1,392 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a thread block of multiply_small_kernel (small.cu) does: copies ahead, products, results.
+#pragma once
+
+#include "matmul/epilogue.cuh"
+#include "matmul/members.cuh"
+#include "matmul/small.cuh"
+
+namespace fp4kit {
+
+#ifdef __CUDACC__
+#ifdef FP4KIT_HAS_MMA
+
+template <class Format, int kForm, class Shape>
+struct SmallProduct {
+  using WarpRing = Ring<Format, kForm, Shape>;
+  using View = LaneView<typename WarpRing::Stage, kForm>;
+  static constexpr u32 kThreadCount = Shape::kSmallThreads;
+  // Pieces of the activations of a step that a thread holds.
+  static constexpr u32 kStepPieces = Shape::kStepChunks * (Shape::kTokens / 2) * kPairPieces;
+  static constexpr u32 kHeld = Shape::kStaged ? (kStepPieces + kThreadCount - 1) / kThreadCount : 1;
+  static constexpr u32 kStepPlaces = Shape::kStepChunks * 4 * Shape::kSlots;
+
+  WeightSource weights;
+  ActivationSource activations;
+  Epilogue epilogue;
+  Members members;
+  u32 rows;  // of the weights
+  u32 steps;
+  u32 row_blocks, tiles;  // of kRows rows of one member, and of all
+  SharedPlace image;
+  float* sums_memory;
+  u32* largest;  // sliced: magnitudes of both tokens
+  bool raises;   // sliced: whether all tokens can be raised
+
+  // ---- Where a thread block is ----
+
+  // A step of a tile, for some of the tokens of its member.
+  struct Walk {
+    u32 tile, step;
+    u32 first, end;  // rows of the activations that are left of the member
+
+    FP4KIT_DEVICE u32 tokens() const { return min_u32(end - first, Shape::kTokens); }
+  };
+
+  // Only activations that come step by step can be those of several members.
+  FP4KIT_DEVICE bool has_members() const { return Shape::kStaged && members.table != nullptr; }
+  FP4KIT_DEVICE u32 member_of(u32 tile) const { return has_members() ? tile / row_blocks : 0; }
+
+  // To the first tile from there on whose member has tokens.
+  FP4KIT_DEVICE void enter_tile(Walk& at) const {
+    at.step = 0;
+    at.first = 0;
+    at.end = activations.tokens;
+    if (has_members()) {
+      for (; at.tile < tiles; at.tile += gridDim.x) {
+        members.range(member_of(at.tile), activations.tokens, at.first, at.end);
+        if (at.first != at.end) return;
+      }
+    }
+  }
+
+  // Whether another tile, or the next tokens of the same one, begins.
+  FP4KIT_DEVICE bool next_step(Walk& at) const {
+    if (++at.step != steps) return false;
+    if (Shape::kStaged && at.end - at.first > Shape::kTokens) {
+      at.step = 0;
+      at.first += Shape::kTokens;
+    } else {
+      at.tile += gridDim.x;
+      enter_tile(at);
+    }
+    return true;
+  }
+
+  // ---- Activations ----
+
+  // All of them. Returns whether each token can be raised (sliced).
+  FP4KIT_DEVICE void stage_all() {
+    const u32 pairs = (activations.tokens + 1) / 2;
+    const u32 pieces = weights.depth_tiles * pairs * kPairPieces;
+    u32 found[2] = {0, 0};
+    for (u32 i = threadIdx.x; i < pieces; i += kThreadCount) {
+      const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
+      uint4 piece = load_piece(activations, at.token, activations.tokens, at.k);
+      if constexpr (Shape::kSliced) {
+        const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece);
+        if (at.token == 0) {
+          found[0] = larger;
+        } else {
+          found[1] = larger;
+        }
+        piece = raise_piece(piece);
+      }
+      image.at(at.place * 16).store_vec(arrange_piece<kForm>(piece, activations.high_first));
+    }
+    if constexpr (Shape::kSliced) {
+#pragma unroll
+      for (u32 i = 0; i < Shape::kTokens; ++i) {
+        const u32 value = max_across<16>(found[i]);
+        if (threadIdx.x % 32 == 0) atomicMax(largest + i, value);
+      }
+    }
+    __syncthreads();
+    raises = true;
+    if constexpr (Shape::kSliced) {
+      for (u32 i = 0; i < Shape::kTokens; ++i) raises = raises && can_be_raised(largest[i]);
+    }
+  }
+
+  // Those of a step into registers, and from there into one of two images.
+  FP4KIT_DEVICE void load_step(const Walk& walk, uint4 (&held)[kHeld]) const {
+#pragma unroll
+    for (u32 i = 0; i < kHeld; ++i) {
+      const PiecePlace at =
+          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens / 2, Shape::kSlots);
+      if (i * kThreadCount + threadIdx.x >= kStepPieces) continue;
+      const u32 k = walk.step * Shape::kStepChunks * kPreparedDepth + at.k;
+      held[i] = load_piece(activations, walk.first + at.token, walk.end, k);
+    }
+  }
+  FP4KIT_DEVICE void store_step(u32 buffer, const uint4 (&held)[kHeld]) const {
+#pragma unroll
+    for (u32 i = 0; i < kHeld; ++i) {
+      const PiecePlace at =
+          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens / 2, Shape::kSlots);
+      if (i * kThreadCount + threadIdx.x >= kStepPieces) continue;
+      const uint4 piece = arrange_piece<kForm>(held[i], activations.high_first);
+      image.at((buffer * kStepPlaces + at.place) * 16).store_vec(piece);
+    }
+  }
+
+  // ---- Results ----
+
+  FP4KIT_DEVICE static float unscaled(float sum) {
+    // Sliced: 2^96 of the activations, 2^-126 of the codes, 2^30 of E8M0 scales; else 2^119 of the
+    // scales.
+    constexpr u32 kUp = !Shape::kSliced ? 7 : Format::kIsMx ? 0 : 30;
+    return mul_rn(sum, as_float((static_cast<u32>(kF32Bias) + kUp) << kF32MantissaBits));
+  }
+
+  // Where the results of a step's tile go.
+  struct Target {
+    Epilogue epilogue;
+    u32 first_row;  // of the weights
+    u32 rows_left;
+    u32 first_token, tokens;
+
+    FP4KIT_DEVICE void store(u32 token, u32 inside, float sum) const {
+      if (inside < rows_left) epilogue.store(first_token + token, first_row + inside, sum);
+    }
+  };
+
+  FP4KIT_DEVICE Target target_of(const Walk& at) const {
+    const u32 member = member_of(at.tile);
+    const u32 first_row = (at.tile - member * row_blocks) * Shape::kRows;
+    Target result{epilogue, first_row, rows - first_row, at.first, at.tokens()};
+    if (has_members()) members.table[member].join(result.epilogue);
+    return result;
+  }
+
+  // A tile's results, one by one.
+  FP4KIT_DEVICE void multiply_slowly(const Walk& at) const {
+    const Target target = target_of(at);
+    WeightSource source = weights;
+    if (has_members()) members.table[member_of(at.tile)].join(source);
+    for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
+      const u32 token = i / Shape::kRows, inside = i % Shape::kRows;
+      if (inside >= target.rows_left) continue;
+      const u16* x = activations.x + static_cast<i64>(at.first + token) * activations.depth;
+      float sum = 0.0f;
+#pragma unroll 1
+      for (u32 k = 0; k < activations.depth; ++k) {
+        const float value = weight_value<Format, kForm>(
+            source, activations.high_first, target.first_row + inside, k);
+        sum = fma_rn(as_float(static_cast<u32>(x[k]) << 16), value, sum);
+      }
+      target.store(token, inside, sum);
+    }
+  }
+
+  // Adds the sums of the slices of a tile and stores results.
+  FP4KIT_DEVICE void finish_sums(const Walk& at, const float* memory) const {
+    const Target target = target_of(at);
+    for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
+      const u32 token = i / Shape::kRows, inside = i % Shape::kRows;
+      float sum = 0.0f;
+#pragma unroll
+      for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
+        sum = add_rn(sum, memory[(slice * Shape::kTokens + token) * Shape::kSumRow + inside]);
+      }
+      target.store(token, inside, unscaled(sum));
+    }
+  }
+
+  // Hands sums of two rows of a warp on: to the others, or to their results.
+  template <class Place>
+  FP4KIT_DEVICE void emit_pair(
+      const Place& place, u32 token, u32 inside, float first, float second) const {
+    if (Shape::kTokens < kMmaN && token >= Shape::kTokens) return;
+    if constexpr (Shape::kSlices > 1) {
+      *reinterpret_cast<uint2*>(place + token * Shape::kSumRow + inside) =
+          make_uint2(as_bits(first), as_bits(second));
+    } else if (token < place.tokens) {
+      place.store(token, inside, unscaled(first));
+      place.store(token, inside + 1, unscaled(second));
+    }
+  }
+
+  // `place`: where the sums of a slice lie, or the target of the results.
+  template <class Place, int kColumns, int kSums>
+  FP4KIT_DEVICE void emit(const Place& place, float (&sums)[Shape::kTiles][kColumns][kSums]) const {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const u32 group = warp / Shape::kSlices;
+#pragma unroll
+    for (u32 i = 0; i < Shape::kTiles; ++i) {
+      const u32 inside = group * Shape::kWarpRows + i * kPreparedRows + 2 * g;
+#pragma unroll
+      for (u32 m = 0; m < kColumns; ++m) {
+        float (&sum)[kSums] = sums[i][m];
+        if constexpr (Shape::kSliced) {
+          constexpr u32 kMost = Shape::kTokens == 2 ? 1 : 2;
+#pragma unroll
+          for (u32 distance = 1; distance <= kMost; distance *= 2) {
+            sum[0] = add_rn(sum[0], __shfl_xor_sync(0xFFFFFFFFu, sum[0], distance));
+            sum[1] = add_rn(sum[1], __shfl_xor_sync(0xFFFFFFFFu, sum[1], distance));
+          }
+          if (t % (2 * kMost) == 0) {
+            emit_pair(place, t / 2, inside, sum[0], sum[1]);
+          }
+        } else {
+#pragma unroll
+          for (u32 h = 0; h < 2; ++h) {
+            emit_pair(place, kMmaN * m + 2 * t + h, inside, sum[h], sum[2 + h]);
+          }
+        }
+#pragma unroll
+        for (float& each : sum) each = 0.0f;
+      }
+    }
+  }
+
+  FP4KIT_DEVICE void finish_tile(const Walk& at,
+      float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums], u32 odd, float* memory) const {
+    // Only then may something be rare.
+    constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
+    const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
+    if constexpr (Shape::kSlices > 1) {
+      const u32 slice = threadIdx.x / 32 % Shape::kSlices;
+      emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
+      if (__syncthreads_count(is_slow) != 0) {
+        multiply_slowly(at);
+      } else {
+        finish_sums(at, memory);
+      }
+    } else {
+      if (kAsks && __syncthreads_count(is_slow) != 0) {
+        multiply_slowly(at);
+        clear(sums);
+      } else {
+        emit(target_of(at), sums);
+      }
+    }
+  }
+
+  FP4KIT_DEVICE static void clear(float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums]) {
+#pragma unroll
+    for (auto& tile : sums) {
+#pragma unroll
+      for (auto& column : tile) {
+#pragma unroll
+        for (float& each : column) each = 0.0f;
+      }
+    }
+  }
+
+  // ---- All of it ----
+
+  // `ahead`: where a warp is in its copies, kStages - 1 steps ahead of its products.
+  FP4KIT_DEVICE void start_tile(WarpRing& ring, const Walk& ahead) const {
+    if (ahead.tile >= tiles) return;
+    const u32 warp = threadIdx.x / 32, member = member_of(ahead.tile);
+    const u32 block = ahead.tile - member * row_blocks;
+    const u32 row_tile = (block * Shape::kGroups + warp / Shape::kSlices) * Shape::kTiles;
+    WeightSource source = weights;
+    if (has_members()) members.table[member].join(source);
+    ring.start(source, row_tile, warp % Shape::kSlices * Shape::kChunks);
+  }
+
+  FP4KIT_DEVICE void copy_next(
+      WarpRing& ring, Walk& ahead, u32& stage, u32 first_chunk, bool is_first) const {
+    if (ahead.tile < tiles) {
+      ring.copy(weights, stage, ahead.step * Shape::kStepChunks + first_chunk, is_first);
+      if (next_step(ahead)) {
+        start_tile(ring, ahead);
+      } else {
+        ring.advance(weights);
+      }
+      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+    }
+    ring.commit();
+  }
+
+  FP4KIT_DEVICE void run(WarpRing& ring) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 first_chunk = kept(threadIdx.x / 32 % Shape::kSlices * Shape::kChunks);
+    const bool is_first = kept(lane) == 0;
+    Walk at{blockIdx.x, 0, 0, 0};
+    enter_tile(at);
+    Walk ahead = at;
+    u32 ahead_stage = 0;
+    start_tile(ring, ahead);
+#pragma unroll
+    for (u32 i = 0; i + 1 < Shape::kStages; ++i) {
+      copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+    }
+
+    raises = true;
+    if constexpr (!Shape::kStaged) {
+      if (threadIdx.x < 2) largest[threadIdx.x] = 0;
+      if constexpr (Shape::kSliced) __syncthreads();
+      stage_all();
+    } else if (at.tile < tiles) {
+      uint4 held[kHeld];
+      load_step(at, held);
+      store_step(0, held);
+    }
+
+    // What a lane takes of a word's activations.
+    u32 slot = lane % Shape::kSlots;
+    if constexpr (Shape::kSliced) slot = (Shape::kTokens == 2 ? lane / 16 * 4 : 0) + lane % 4;
+    constexpr u32 kChunkImage = 4 * Shape::kSlots * 16;
+    const SharedPlace lane_image =
+        kept(image.at(slot * 16 + (Shape::kStaged ? first_chunk * kChunkImage : 0)));
+    View view(ring.memory, Shape::kSliced);
+
+    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
+    [[maybe_unused]] uint4 x[2] = {};  // see multiply_chunk_sliced
+    u32 stage = 0, phase = 0, buffer = 0, parity = 0;
+    while (at.tile < tiles) {
+      const Walk tile = at;
+      u32 chunk = first_chunk, odd = 0;
+      bool is_last_step;
+      do {
+        uint4 held[kHeld];
+        is_last_step = next_step(at);
+        if constexpr (Shape::kStaged) {
+          __syncthreads();  // the image of this step is there, that of the one before is free
+          if (at.tile < tiles) load_step(at, held);
+        } else if constexpr (WarpRing::kBulk) {
+          __syncwarp();  // the stage of the step before is free
+        }
+        if constexpr (WarpRing::kBulk) {
+          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+          ring.wait(stage, phase);
+        } else {
+          ring.wait(stage, phase);
+          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+        }
+        const View here(view, stage * WarpRing::kStageBytes);
+        const SharedPlace step_image =
+            lane_image.at((Shape::kStaged ? buffer * Shape::kStepChunks : chunk) * kChunkImage);
+#pragma unroll
+        for (u32 c = 0; c < Shape::kChunks; ++c) {
+          if (chunk + c >= weights.depth_tiles) break;
+          const SharedPlace piece = step_image.at(c * kChunkImage);
+          if constexpr (Shape::kSliced) {
+            multiply_chunk_sliced<Format, kForm, Shape>(sums, here, c, piece, x, odd);
+          } else {
+            multiply_chunk<Format, kForm, Shape>(sums, here, c, piece, odd);
+          }
+        }
+        if constexpr (Shape::kStaged) {
+          if (at.tile < tiles) store_step(buffer ^ 1, held);
+          buffer ^= 1;
+        }
+        chunk += Shape::kStepChunks;
+        stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+        phase ^= stage == 0;
+      } while (!is_last_step);
+      finish_tile(tile, sums, odd, sums_memory + parity * Shape::kSumFloats);
+      if constexpr (Shape::kSumBuffers == 2) parity ^= 1;
+    }
+  }
+};
+
+#endif  // FP4KIT_HAS_MMA
+#endif  // __CUDACC__
+
+}  // namespace fp4kit
