@@ -29,8 +29,9 @@ import numpy as np
 from fp4kit.backend.matmul import FloatOperand, MatmulJob, QuantizedOperand
 from fp4kit.backend.prepared import WeightsJob, tile_shape
 from fp4kit.cuda import compile as cuda_module
-from fp4kit.cuda import matmul_small
-from fp4kit.cuda.matmul_small import PREPARED, ROWS, Numbers, Shape, Sizes
+from fp4kit.cuda import matmul_shapes, matmul_small
+from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Shape, Sizes
+from fp4kit.cuda.matmul_small import Numbers
 from fp4kit.formats import get_format
 from fp4kit.reference import matmul as reference
 
@@ -240,12 +241,10 @@ class Bench:
         self.bound = (weights.depth + 8) * 2.0**-23 * (abs(values) @ abs(weights.exact).T)
         self.bound += abs(self.exact) * 2.0**-8
         self.out = cupy.empty((tokens, weights.rows), np.uint16)
-        one = int(np.float32(1).view(np.uint32))
-        self.numbers = Numbers(0, 0, 1, 0, 1, 0, one, one, 2, 0, 0)
 
     def call(self, form: int, shape: Shape) -> Callable[[int], None]:
         """What launches the product with a copy of the weights."""
-        ready = matmul_small._ready(0, SPEC, form, shape, self.sizes, self.numbers)
+        ready = matmul_small.ready_of(0, SPEC, form, shape, self.sizes, Numbers())
         x, out = self.x.data.ptr, self.out.data.ptr
 
         def run(number: int) -> None:
@@ -340,7 +339,7 @@ def main() -> None:
     quick = "quick" in sys.argv
     sizes, tokens = (SIZES[:3:2], [1, 8, 16]) if quick else (SIZES, TOKENS)
     wanted = {
-        (form, shape): matmul_small.multiply_small_kernel(SPEC, form, shape)
+        (form, shape): matmul_shapes.multiply_small_kernel(SPEC, form, shape)
         for form in FORMS
         for count in tokens
         for shape in variants(form, count)
@@ -363,7 +362,7 @@ def main() -> None:
             print(f"M = {count}: cuBLAS {peer:.1f} us")
             for form, form_name in FORMS.items():
                 timed = []
-                chosen = matmul_small.choose(SPEC, form, bench.sizes, 132, 227 * 1024)
+                chosen = matmul_shapes.choose(SPEC, form, bench.sizes, 132, 227 * 1024)
                 for shape in variants(form, count):
                     if shape.shared(SPEC, form, depth) > 227 * 1024:
                         continue

@@ -29,7 +29,7 @@ from fp4kit.cuda import (
     grid as cuda_grid,
 )
 from fp4kit.cuda import (
-    matmul_small as cuda_matmul_small,
+    matmul_shapes as cuda_matmul_shapes,
 )
 from fp4kit.cuda import (
     measured as cuda_measured,
@@ -52,7 +52,7 @@ INSTANCES = [
     *cuda_activations.all_instances(),
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
-    *cuda_matmul_small.sample_instances(),
+    *cuda_matmul_shapes.sample_instances(),
     *cuda_prepared.all_instances(),
     *cuda_grid.sample_instances(),
 ]

@@ -5,10 +5,10 @@
 import numpy as np
 import pytest
 
-from fp4kit.backend.matmul import FloatOperand, MatmulJob
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, RaggedMatmulJob
 from fp4kit.cuda import device as cuda_device
-from fp4kit.cuda import matmul_small
-from fp4kit.cuda.matmul_small import PREPARED, ROWS, Shape
+from fp4kit.cuda import matmul_shapes, matmul_small
+from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Shape
 from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, get_format
 from fp4kit.reference import codecs
 from fp4kit.reference import matmul as reference
@@ -38,7 +38,7 @@ CASES = [
     for name in FORMATS
     for form, shapes in SHAPES.items()
     for shape in shapes
-    if matmul_small.takes(get_format(name), shape, 1)
+    if matmul_shapes.takes(get_format(name), shape, 1)
 ]
 
 
@@ -47,7 +47,7 @@ def _built(kernels):
     flags = ("-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
     kernels.build(
         [
-            matmul_small.multiply_small_kernel(get_format(name), form, shape)
+            matmul_shapes.multiply_small_kernel(get_format(name), form, shape)
             for name, form, shape in CASES
         ],
         flags,
@@ -62,15 +62,7 @@ def multiply(on_host, kernels, monkeypatch):
 
     def run(job, shape):
         monkeypatch.setattr(matmul_small, "choose", lambda *_: shape)
-        placed = {}
-        for name in ("a", "b"):
-            operand = getattr(job, name)
-            arrays = {
-                field: on_host.put(value)
-                for field, value in operand._asdict().items()
-                if isinstance(value, np.ndarray)
-            }
-            placed[name] = operand._replace(**arrays)
+        placed = {name: placed_on(on_host, getattr(job, name)) for name in ("a", "b")}
         for name in ("bias", "c"):
             value = getattr(job, name)
             placed[name] = None if value is None else on_host.put(value)
@@ -178,7 +170,7 @@ def test_every_code_under_every_scale(name, form, multiply):
 
 
 def takes_format(name, shape):
-    return matmul_small.takes(get_format(name), shape, 1)
+    return matmul_shapes.takes(get_format(name), shape, 1)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 8])
@@ -262,16 +254,60 @@ def test_bias_addend_and_types(dtype, multiply):
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("form", [PREPARED, ROWS])
+@pytest.mark.parametrize("wide", [False, True])
+def test_ragged(wide, form, name, on_host, monkeypatch):
+    """Members without rows, more rows than a kernel has room for, rows of no member."""
+    monkeypatch.setattr(matmul_small, "_ready", matmul_small._ready.__wrapped__)
+    monkeypatch.setattr(
+        matmul_small, "_table", lambda _, words: on_host.put(np.array(words, np.uint64))
+    )
+    monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
+    shape = next(each for each in SHAPES[form] if each.staged)
+    monkeypatch.setattr(matmul_small, "choose_for_members", lambda *_: shape)
+    counts = [3, 0, 8, 21, 0, 1]
+    offsets = np.cumsum([2, *counts]).astype(np.int64 if wide else np.int32)
+    rng = np.random.default_rng(5)
+    members = [
+        weights(name, 80, 384, seed=seed, level=rng.uniform(1, 2, 80).astype(np.float32))
+        for seed in range(len(counts))
+    ]
+    bias = rng.standard_normal((len(counts), 80)).astype(np.float32) * 99
+    x = activations(40, 384)
+    stored = [prepared(each) if form == PREPARED else each for each in members]
+    placed = tuple(placed_on(on_host, each) for each in stored)
+    out = on_host.put(np.full((40, 80), 7, np.float32))
+    job = RaggedMatmulJob(
+        placed_on(on_host, x), placed, on_host.put(offsets), out, "float32", 0.5, on_host.put(bias)
+    )
+    assert matmul_small.launch_ragged(job)
+    got = np.asarray(out)
+    for number, (member, begin) in enumerate(zip(members, offsets, strict=False)):
+        rows = slice(begin, offsets[number + 1])
+        if counts[number]:
+            part = FloatOperand(x.data[rows], "bfloat16")
+            whole = job_of(part, member, alpha=0.5, bias=bias[number])
+            check_product(whole, got[rows])
+    assert (got[:2] == 7).all()
+    assert (got[offsets[-1] :] == 7).all()
+
+
+def placed_on(on_host, operand):
+    """An operand with its arrays where kernels find them."""
+    arrays = {
+        field: on_host.put(value)
+        for field, value in operand._asdict().items()
+        if isinstance(value, np.ndarray)
+    }
+    return operand._replace(**arrays)
+
+
 def test_what_is_left_to_others(on_host, monkeypatch):
+    monkeypatch.setattr(matmul_small, "_ready", matmul_small._ready.__wrapped__)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
     placed = {
-        name: operand._replace(
-            **{
-                field: on_host.put(value)
-                for field, value in operand._asdict().items()
-                if isinstance(value, np.ndarray)
-            }
-        )
+        name: placed_on(on_host, operand)
         for name, operand in {
             "rows": weights("nvfp4", 48, 256),
             "odd rows": weights("nvfp4", 40, 256),
@@ -307,9 +343,9 @@ def test_real_sizes_have_a_shape(form, tokens):
     for rows, depth in SIZES:
         for name in FORMATS:
             spec = get_format(name)
-            sizes = matmul_small.Sizes(tokens, rows, depth)
+            sizes = matmul_shapes.Sizes(tokens, rows, depth)
             most = 227 * 1024
-            shape = matmul_small.choose(spec, form, sizes, 132, most)
+            shape = matmul_shapes.choose(spec, form, sizes, 132, most)
             assert shape is not None
             assert shape.shared(spec, form, depth) <= most
             assert shape.tokens >= tokens

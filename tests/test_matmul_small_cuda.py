@@ -8,8 +8,8 @@ import pytest
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.matmul import FloatOperand, MatmulJob
 from fp4kit.backend.prepared import WeightsJob
-from fp4kit.cuda import matmul_small
-from fp4kit.cuda.matmul_small import PREPARED, ROWS
+from fp4kit.cuda import matmul_shapes, matmul_small
+from fp4kit.cuda.matmul_shapes import PREPARED, ROWS
 from fp4kit.formats import SCALE_LAYOUTS, get_format
 from fp4kit.reference import codecs
 from matmul_samples import check_product, prepared, weights
@@ -59,9 +59,9 @@ def test_every_shape_in_use(form, name, monkeypatch):
     spec = get_format(name)
     operand = weights(name, 464, 1664)
     operand = prepared(operand) if form == PREPARED else operand
-    for shape in matmul_small.SHAPES[form]:
+    for shape in matmul_shapes.SHAPES[form]:
         fits = shape.shared(spec, form, 1664) <= 227 * 1024
-        if not fits or not matmul_small.takes(spec, shape, 1):
+        if not fits or not matmul_shapes.takes(spec, shape, 1):
             continue
         monkeypatch.setattr(matmul_small, "choose", lambda *_, shape=shape: shape)
         for tokens in {1, shape.tokens - 1, shape.tokens} - {0}:

@@ -8,6 +8,7 @@ axis that is summed, and blocks run along it. What it is stands in :func:`fp4kit
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -178,7 +179,7 @@ class MatmulJob(NamedTuple):
     def constant(self) -> np.float32:
         """What the ranges of both second levels divide by: c of the formula."""
         ranges = [one.level_range for one in (self.a, self.b) if not isinstance(one, FloatOperand)]
-        return np.float32(1.0 / float(np.prod(ranges)))
+        return np.float32(1.0 / prod(ranges))
 
 
 class RaggedMatmulJob(NamedTuple):

@@ -2,25 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of a few rows of bfloat16 with FP4 weights that are read once: `matmul/small.cu`.
 
-Which jobs these are, and how thread blocks divide them. `benchmarks/matmul_ladder.py` times other
-shapes; `benchmarks/NOTES.md` says what was tried.
+Which jobs these are, and their launches; `matmul_shapes.py` says how thread blocks divide them.
 """
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from fp4kit.backend.jobs import RawArray
 from fp4kit.backend.matmul import (
     FloatOperand,
     MatmulJob,
     Operand,
     PreparedOperand,
     QuantizedOperand,
+    RaggedMatmulJob,
 )
-from fp4kit.backend.prepared import TILE_DEPTH, TILE_ROWS, tile_shape
+from fp4kit.backend.prepared import TILE_DEPTH, TILE_ROWS
 from fp4kit.formats import (
     BLOCK_FORMATS,
     DTYPES,
@@ -32,180 +33,74 @@ from fp4kit.layout import padded_scale_shape
 
 from . import device as cuda_device
 from . import ready as cuda_ready
-from .compile import CXX_FORMATS, Instance, instance
 from .launch import Launch
+from .matmul_shapes import (
+    MOST_TOKENS,
+    PREPARED,
+    ROWS,
+    Shape,
+    Sizes,
+    choose,
+    choose_for_members,
+    multiply_small_kernel,
+)
 from .run import address_of, current_device, is_aligned
 
-FILE = "matmul/small.cu"
 #: The least architecture that has mma.sync of bfloat16.
 MIN_CAPABILITY = (8, 0)
-#: Rows of activations at most.
-MOST_TOKENS = 64
-#: kFormPrepared and kFormRows.
-PREPARED, ROWS = 0, 1
-#: A piece of 128 of the depth in shared memory, of weights in rows: WeightStage::kChunkBytes.
-ROWS_CHUNK_BYTES = 1152
-#: How much a byte of activations from the L2 cache counts beside one of weights from memory.
-ACTIVATION_COST = 0.3
-
-
-class Shape(NamedTuple):
-    """SmallShape of `matmul/small.cuh`: how a thread block divides a product.
-
-    Attributes:
-        groups: of warps, each with rows of its own.
-        tiles: of 16 rows of a warp.
-        slices: of the depth, each a warp of every group.
-        chunks: pieces of 128 of the depth of a warp in a step.
-        stages: of a warp's ring.
-        tokens: room for rows of activations.
-        staged: whether activations come step by step.
-        bulk: whether prepared weights come in stretches.
-    """
-
-    groups: int
-    tiles: int
-    slices: int
-    chunks: int
-    stages: int
-    tokens: int
-    staged: bool
-    bulk: bool = True
-
-    @property
-    def rows(self) -> int:
-        """Rows of weights of a thread block."""
-        return self.groups * self.tiles * TILE_ROWS
-
-    @property
-    def threads(self) -> int:
-        """Threads of a thread block."""
-        return 32 * self.groups * self.slices
-
-    def shared(self, spec: FormatSpec, form: int, depth: int) -> int:
-        """Bytes of shared memory."""
-        chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
-        rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        sums = 0
-        if self.slices > 1:
-            buffers = 1 if self.staged else 2
-            sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
-        pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
-        image = pieces * 4 * 4 * max(self.tokens, 2) * 16
-        barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
-        return barriers + rings + sums + image
-
-
-class Sizes(NamedTuple):
-    """What decides how a product is divided, and its cost."""
-
-    tokens: int
-    rows: int
-    depth: int
-
-    def cost(self, shape: Shape, processors: int) -> float:
-        """Bytes that the busiest multiprocessor takes, those of activations at a discount."""
-        tiles = -(-self.rows // shape.rows)
-        turns = -(-tiles // processors)
-        weights = turns * shape.rows * self.depth / 2
-        activations = 2 * self.tokens * self.depth * (turns if shape.staged else 1)
-        return weights + ACTIVATION_COST * activations
-
-
-def _shapes(form: int) -> tuple[Shape, ...]:
-    """All shapes in use, those with less room for tokens first.
-
-    Two pieces of the depth beside each other are one stretch of prepared weights, and whole lines
-    of 128 bytes of rows.
-    """
-    result = []
-    for tokens in (1, 2, 8, 16):
-        result += [Shape(2, 1, 8, 2, stages, tokens, False) for stages in (4, 2)]
-    if form == PREPARED:
-        divisions = ((2, 1, 8, 1), (2, 2, 8, 1), (7, 1, 2, 1), (7, 2, 2, 1), (7, 2, 1, 1))
-    else:
-        divisions = ((2, 1, 8, 2), (4, 1, 4, 2), (7, 1, 2, 2), (7, 2, 2, 2), (7, 2, 1, 2))
-    for tokens in (8, 16, 32, 64):
-        result += [
-            Shape(*division, stages, tokens, True) for division in divisions for stages in (4, 2)
-        ]
-    return tuple(result)
-
-
-SHAPES = {form: _shapes(form) for form in (PREPARED, ROWS)}
-
-
-@cache
-def multiply_small_kernel(spec: FormatSpec, form: int, shape: Shape) -> Instance:
-    """The kernel of a format, a form of its weights and a shape."""
-    numbers = ", ".join(str(int(number)) for number in shape)
-    words = CXX_FORMATS[spec.name], f"Number<{form}>", f"SmallShape<{numbers}>"
-    return instance("multiply_small_kernel", FILE, *words)
-
-
-def takes(spec: FormatSpec, shape: Shape, tokens: int) -> bool:
-    """Whether a shape has a kernel for a format, and room for so many tokens."""
-    # A scale of 32 elements is that of a whole slice: two tokens' columns are of no more use.
-    return tokens <= shape.tokens and not (spec.block_size == 32 and shape.tokens == 1)
-
-
-def all_instances() -> list[Instance]:
-    """Every kernel that a product can launch."""
-    formats = [spec for spec in BLOCK_FORMATS.values() if spec.packs_nibbles]
-    return [
-        multiply_small_kernel(spec, form, shape)
-        for spec in formats
-        for form, shapes in SHAPES.items()
-        for shape in shapes
-        if takes(spec, shape, 1)
-    ]
-
-
-def sample_instances() -> list[Instance]:
-    """Some of these that differ in every respect: compiling all takes minutes."""
-    return all_instances()[::5]
-
-
-@lru_cache(maxsize=1024)
-def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int) -> Shape | None:
-    """The shape of least cost with room for the tokens; None if none fits `most` bytes of memory.
-
-    Of equal ones the first counts: that with the least room, and the most stages.
-    """
-    fitting = [
-        shape
-        for shape in SHAPES[form]
-        if takes(spec, shape, sizes.tokens) and shape.shared(spec, form, sizes.depth) <= most
-    ]
-    if not fitting:
-        return None
-    room = min(shape.tokens for shape in fitting)
-    return min(
-        (shape for shape in fitting if shape.tokens == room),
-        key=lambda shape: sizes.cost(shape, processors),
-    )
 
 
 class Numbers(NamedTuple):
-    """The scalars of a launch beside its sizes, in the kernel's order from `layout` on."""
+    """What a launch is told beside its sizes; the kernel takes them in this order.
 
-    layout: int
-    high_first: int
-    rows_per_level_a: int
-    direction_a: int
-    rows_per_level_b: int
-    direction_b: int
-    constant: int
-    alpha: int
-    out_type: int
-    bias_type: int
-    c_type: int
+    Attributes:
+        layout: order of the block scales.
+        high_first: whether the even element takes the high nibble.
+        rows_per_level_a: rows of a that share a second-level value.
+        direction_a: what these values are.
+        rows_per_level_b: likewise of b.
+        direction_b: likewise.
+        constant: what the ranges of both divide by.
+        alpha: factor of the product.
+        out_dtype: element type of the result.
+        bias_dtype: likewise of what is added.
+        c_dtype: likewise.
+        members: how many weights there are.
+        wide_offsets: whether their offsets have 64 bits.
+    """
+
+    layout: str = "linear"
+    high_first: bool = False
+    rows_per_level_a: int = 1
+    direction_a: str = "amax"
+    rows_per_level_b: int = 1
+    direction_b: str = "amax"
+    constant: float = 1.0
+    alpha: float = 1.0
+    out_dtype: str = "bfloat16"
+    bias_dtype: str = "float32"
+    c_dtype: str = "float32"
     members: int = 1
-    wide_offsets: int = 0
+    wide_offsets: bool = False
+
+    def words(self) -> tuple[int, ...]:
+        """The same as the kernel's integers."""
+        return (
+            SCALE_LAYOUTS.index(self.layout),
+            int(self.high_first),
+            *(self.rows_per_level_a, SECOND_LEVEL_SCALES.index(self.direction_a)),
+            *(self.rows_per_level_b, SECOND_LEVEL_SCALES.index(self.direction_b)),
+            *(_bits(self.constant), _bits(self.alpha)),
+            *(DTYPES.index(name) for name in (self.out_dtype, self.bias_dtype, self.c_dtype)),
+            *(self.members, int(self.wide_offsets)),
+        )
 
 
-@lru_cache(maxsize=4096)
-def _ready(
+def _bits(number: float) -> int:
+    return int(np.float32(number).view(np.uint32))
+
+
+def ready_of(
     device: int, spec: FormatSpec, form: int, shape: Shape, sizes: Sizes, numbers: Numbers
 ) -> cuda_ready.Ready:
     """For (codes, scales, x, out, level of a, of b, bias, c, members, offsets)."""
@@ -213,47 +108,67 @@ def _ready(
     shared = shape.shared(spec, form, sizes.depth)
     resident = cuda_ready.resident_blocks(device, kernel, shared, shape.threads)
     tiles = -(-sizes.rows // shape.rows) * numbers.members
-    layout = SCALE_LAYOUTS[numbers.layout]
-    _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), layout)
-    scalars = (*sizes, spec.packed_cols(sizes.depth), stored_cols, *numbers)
+    _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), numbers.layout)
+    scalars = (*sizes, spec.packed_cols(sizes.depth), stored_cols, *numbers.words())
     launch = Launch(kernel, (min(tiles, resident),), scalars, shared, shape.threads)
     return cuda_ready.Ready(device, launch, addresses=10)
 
 
-def _bits(number: float) -> int:
-    return int(np.float32(number).view(np.uint32))
+@lru_cache(maxsize=4096)
+def _ready(
+    device: int, name: str, form: int, sizes: Sizes, numbers: Numbers
+) -> cuda_ready.Ready | None:
+    """`ready_of` the shape of least cost; None if there is none."""
+    if cuda_device.capability(device) < MIN_CAPABILITY:
+        return None
+    spec, processors = BLOCK_FORMATS[name], cuda_ready.multiprocessors(device)
+    most = cuda_ready.shared_memory_of_block(device)
+    if numbers.members == 1:
+        shape = choose(spec, form, sizes, processors, most)
+    else:
+        shape = choose_for_members(spec, form, sizes, numbers.members, processors, most)
+    return None if shape is None else ready_of(device, spec, form, shape, sizes, numbers)
 
 
-def _direction(operand: Operand) -> tuple[int, int]:
-    """(rows of a second-level value, its direction) as the kernel takes them."""
+def _level(operand: Operand) -> tuple[int, str]:
+    """(rows of a second-level value, what it is) as the kernel takes them."""
     if isinstance(operand, FloatOperand) or operand.level is None:
-        return 1, 0
-    return operand.rows_per_level, SECOND_LEVEL_SCALES.index(operand.level_name)
+        return 1, "amax"
+    return operand.rows_per_level, operand.level_name
 
 
-def _codes_are_aligned(weights: QuantizedOperand) -> bool:
-    """Whether whole pieces of 128 of the depth can be copied from rows."""
-    scales = weights.block_scale
-    return (
-        weights.depth % TILE_DEPTH == 0
-        and weights.rows % TILE_ROWS == 0
-        and scales is not None
-        and is_aligned(weights.packed.data.ptr | scales.data.ptr)
-    )
+def _x_is_fit(x: Operand) -> bool:
+    """Whether activations are ones that the kernels take."""
+    if not isinstance(x, FloatOperand) or x.dtype != "bfloat16":
+        return False
+    return x.depth % 8 == 0 and x.depth > 0 and is_aligned(x.data.data.ptr)
 
 
-def _form_of(job: MatmulJob) -> int | None:
-    """How the weights lie, if this product is one of those here."""
-    x, weights = job.a, job.b
-    if not isinstance(x, FloatOperand) or x.dtype != "bfloat16" or x.rows > MOST_TOKENS:
-        return None
-    if x.depth % 8 or not x.depth or not is_aligned(x.data.data.ptr):
-        return None
+def _form_of(weights: Operand) -> int | None:
+    """How weights lie, if the kernels take such."""
     if isinstance(weights, PreparedOperand):
         return PREPARED if weights.is_plain and is_aligned(weights.tiles.data.ptr) else None
     if not isinstance(weights, QuantizedOperand) or not weights.format.packs_nibbles:
         return None
-    return ROWS if _codes_are_aligned(weights) else None
+    scales = weights.block_scale
+    assert scales is not None
+    whole = weights.depth % TILE_DEPTH == 0 and weights.rows % TILE_ROWS == 0
+    return ROWS if whole and is_aligned(weights.packed.data.ptr | scales.data.ptr) else None
+
+
+def _arrays_of(weights: Operand) -> tuple[int, int]:
+    """Addresses of (tiles, nothing) or (codes, scales)."""
+    if isinstance(weights, PreparedOperand):
+        return weights.tiles.data.ptr, 0
+    assert isinstance(weights, QuantizedOperand)
+    return weights.packed.data.ptr, address_of(weights.block_scale)
+
+
+def _order_of(weights: Operand) -> tuple[str, bool]:
+    """(scale layout, whether the even element takes the high nibble)."""
+    if isinstance(weights, QuantizedOperand):
+        return weights.scale_layout, not weights.low_first
+    return "linear", False
 
 
 def launch(job: MatmulJob) -> bool:
@@ -268,34 +183,78 @@ def launch(job: MatmulJob) -> bool:
         mxfp4 rows, 16-byte aligned, their number a multiple of 16 and the depth one of 128; the
         device is an sm_80 or newer, with shared memory for one of the shapes.
     """
-    form = _form_of(job)
-    device = current_device()
-    if form is None or cuda_device.capability(device) < MIN_CAPABILITY:
-        return False
     x, weights = job.a, job.b
+    form = _form_of(weights) if x.rows <= MOST_TOKENS and _x_is_fit(x) else None
+    if form is None:
+        return False
     assert isinstance(x, FloatOperand)
     assert not isinstance(weights, FloatOperand)
-    spec, sizes = weights.format, Sizes(x.rows, weights.rows, weights.depth)
-    most = cuda_ready.shared_memory_of_block(device)
-    shape = choose(spec, form, sizes, cuda_ready.multiprocessors(device), most)
-    if shape is None:
-        return False
-    if isinstance(weights, PreparedOperand):
-        codes, scales, layout, high_first = weights.tiles, None, "linear", False
-    else:
-        codes, scales = weights.packed, weights.block_scale
-        layout, high_first = weights.scale_layout, not weights.low_first
     numbers = Numbers(
-        SCALE_LAYOUTS.index(layout),
-        int(high_first),
-        *_direction(x),
-        *_direction(weights),
-        *(_bits(float(job.constant)), _bits(job.alpha)),
-        *(DTYPES.index(name) for name in (job.out_dtype, job.bias_dtype, job.c_dtype)),
+        *(*_order_of(weights), *_level(x), *_level(weights)),
+        *(float(job.constant), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
     )
-    ready = _ready(device, spec, form, shape, sizes, numbers)
+    sizes = Sizes(x.rows, weights.rows, weights.depth)
+    ready = _ready(current_device(), weights.format.name, form, sizes, numbers)
+    if ready is None:
+        return False
     ready.launch(
-        *(codes.data.ptr, address_of(scales), x.data.data.ptr, job.out.data.ptr),
-        *(0, address_of(weights.level), address_of(job.bias), address_of(job.c), 0, 0),
+        *(*_arrays_of(weights), x.data.data.ptr, job.out.data.ptr, 0, address_of(weights.level)),
+        *(address_of(job.bias), address_of(job.c), 0, 0),
+    )
+    return True
+
+
+@lru_cache(maxsize=256)
+def _table(device: int, words: tuple[int, ...]) -> RawArray:
+    """The addresses of the arrays of all members, on the device.
+
+    Kept: weights stay where they are, and a graph that was captured reads it again.
+    """
+    import cupy
+
+    return cupy.asarray(np.array(words, np.uint64))
+
+
+def launch_ragged(job: RaggedMatmulJob) -> bool:
+    """Launches products of consecutive rows with weights of their own, all at once.
+
+    Returns:
+        False, and nothing was launched, unless the activations and each of the weights are such as
+        :func:`launch` takes, of any number of rows but 64 for each of the weights in the mean, the
+        weights alike, and the result is that of one multiplication: no level of rows differs in
+        number. The first call for some weights copies their addresses to the device.
+    """
+    x, first = job.a, job.members[0]
+    count = len(job.members)
+    forms = {_form_of(each) for each in job.members}
+    if forms not in ({PREPARED}, {ROWS}) or not _x_is_fit(x) or x.rows > MOST_TOKENS * count:
+        return False
+    assert not isinstance(first, FloatOperand)
+    alike = {(_level(each), _order_of(each)) for each in job.members}
+    if len(alike) > 1 or count == 1:
+        return False
+    numbers = Numbers(
+        *(*_order_of(first), 1, "amax", *_level(first)),
+        *(float(np.float32(1.0 / first.level_range)), job.alpha, job.out_dtype, job.bias_dtype),
+        members=count,
+        wide_offsets=bool(job.offsets.dtype.itemsize == 8),
+    )
+    sizes = Sizes(x.rows, first.rows, first.depth)
+    device = current_device()
+    ready = _ready(device, first.format.name, forms.pop(), sizes, numbers)
+    if ready is None:
+        return False
+    biases = [0] * count
+    if job.bias is not None:
+        biases = [job.bias.data.ptr + job.bias.strides[0] * number for number in range(count)]
+    words = tuple(
+        word
+        for member, bias in zip(job.members, biases, strict=True)
+        for word in (*_arrays_of(member), address_of(member.level), bias)
+    )
+    table = _table(device, words)
+    ready.launch(
+        *(0, 0, x.data.data.ptr, job.out.data.ptr, 0, 0, 0, 0),
+        *(table.data.ptr, job.offsets.data.ptr),
     )
     return True
