@@ -22,7 +22,7 @@ SHAPES = {
         Shape(1, 2, 2, 1, 2, 8, False),
         Shape(2, 1, 2, 1, 3, 8, True),
         Shape(3, 1, 1, 1, 3, 16, True, False),
-        Shape(1, 2, 2, 1, 2, 32, True),
+        Shape(1, 2, 2, 1, 2, 32, True, False),
     ),
     ROWS: (
         Shape(1, 2, 2, 2, 2, 1, False),
@@ -61,7 +61,8 @@ def multiply(on_host, kernels, monkeypatch):
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
 
     def run(job, shape):
-        monkeypatch.setattr(matmul_small, "choose", lambda *_: shape)
+        own = shape._replace(parts=matmul_small.PARTS[job.a.dtype])
+        monkeypatch.setattr(matmul_small, "choose", lambda *_: own)
         placed = {name: placed_on(on_host, getattr(job, name)) for name in ("a", "b")}
         for name in ("bias", "c"):
             value = getattr(job, name)
@@ -73,11 +74,11 @@ def multiply(on_host, kernels, monkeypatch):
     return run
 
 
-def activations(tokens, depth, seed=1):
+def activations(tokens, depth, seed=1, dtype="bfloat16"):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((tokens, depth)).astype(np.float32)
     x *= np.ldexp(np.float32(1), rng.integers(-8, 8, (tokens, 1)))
-    return FloatOperand(codecs.from_float32(x, "bfloat16"), "bfloat16")
+    return FloatOperand(codecs.from_float32(x, dtype), dtype)
 
 
 def job_of(x, operand, dtype="float32", **fields):
@@ -115,6 +116,40 @@ def test_tokens(form, tokens, multiply):
         pytest.skip("no shape of these tests has room")
     job = job_of(activations(tokens, 384), operand)
     check_product(job, multiply(job, shape))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 16), ("float32", 10)])
+@pytest.mark.parametrize("form", [PREPARED, ROWS])
+def test_other_activations(form, dtype, most, multiply):
+    """As sums of two or three rows of bfloat16, exactly."""
+    parts = matmul_small.PARTS[dtype]
+    operand = weights("nvfp4", 64, 384)
+    operand = prepared(operand) if form == PREPARED else operand
+    for tokens in range(1, most):
+        fitting = [each for each in SHAPES[form] if each.tokens >= tokens * parts]
+        if fitting:
+            x = activations(tokens, 384, dtype=dtype)
+            # Far apart, so that later parts matter.
+            x.data[:, ::2] *= x.data.dtype.type(2.0**-9)
+            job = job_of(x, operand)
+            check_product(job, multiply(job, fitting[0]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_other_activations_that_are_not_finite(dtype, multiply):
+    operand = weights("nvfp4", 32, 256)
+    x = activations(3, 256, dtype=dtype)
+    x.data[0, 5], x.data[1, 9], x.data[2, 200] = np.inf, np.nan, -np.inf
+    if dtype == "float32":
+        x.data[1:2, 9].view(np.uint32)[...] = 0x7F800001
+    stored = prepared(operand)
+    shape = next(each for each in SHAPES[PREPARED] if each.tokens >= 9)
+    got = np.asarray(multiply(job_of(x, stored), shape))
+    with np.errstate(invalid="ignore"):
+        for token, k in ((0, 5), (2, 200)):
+            wanted = reference.values(operand)[:, k] * x.data[token, k].astype(np.float32)
+            np.testing.assert_array_equal(got[token], wanted)
+    assert np.isnan(got[1]).all()
 
 
 @pytest.mark.parametrize("rows", [16, 17, 33, 64])
@@ -319,7 +354,7 @@ def test_what_is_left_to_others(on_host, monkeypatch):
     few = a._replace(data=a.data[:4])
     narrow = FloatOperand(on_host.put(activations(4, 192).data), "bfloat16")
     shifted = FloatOperand(on_host.put(activations(4, 256).data, shift=2), "bfloat16")
-    wide = FloatOperand(on_host.put(np.ones((4, 256), np.float32)), "float32")
+    wide = FloatOperand(on_host.put(np.ones((22, 256), np.float32)), "float32")
     refused = [
         (a, placed["tiles"]),
         (few, placed["odd rows"]),

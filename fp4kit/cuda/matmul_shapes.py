@@ -38,6 +38,7 @@ class Shape(NamedTuple):
         tokens: room for rows of activations.
         staged: whether activations come step by step.
         bulk: whether prepared weights come in stretches.
+        parts: rows in bfloat16 that each of the activations makes.
     """
 
     groups: int
@@ -48,6 +49,7 @@ class Shape(NamedTuple):
     tokens: int
     staged: bool
     bulk: bool = True
+    parts: int = 1
 
     @property
     def rows(self) -> int:
@@ -63,10 +65,8 @@ class Shape(NamedTuple):
         """Bytes of shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        sums = 0
-        if self.slices > 1:
-            buffers = 1 if self.staged else 2
-            sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
+        buffers = 1 if self.staged else 2
+        sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
         pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
         image = pieces * 4 * 4 * max(self.tokens, 2) * 16
         barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
@@ -74,11 +74,19 @@ class Shape(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What decides how a product is divided, and its cost."""
+    """What decides how a product is divided, and its cost.
+
+    Attributes:
+        tokens: rows of activations in bfloat16, of which those of other types make several.
+        rows: rows of the weights.
+        depth: elements that are summed.
+        parts: rows in bfloat16 for each of the activations.
+    """
 
     tokens: int
     rows: int
     depth: int
+    parts: int = 1
 
     def cost(self, shape: Shape, processors: int) -> float:
         """Bytes that the busiest multiprocessor takes, those of activations at a discount."""
@@ -104,7 +112,7 @@ def _shapes(form: int) -> tuple[Shape, ...]:
         divisions = ((2, 1, 8, 2), (4, 1, 4, 2), (7, 1, 2, 2), (7, 2, 2, 2), (7, 2, 1, 2))
     for tokens in (8, 16, 32, 64):
         result += [
-            Shape(*division, stages, tokens, True) for division in divisions for stages in (4, 2)
+            Shape(*division, stages, tokens, True) for division in divisions for stages in (4, 3, 2)
         ]
     return tuple(result)
 
@@ -130,17 +138,18 @@ def all_instances() -> list[Instance]:
     """Every kernel that a product can launch."""
     formats = [spec for spec in BLOCK_FORMATS.values() if spec.packs_nibbles]
     return [
-        multiply_small_kernel(spec, form, shape)
+        multiply_small_kernel(spec, form, shape._replace(parts=parts))
         for spec in formats
         for form, shapes in SHAPES.items()
         for shape in shapes
-        if takes(spec, shape, 1)
+        for parts in (1, 2, 3)
+        if takes(spec, shape, parts)
     ]
 
 
 def sample_instances() -> list[Instance]:
     """Some of these that differ in every respect: compiling all takes minutes."""
-    return all_instances()[::5]
+    return all_instances()[::11]
 
 
 @lru_cache(maxsize=1024)
@@ -157,10 +166,11 @@ def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int
     if not fitting:
         return None
     room = min(shape.tokens for shape in fitting)
-    return min(
+    best = min(
         (shape for shape in fitting if shape.tokens == room),
         key=lambda shape: sizes.cost(shape, processors),
     )
+    return best._replace(parts=sizes.parts)
 
 
 def choose_for_members(
@@ -179,8 +189,9 @@ def choose_for_members(
     wanted = min((each.tokens for each in fitting if each.tokens >= room), default=None)
     # As if all rows of all weights were those of one.
     whole = sizes._replace(tokens=max(sizes.tokens // members, 1), rows=sizes.rows * members)
-    return min(
+    best = min(
         (shape for shape in fitting if shape.tokens == wanted),
         key=lambda shape: whole.cost(shape, processors),
         default=None,
     )
+    return None if best is None else best._replace(parts=sizes.parts)

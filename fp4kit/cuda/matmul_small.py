@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Products of a few rows of bfloat16 with FP4 weights that are read once: `matmul/small.cu`.
+"""Products of a few rows with FP4 weights that are read once: `matmul/small.cu`.
 
 Which jobs these are, and their launches; `matmul_shapes.py` says how thread blocks divide them.
 """
@@ -48,6 +48,8 @@ from .run import address_of, current_device, is_aligned
 
 #: The least architecture that has mma.sync of bfloat16.
 MIN_CAPABILITY = (8, 0)
+#: Rows in bfloat16 whose sum a row of a type is, exactly.
+PARTS = {"bfloat16": 1, "float16": 2, "float32": 3}
 
 
 class Numbers(NamedTuple):
@@ -109,7 +111,7 @@ def ready_of(
     resident = cuda_ready.resident_blocks(device, kernel, shared, shape.threads)
     tiles = -(-sizes.rows // shape.rows) * numbers.members
     _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), numbers.layout)
-    scalars = (*sizes, spec.packed_cols(sizes.depth), stored_cols, *numbers.words())
+    scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, *numbers.words())
     launch = Launch(kernel, (min(tiles, resident),), scalars, shared, shape.threads)
     return cuda_ready.Ready(device, launch, addresses=10)
 
@@ -137,10 +139,8 @@ def _level(operand: Operand) -> tuple[int, str]:
     return operand.rows_per_level, operand.level_name
 
 
-def _x_is_fit(x: Operand) -> bool:
+def _is_fit(x: FloatOperand) -> bool:
     """Whether activations are ones that the kernels take."""
-    if not isinstance(x, FloatOperand) or x.dtype != "bfloat16":
-        return False
     return x.depth % 8 == 0 and x.depth > 0 and is_aligned(x.data.data.ptr)
 
 
@@ -172,28 +172,30 @@ def _order_of(weights: Operand) -> tuple[str, bool]:
 
 
 def launch(job: MatmulJob) -> bool:
-    """Launches a product of a few rows of bfloat16 with FP4 weights.
+    """Launches a product of a few rows with FP4 weights.
 
     Args:
         job: any product.
 
     Returns:
-        False, and nothing was launched, unless all of this holds: a is bfloat16, at most 64 rows,
-        16-byte aligned, its depth a multiple of 8; b is prepared with plain scales, or has nvfp4 or
-        mxfp4 rows, 16-byte aligned, their number a multiple of 16 and the depth one of 128; the
-        device is an sm_80 or newer, with shared memory for one of the shapes.
+        False, and nothing was launched, unless all of this holds: a is not quantized, has at most
+        64 rows (32 of float16, 21 of float32), 16-byte aligned, its depth a multiple of 8; b is
+        prepared with plain scales, or has nvfp4 or mxfp4 rows, 16-byte aligned, their number a
+        multiple of 16 and the depth one of 128; the device is an sm_80 or newer, with shared memory
+        for one of the shapes.
     """
     x, weights = job.a, job.b
-    form = _form_of(weights) if x.rows <= MOST_TOKENS and _x_is_fit(x) else None
-    if form is None:
+    if not isinstance(x, FloatOperand) or not _is_fit(x):
         return False
-    assert isinstance(x, FloatOperand)
+    parts, form = PARTS[x.dtype], _form_of(weights)
+    if form is None or x.rows * parts > MOST_TOKENS:
+        return False
     assert not isinstance(weights, FloatOperand)
     numbers = Numbers(
         *(*_order_of(weights), *_level(x), *_level(weights)),
         *(float(job.constant), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
     )
-    sizes = Sizes(x.rows, weights.rows, weights.depth)
+    sizes = Sizes(x.rows * parts, weights.rows, weights.depth, parts)
     ready = _ready(current_device(), weights.format.name, form, sizes, numbers)
     if ready is None:
         return False
@@ -227,7 +229,8 @@ def launch_ragged(job: RaggedMatmulJob) -> bool:
     x, first = job.a, job.members[0]
     count = len(job.members)
     forms = {_form_of(each) for each in job.members}
-    if forms not in ({PREPARED}, {ROWS}) or not _x_is_fit(x) or x.rows > MOST_TOKENS * count:
+    parts = PARTS[x.dtype]
+    if forms not in ({PREPARED}, {ROWS}) or not _is_fit(x) or x.rows * parts > MOST_TOKENS * count:
         return False
     assert not isinstance(first, FloatOperand)
     alike = {(_level(each), _order_of(each)) for each in job.members}
@@ -239,7 +242,7 @@ def launch_ragged(job: RaggedMatmulJob) -> bool:
         members=count,
         wide_offsets=bool(job.offsets.dtype.itemsize == 8),
     )
-    sizes = Sizes(x.rows, first.rows, first.depth)
+    sizes = Sizes(x.rows * parts, first.rows, first.depth, parts)
     device = current_device()
     ready = _ready(device, first.format.name, forms.pop(), sizes, numbers)
     if ready is None:

@@ -1,8 +1,12 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// bfloat16 activations in shared memory, in the order of the B fragments of a product with FP4
+// Activations in shared memory as bfloat16, in the order of the B fragments of a product with FP4
 // weights (weights.cuh): a lane takes the eight elements of a word by one access of 16 bytes.
+//
+// A row of float16 is exactly the sum of two rows of bfloat16, one of float32 of three (but for
+// what is below 2^-133): a token takes as many columns, whose sums are added. "Tokens" are columns
+// here.
 //
 // An image holds, for pieces of 128 of the depth and for each of the four words of a lane, `slots`
 // places of 16 bytes: place 4 token + t is what lane t of that token's column takes. Columns
@@ -10,6 +14,7 @@
 #pragma once
 
 #include "common/elements.cuh"
+#include "matmul/epilogue.cuh"
 #include "matmul/weights.cuh"
 
 namespace fp4kit {
@@ -17,21 +22,69 @@ namespace fp4kit {
 #ifdef __CUDACC__
 #ifdef FP4KIT_HAS_MMA
 
+// kParts: columns of a token: 1 (bfloat16), 2 (float16) or 3 (float32).
+template <int kParts>
 struct ActivationSource {
-  const u16* x;
-  u32 tokens;
-  u32 depth;  // a multiple of 8
+  static constexpr int kType = kParts == 1 ? kTypeBf16 : kParts == 2 ? kTypeF16 : kTypeF32;
+  const void* x;
+  u32 columns;  // tokens times their parts
+  u32 depth;    // a multiple of 8
   bool high_first;
+
+  FP4KIT_DEVICE float value(u32 token, u32 k) const {
+    return load_as_float(x, kType, static_cast<i64>(token) * depth + k);
+  }
 };
 
 // Pieces of 8 elements in 128 of the depth of two tokens.
 constexpr u32 kPairPieces = 32;
 
-// Eight elements of a token before `end`, from k on; zeros beyond that and the depth.
-FP4KIT_DEVICE uint4 load_piece(const ActivationSource& from, u32 token, u32 end, u32 k) {
-  if (token >= end || k >= from.depth) return make_uint4(0, 0, 0, 0);
-  const u16* place = from.x + static_cast<i64>(token) * from.depth + k;
-  return __ldg(reinterpret_cast<const uint4*>(place));
+// A part of a number as a bfloat16: its upper bits, or those of what the parts before leave of it.
+FP4KIT_DEVICE u32 part_of(float value, u32 part) {
+  constexpr u32 kUpper = 0xFFFF0000u;
+  const float first = as_float(as_bits(value) & kUpper);
+  const float rest = sub_rn(value, first);
+  const float second = as_float(as_bits(rest) & kUpper);
+  const float chosen = part == 0 ? first : part == 1 ? second : sub_rn(rest, second);
+  if (magnitude_bits(value) < kInfBits) return as_bits(chosen) >> 16;
+  // Once is enough.
+  return part != 0 ? 0 : is_nan(value) ? kQuietNanBits >> 16 : as_bits(value) >> 16;
+}
+
+// Eight elements of a column before `end`, from k on; zeros beyond that and the depth. float16 is
+// left to finish_piece, so that nothing waits here.
+template <int kParts>
+FP4KIT_DEVICE uint4 load_piece(const ActivationSource<kParts>& from, u32 column, u32 end, u32 k) {
+  if (column >= end || k >= from.depth) return make_uint4(0, 0, 0, 0);
+  const u32 token = column / kParts;
+  const i64 place = static_cast<i64>(token) * from.depth + k;
+  if constexpr (kParts < 3) {
+    return __ldg(reinterpret_cast<const uint4*>(static_cast<const u16*>(from.x) + place));
+  } else {
+    const uint4* source = reinterpret_cast<const uint4*>(static_cast<const float*>(from.x) + place);
+    u32 word[8], result[4];
+    unpack_vec(__ldg(source), word);
+    unpack_vec(__ldg(source + 1), word + 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const u32 low = part_of(as_float(word[2 * i]), column % kParts);
+      result[i] = low | part_of(as_float(word[2 * i + 1]), column % kParts) << 16;
+    }
+    return pack_vec(result);
+  }
+}
+
+template <int kParts>
+FP4KIT_DEVICE uint4 finish_piece(u32 column, const uint4& piece) {
+  if constexpr (kParts != 2) return piece;
+  u32 word[4];
+  unpack_vec(piece, word);
+#pragma unroll
+  for (u32& each : word) {
+    const u32 low = part_of(half_to_float(each & 0xFFFFu), column % kParts);
+    each = low | part_of(half_to_float(each >> 16), column % kParts) << 16;
+  }
+  return pack_vec(word);
 }
 
 // Elements in the order of raw_pairs.

@@ -24,7 +24,7 @@ struct SmallProduct {
   static constexpr u32 kStepPlaces = Shape::kStepChunks * 4 * Shape::kSlots;
 
   WeightSource weights;
-  ActivationSource activations;
+  ActivationSource<Shape::kParts> activations;
   Epilogue epilogue;
   Members members;
   u32 rows;  // of the weights
@@ -40,23 +40,28 @@ struct SmallProduct {
   // A step of a tile, for some of the tokens of its member.
   struct Walk {
     u32 tile, step;
-    u32 first, end;  // rows of the activations that are left of the member
-
-    FP4KIT_DEVICE u32 tokens() const { return min_u32(end - first, Shape::kTokens); }
+    u32 first, end;  // columns that are left of the member
   };
 
   // Only activations that come step by step can be those of several members.
   FP4KIT_DEVICE bool has_members() const { return Shape::kStaged && members.table != nullptr; }
+  FP4KIT_DEVICE u32 columns_of(const Walk& at) const {
+    return min_u32(at.end - at.first, Shape::kRoom);
+  }
+
   FP4KIT_DEVICE u32 member_of(u32 tile) const { return has_members() ? tile / row_blocks : 0; }
 
   // To the first tile from there on whose member has tokens.
   FP4KIT_DEVICE void enter_tile(Walk& at) const {
     at.step = 0;
     at.first = 0;
-    at.end = activations.tokens;
+    at.end = activations.columns;
     if (has_members()) {
       for (; at.tile < tiles; at.tile += gridDim.x) {
-        members.range(member_of(at.tile), activations.tokens, at.first, at.end);
+        constexpr u32 parts = Shape::kParts;
+        members.range(member_of(at.tile), activations.columns / parts, at.first, at.end);
+        at.first *= parts;
+        at.end *= parts;
         if (at.first != at.end) return;
       }
     }
@@ -65,9 +70,9 @@ struct SmallProduct {
   // Whether another tile, or the next tokens of the same one, begins.
   FP4KIT_DEVICE bool next_step(Walk& at) const {
     if (++at.step != steps) return false;
-    if (Shape::kStaged && at.end - at.first > Shape::kTokens) {
+    if (Shape::kStaged && at.end - at.first > Shape::kRoom) {
       at.step = 0;
-      at.first += Shape::kTokens;
+      at.first += Shape::kRoom;
     } else {
       at.tile += gridDim.x;
       enter_tile(at);
@@ -79,12 +84,13 @@ struct SmallProduct {
 
   // All of them. Returns whether each token can be raised (sliced).
   FP4KIT_DEVICE void stage_all() {
-    const u32 pairs = (activations.tokens + 1) / 2;
+    const u32 pairs = (activations.columns + 1) / 2;
     const u32 pieces = weights.depth_tiles * pairs * kPairPieces;
     u32 found[2] = {0, 0};
     for (u32 i = threadIdx.x; i < pieces; i += kThreadCount) {
       const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
-      uint4 piece = load_piece(activations, at.token, activations.tokens, at.k);
+      uint4 piece = load_piece(activations, at.token, activations.columns, at.k);
+      piece = finish_piece<Shape::kParts>(at.token, piece);
       if constexpr (Shape::kSliced) {
         const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece);
         if (at.token == 0) {
@@ -106,7 +112,10 @@ struct SmallProduct {
     __syncthreads();
     raises = true;
     if constexpr (Shape::kSliced) {
-      for (u32 i = 0; i < Shape::kTokens; ++i) raises = raises && can_be_raised(largest[i]);
+      // Later parts are smaller than the first.
+      for (u32 i = 0; i < Shape::kTokens; i += Shape::kParts) {
+        raises = raises && can_be_raised(largest[i]);
+      }
     }
   }
 
@@ -127,7 +136,8 @@ struct SmallProduct {
       const PiecePlace at =
           piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens / 2, Shape::kSlots);
       if (i * kThreadCount + threadIdx.x >= kStepPieces) continue;
-      const uint4 piece = arrange_piece<kForm>(held[i], activations.high_first);
+      const uint4 finished = finish_piece<Shape::kParts>(at.token, held[i]);
+      const uint4 piece = arrange_piece<kForm>(finished, activations.high_first);
       image.at((buffer * kStepPlaces + at.place) * 16).store_vec(piece);
     }
   }
@@ -156,7 +166,8 @@ struct SmallProduct {
   FP4KIT_DEVICE Target target_of(const Walk& at) const {
     const u32 member = member_of(at.tile);
     const u32 first_row = (at.tile - member * row_blocks) * Shape::kRows;
-    Target result{epilogue, first_row, rows - first_row, at.first, at.tokens()};
+    Target result{epilogue, first_row, rows - first_row, at.first / Shape::kParts,
+        columns_of(at) / Shape::kParts};
     if (has_members()) members.table[member].join(result.epilogue);
     return result;
   }
@@ -169,13 +180,12 @@ struct SmallProduct {
     for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
       const u32 token = i / Shape::kRows, inside = i % Shape::kRows;
       if (inside >= target.rows_left) continue;
-      const u16* x = activations.x + static_cast<i64>(at.first + token) * activations.depth;
       float sum = 0.0f;
 #pragma unroll 1
       for (u32 k = 0; k < activations.depth; ++k) {
         const float value = weight_value<Format, kForm>(
             source, activations.high_first, target.first_row + inside, k);
-        sum = fma_rn(as_float(static_cast<u32>(x[k]) << 16), value, sum);
+        sum = fma_rn(activations.value(target.first_token + token, k), value, sum);
       }
       target.store(token, inside, sum);
     }
@@ -188,38 +198,36 @@ struct SmallProduct {
       const u32 token = i / Shape::kRows, inside = i % Shape::kRows;
       float sum = 0.0f;
 #pragma unroll
-      for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
-        sum = add_rn(sum, memory[(slice * Shape::kTokens + token) * Shape::kSumRow + inside]);
+      for (u32 part = 0; part < Shape::kParts; ++part) {
+        const u32 column = token * Shape::kParts + part;
+#pragma unroll
+        for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
+          sum = add_rn(sum, memory[(slice * Shape::kTokens + column) * Shape::kSumRow + inside]);
+        }
       }
       target.store(token, inside, unscaled(sum));
     }
   }
 
-  // Hands sums of two rows of a warp on: to the others, or to their results.
-  template <class Place>
-  FP4KIT_DEVICE void emit_pair(
-      const Place& place, u32 token, u32 inside, float first, float second) const {
-    if (Shape::kTokens < kMmaN && token >= Shape::kTokens) return;
-    if constexpr (Shape::kSlices > 1) {
-      *reinterpret_cast<uint2*>(place + token * Shape::kSumRow + inside) =
-          make_uint2(as_bits(first), as_bits(second));
-    } else if (token < place.tokens) {
-      place.store(token, inside, unscaled(first));
-      place.store(token, inside + 1, unscaled(second));
-    }
+  // Sums of two rows of a warp, for one column of its slice.
+  FP4KIT_DEVICE static void emit_pair(
+      float* memory, u32 column, u32 inside, float first, float second) {
+    if (Shape::kTokens < kMmaN && column >= Shape::kTokens) return;
+    *reinterpret_cast<uint2*>(memory + column * Shape::kSumRow + inside) =
+        make_uint2(as_bits(first), as_bits(second));
   }
 
-  // `place`: where the sums of a slice lie, or the target of the results.
-  template <class Place, int kColumns, int kSums>
-  FP4KIT_DEVICE void emit(const Place& place, float (&sums)[Shape::kTiles][kColumns][kSums]) const {
+  // Hands a warp's sums on, to where those of its slice lie, and begins anew.
+  FP4KIT_DEVICE static void emit(
+      float* memory, float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums]) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const u32 group = warp / Shape::kSlices;
 #pragma unroll
     for (u32 i = 0; i < Shape::kTiles; ++i) {
       const u32 inside = group * Shape::kWarpRows + i * kPreparedRows + 2 * g;
 #pragma unroll
-      for (u32 m = 0; m < kColumns; ++m) {
-        float (&sum)[kSums] = sums[i][m];
+      for (u32 m = 0; m < Shape::kColumns; ++m) {
+        float (&sum)[Shape::kSums] = sums[i][m];
         if constexpr (Shape::kSliced) {
           constexpr u32 kMost = Shape::kTokens == 2 ? 1 : 2;
 #pragma unroll
@@ -228,12 +236,12 @@ struct SmallProduct {
             sum[1] = add_rn(sum[1], __shfl_xor_sync(0xFFFFFFFFu, sum[1], distance));
           }
           if (t % (2 * kMost) == 0) {
-            emit_pair(place, t / 2, inside, sum[0], sum[1]);
+            emit_pair(memory, t / 2, inside, sum[0], sum[1]);
           }
         } else {
 #pragma unroll
           for (u32 h = 0; h < 2; ++h) {
-            emit_pair(place, kMmaN * m + 2 * t + h, inside, sum[h], sum[2 + h]);
+            emit_pair(memory, kMmaN * m + 2 * t + h, inside, sum[h], sum[2 + h]);
           }
         }
 #pragma unroll
@@ -247,32 +255,12 @@ struct SmallProduct {
     // Only then may something be rare.
     constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
     const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
-    if constexpr (Shape::kSlices > 1) {
-      const u32 slice = threadIdx.x / 32 % Shape::kSlices;
-      emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
-      if (__syncthreads_count(is_slow) != 0) {
-        multiply_slowly(at);
-      } else {
-        finish_sums(at, memory);
-      }
+    const u32 slice = threadIdx.x / 32 % Shape::kSlices;
+    emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
+    if (__syncthreads_count(is_slow) != 0) {
+      multiply_slowly(at);
     } else {
-      if (kAsks && __syncthreads_count(is_slow) != 0) {
-        multiply_slowly(at);
-        clear(sums);
-      } else {
-        emit(target_of(at), sums);
-      }
-    }
-  }
-
-  FP4KIT_DEVICE static void clear(float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums]) {
-#pragma unroll
-    for (auto& tile : sums) {
-#pragma unroll
-      for (auto& column : tile) {
-#pragma unroll
-        for (float& each : column) each = 0.0f;
-      }
+      finish_sums(at, memory);
     }
   }
 

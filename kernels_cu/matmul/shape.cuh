@@ -16,13 +16,16 @@ namespace fp4kit {
 // activations come step by step, else all of them at first. kBulk: prepared weights are copied in
 // stretches, where the architecture can.
 template <int kGroupsValue, int kTilesValue, int kSlicesValue, int kChunksValue, int kStagesValue,
-    int kTokensValue, int kStagedValue, int kBulkValue>
+    int kTokensValue, int kStagedValue, int kBulkValue, int kPartsValue>
 struct SmallShape {
   static constexpr int kGroups = kGroupsValue, kTiles = kTilesValue, kSlices = kSlicesValue;
   static constexpr int kChunks = kChunksValue, kStages = kStagesValue, kTokens = kTokensValue;
   static constexpr bool kStaged = kStagedValue != 0;
   static constexpr bool kSliced = kTokens <= 2;
   static constexpr bool kBulk = kBulkValue != 0;
+  static constexpr int kParts = kPartsValue;
+  // Columns of whole tokens.
+  static constexpr int kRoom = kTokens / kParts * kParts;
   static constexpr int kWarps = kGroups * kSlices;
   static constexpr int kSmallThreads = 32 * kWarps;
   static constexpr int kWarpRows = kPreparedRows * kTiles;
@@ -34,7 +37,7 @@ struct SmallShape {
   static constexpr int kSlots = 4 * (kSliced ? 2 : kTokens);
   // Sums of warps: of both halves of memory in turn, unless every step synchronizes anyway.
   static constexpr int kSumRow = kRows + 8;
-  static constexpr int kSumFloats = kSlices > 1 ? kSlices * kTokens * kSumRow : 0;
+  static constexpr int kSumFloats = kSlices * kTokens * kSumRow;
   static constexpr int kSumBuffers = kStaged ? 1 : 2;
   // Barriers of the rings, and two numbers.
   static constexpr int kControlBytes = (8 * kWarps * kStages + 8 + 127) / 128 * 128;

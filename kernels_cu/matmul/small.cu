@@ -23,13 +23,14 @@
 
 namespace fp4kit {
 
-// x (tokens, depth) times the transpose of weights (rows, depth), into out (tokens, rows).
-// level_*: values, rows of each, direction; types as in epilogue.cuh; factors as binary32 bits.
-// members: a table of several weights, whose tokens begin at `offsets` (members.cuh), or nothing.
+// x (tokens, depth), `columns` its tokens times Shape::kParts, times the transpose of weights
+// (rows, depth), into out (tokens, rows). level_*: values, rows of each, direction; types as in
+// epilogue.cuh; factors as binary32 bits. members: a table of several weights, whose tokens begin
+// at `offsets` (members.cuh), or nothing.
 template <class Format, class Form, class Shape>
 __global__ void __launch_bounds__(Shape::kSmallThreads) multiply_small_kernel(const u8* codes,
-    const u8* scales, const u16* x, void* out, const float* level_a, const float* level_b,
-    const void* bias, const void* c, const SmallMember* members, const void* offsets, i64 tokens,
+    const u8* scales, const void* x, void* out, const float* level_a, const float* level_b,
+    const void* bias, const void* c, const SmallMember* members, const void* offsets, i64 columns,
     i64 rows, i64 depth, i64 row_bytes, i64 stored_cols, i64 layout, i64 high_first,
     i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 constant,
     i64 alpha, i64 out_type, i64 bias_type, i64 c_type, i64 member_count, i64 wide_offsets) {
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(Shape::kSmallThreads) multiply_small_kernel(co
   const u32 scale_stride = ScalePlaces(static_cast<int>(layout), kTileCols).tile_bytes;
   Product product{{codes, scales, row_bytes, stored_cols, scale_stride, static_cast<int>(layout),
                       depth_tiles, row_tiles},
-      {x, static_cast<u32>(tokens), static_cast<u32>(depth), swaps},
+      {x, static_cast<u32>(columns), static_cast<u32>(depth), swaps},
       {out, bias, c, {level_a, static_cast<u32>(rows_per_level_a), static_cast<int>(direction_a)},
           {level_b, static_cast<u32>(rows_per_level_b), static_cast<int>(direction_b)},
           as_float(static_cast<u32>(constant)), as_float(static_cast<u32>(alpha)),
