@@ -31,8 +31,13 @@ struct ActivationSource {
   u32 depth;    // a multiple of 8
   bool high_first;
 
+  static constexpr u32 kBytes = kParts == 3 ? 4 : 2;  // of an element
+
   FP4KIT_DEVICE float value(u32 token, u32 k) const {
     return load_as_float(x, kType, static_cast<i64>(token) * depth + k);
+  }
+  FP4KIT_DEVICE const u8* place(u32 column, u32 k) const {
+    return static_cast<const u8*>(x) + (static_cast<i64>(column / kParts) * depth + k) * kBytes;
   }
 };
 
@@ -51,17 +56,14 @@ FP4KIT_DEVICE u32 part_of(float value, u32 part) {
   return part != 0 ? 0 : is_nan(value) ? kQuietNanBits >> 16 : as_bits(value) >> 16;
 }
 
-// Eight elements of a column before `end`, from k on; zeros beyond that and the depth. float16 is
-// left to finish_piece, so that nothing waits here.
+// The eight elements at a place, for a column. float16 is left to finish_piece, so that nothing
+// waits here.
 template <int kParts>
-FP4KIT_DEVICE uint4 load_piece(const ActivationSource<kParts>& from, u32 column, u32 end, u32 k) {
-  if (column >= end || k >= from.depth) return make_uint4(0, 0, 0, 0);
-  const u32 token = column / kParts;
-  const i64 place = static_cast<i64>(token) * from.depth + k;
+FP4KIT_DEVICE uint4 load_piece(const u8* place, u32 column) {
+  const uint4* source = reinterpret_cast<const uint4*>(place);
   if constexpr (kParts < 3) {
-    return __ldg(reinterpret_cast<const uint4*>(static_cast<const u16*>(from.x) + place));
+    return __ldg(source);
   } else {
-    const uint4* source = reinterpret_cast<const uint4*>(static_cast<const float*>(from.x) + place);
     u32 word[8], result[4];
     unpack_vec(__ldg(source), word);
     unpack_vec(__ldg(source + 1), word + 4);

@@ -7,6 +7,7 @@
 #include "matmul/epilogue.cuh"
 #include "matmul/members.cuh"
 #include "matmul/small.cuh"
+#include "matmul/step_pieces.cuh"
 
 namespace fp4kit {
 
@@ -18,10 +19,6 @@ struct SmallProduct {
   using WarpRing = Ring<Format, kForm, Shape>;
   using View = LaneView<typename WarpRing::Stage, kForm>;
   static constexpr u32 kThreadCount = Shape::kSmallThreads;
-  // Pieces of the activations of a step that a thread holds.
-  static constexpr u32 kStepPieces = Shape::kStepChunks * (Shape::kTokens / 2) * kPairPieces;
-  static constexpr u32 kHeld = Shape::kStaged ? (kStepPieces + kThreadCount - 1) / kThreadCount : 1;
-  static constexpr u32 kStepPlaces = Shape::kStepChunks * 4 * Shape::kSlots;
 
   WeightSource weights;
   ActivationSource<Shape::kParts> activations;
@@ -56,6 +53,7 @@ struct SmallProduct {
     at.step = 0;
     at.first = 0;
     at.end = activations.columns;
+    if (at.tile >= tiles) at.end = 0;
     if (has_members()) {
       for (; at.tile < tiles; at.tile += gridDim.x) {
         constexpr u32 parts = Shape::kParts;
@@ -89,7 +87,10 @@ struct SmallProduct {
     u32 found[2] = {0, 0};
     for (u32 i = threadIdx.x; i < pieces; i += kThreadCount) {
       const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
-      uint4 piece = load_piece(activations, at.token, activations.columns, at.k);
+      uint4 piece = make_uint4(0, 0, 0, 0);
+      if (at.token < activations.columns && at.k < activations.depth) {
+        piece = load_piece<Shape::kParts>(activations.place(at.token, at.k), at.token);
+      }
       piece = finish_piece<Shape::kParts>(at.token, piece);
       if constexpr (Shape::kSliced) {
         const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece);
@@ -116,29 +117,6 @@ struct SmallProduct {
       for (u32 i = 0; i < Shape::kTokens; i += Shape::kParts) {
         raises = raises && can_be_raised(largest[i]);
       }
-    }
-  }
-
-  // Those of a step into registers, and from there into one of two images.
-  FP4KIT_DEVICE void load_step(const Walk& walk, uint4 (&held)[kHeld]) const {
-#pragma unroll
-    for (u32 i = 0; i < kHeld; ++i) {
-      const PiecePlace at =
-          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens / 2, Shape::kSlots);
-      if (i * kThreadCount + threadIdx.x >= kStepPieces) continue;
-      const u32 k = walk.step * Shape::kStepChunks * kPreparedDepth + at.k;
-      held[i] = load_piece(activations, walk.first + at.token, walk.end, k);
-    }
-  }
-  FP4KIT_DEVICE void store_step(u32 buffer, const uint4 (&held)[kHeld]) const {
-#pragma unroll
-    for (u32 i = 0; i < kHeld; ++i) {
-      const PiecePlace at =
-          piece_place(i * kThreadCount + threadIdx.x, Shape::kTokens / 2, Shape::kSlots);
-      if (i * kThreadCount + threadIdx.x >= kStepPieces) continue;
-      const uint4 finished = finish_piece<Shape::kParts>(at.token, held[i]);
-      const uint4 piece = arrange_piece<kForm>(finished, activations.high_first);
-      image.at((buffer * kStepPlaces + at.place) * 16).store_vec(piece);
     }
   }
 
@@ -310,10 +288,13 @@ struct SmallProduct {
       if (threadIdx.x < 2) largest[threadIdx.x] = 0;
       if constexpr (Shape::kSliced) __syncthreads();
       stage_all();
-    } else if (at.tile < tiles) {
-      uint4 held[kHeld];
-      load_step(at, held);
-      store_step(0, held);
+    }
+    [[maybe_unused]] StepPieces<kForm, Shape> pieces;
+    if constexpr (Shape::kStaged) {
+      pieces.place(image);
+      pieces.enter(activations, at.first, at.end);
+      pieces.load(activations, at.step);
+      pieces.store(activations, 0);
     }
 
     // What a lane takes of a word's activations.
@@ -332,11 +313,11 @@ struct SmallProduct {
       u32 chunk = first_chunk, odd = 0;
       bool is_last_step;
       do {
-        uint4 held[kHeld];
         is_last_step = next_step(at);
         if constexpr (Shape::kStaged) {
           __syncthreads();  // the image of this step is there, that of the one before is free
-          if (at.tile < tiles) load_step(at, held);
+          if (is_last_step) pieces.enter(activations, at.first, at.end);
+          pieces.load(activations, at.step);
         } else if constexpr (WarpRing::kBulk) {
           __syncwarp();  // the stage of the step before is free
         }
@@ -361,7 +342,7 @@ struct SmallProduct {
           }
         }
         if constexpr (Shape::kStaged) {
-          if (at.tile < tiles) store_step(buffer ^ 1, held);
+          pieces.store(activations, buffer ^ 1);
           buffer ^= 1;
         }
         chunk += Shape::kStepChunks;
