@@ -18,8 +18,8 @@
 // Launch: persistent thread blocks of Shape::kSmallThreads threads; a block takes tiles of
 // Shape::kRows rows. Shared memory: the rings, the image of the activations, the sums of the warps.
 #include "matmul/members.cuh"
-#include "matmul/product.cuh"
 #include "matmul/shape.cuh"
+#include "matmul/small_product.cuh"
 
 namespace fp4kit {
 
