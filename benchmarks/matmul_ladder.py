@@ -215,7 +215,11 @@ class Weights:
             scale_layout="linear", low_first=True, transposed=False, grid_scale=None, level=None,
             level_name="amax", level_range=1.0,
         )  # fmt: skip
-        self.exact = reference.values(operand).astype(np.float64)
+        step = SPEC.block_size
+        exact = (
+            reference.elements_of(operand, step) * reference.scales_of(operand, step)[:, :, None]
+        )
+        self.exact = exact.reshape(len(self.chosen), depth).astype(np.float64)
 
     def arrays(self, form: int, number: int) -> tuple[int, int]:
         """Addresses of (codes or tiles, scales) of a copy."""

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .api.backends import BackendStatus, backend_status
     from .api.grouped import dequantize_grouped, quantize_grouped
     from .api.grouped_tensor import GroupedPair, GroupedTensor
+    from .api.matmul import matmul
+    from .api.matmul_grouped import matmul_grouped
     from .api.metrics import ErrorStats, error_stats
     from .api.prepared import PreparedTensor, prepare
     from .api.quantize import amax, dequantize, quantize
@@ -73,6 +75,8 @@ __all__ = [
     "dequantize_residual",
     "error_stats",
     "hadamard_transform",
+    "matmul",
+    "matmul_grouped",
     "open",
     "prepare",
     "quantize",
@@ -150,6 +154,8 @@ _HOMES = {
         "VerifyReport",
         "verify",
     ),
+    "api.matmul": ("matmul",),
+    "api.matmul_grouped": ("matmul_grouped",),
     "api.metrics": (
         "ErrorStats",
         "error_stats",

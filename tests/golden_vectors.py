@@ -35,6 +35,7 @@ GOLDEN_VARIANT_FILES = (
     "te_ref_rht",
     "te_ref_rowscaled",
     "te_ref_4over6",
+    "te_ref_gemm",
     "te_model_variants",
     "fouroversix",
     "flashinfer_4over6",

@@ -59,10 +59,20 @@ def prepared(operand):
     return job._replace(is_plain=reference_prepared.prepare(given))
 
 
+def values_of(operand):
+    """Codes times block scales, float32 (rows, depth)."""
+    operand = reference.in_rows(operand)
+    step = reference.step_of(operand)
+    elements, scales = reference.elements_of(operand, step), reference.scales_of(operand, step)
+    if scales is not None:
+        elements = elements * scales[:, :, None]
+    return elements.reshape(operand.rows, -1)[:, : operand.depth]
+
+
 def check_product(job, got):
     """That a result is as near to exact arithmetic as the order of its sums allows."""
     with np.errstate(all="ignore"):
-        a, b = (reference.values(each).astype(np.float64) for each in (job.a, job.b))
+        a, b = (values_of(each).astype(np.float64) for each in (job.a, job.b))
         factor = reference.factors(job).astype(np.float64)
         exact, magnitude = a @ b.T * factor, np.abs(a) @ np.abs(b).T * np.abs(factor)
         if job.bias is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -75,6 +76,31 @@ def check_te_ref_rht(case: Any, backend: Any, check: Any) -> None:
 
 def check_te_ref_rowscaled(case: Any, backend: Any, check: Any) -> None:
     check_directions(check, *quantize_as_told(case, backend, second_level="row_scaled"))
+
+
+def check_te_ref_gemm(case: Any, backend: Any, check: Any) -> None:
+    second_level = "row_scaled" if case.params["row_scaled_a"] else "tensor"
+    stored = case.array("b_input")
+    other = stored if stored.dtype == F32 else stored.view(ml_dtypes.bfloat16)
+    a = backend.quantize(case.input(), second_level=second_level)
+    b = backend.quantize(other)
+    for name, q in (("a", a), ("b", b)):
+        check(f"{name}_data", q.packed)
+        check(f"{name}_scale", q.block_scale)
+        check(f"{name}_amax", q.amax)
+    dtype = case.params["out_dtype"].removeprefix("torch.")
+    y = backend.call(fp4kit.matmul, a, b, out_dtype=dtype)
+    if backend.name == "reference":
+        check("out", y.view(case.array("out").dtype))
+    else:  # another order of the sums
+        expected = case.array("out")
+        if dtype == "bfloat16":
+            expected = expected.view(ml_dtypes.bfloat16).astype(F32)
+        largest = np.abs(expected).max()
+        assert np.all(
+            np.abs(y.astype(F32) - expected) <= np.maximum(np.abs(expected), largest / 256) / 128
+        )
+        check.compared.add("out")
 
 
 def check_te_ref_4over6(case: Any, backend: Any, check: Any) -> None:

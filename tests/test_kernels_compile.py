@@ -29,6 +29,9 @@ from fp4kit.cuda import (
     grid as cuda_grid,
 )
 from fp4kit.cuda import (
+    matmul_instances as cuda_matmul_instances,
+)
+from fp4kit.cuda import (
     matmul_shapes as cuda_matmul_shapes,
 )
 from fp4kit.cuda import (
@@ -55,6 +58,7 @@ INSTANCES = [
     *cuda_matmul_shapes.sample_instances(),
     *cuda_prepared.all_instances(),
     *cuda_grid.sample_instances(),
+    *cuda_matmul_instances.all_instances(),
 ]
 #: Files whose kernels activate elements.
 ACTIVATING = (

@@ -11,8 +11,7 @@ from fp4kit.cuda import matmul_shapes, matmul_small
 from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Shape
 from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, get_format
 from fp4kit.reference import codecs
-from fp4kit.reference import matmul as reference
-from matmul_samples import check_product, prepared, weights
+from matmul_samples import check_product, prepared, values_of, weights
 
 #: Small shapes of every kind: sliced, all activations at first, step by step; copies of both kinds.
 SHAPES = {
@@ -147,7 +146,7 @@ def test_other_activations_that_are_not_finite(dtype, multiply):
     got = np.asarray(multiply(job_of(x, stored), shape))
     with np.errstate(invalid="ignore"):
         for token, k in ((0, 5), (2, 200)):
-            wanted = reference.values(operand)[:, k] * x.data[token, k].astype(np.float32)
+            wanted = values_of(operand)[:, k] * x.data[token, k].astype(np.float32)
             np.testing.assert_array_equal(got[token], wanted)
     assert np.isnan(got[1]).all()
 
@@ -187,7 +186,7 @@ def every_code_and_scale(name):
 def test_every_code_under_every_scale(name, form, multiply):
     """Single elements of the depth: results are the weights themselves, exact in binary32."""
     operand = every_code_and_scale(name)
-    wanted = reference.values(operand)
+    wanted = values_of(operand)
     operand = prepared(operand) if form == PREPARED else operand
     # What bfloat16 loses of products with scales of 2^-126 and less.
     least = 2.0**-127
@@ -253,7 +252,7 @@ def test_activations_that_cannot_be_raised(form, value, multiply):
     if np.isfinite(value):
         check_product(job, got)
         return
-    column = reference.values(operand)[:, 77]
+    column = values_of(operand)[:, 77]
     with np.errstate(invalid="ignore"):
         wanted = np.where(np.isnan(value) | (column == 0), np.nan, column * value)
     np.testing.assert_array_equal(got[1], wanted.astype(np.float32))

@@ -88,7 +88,7 @@ def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
 class _Kept(Schemed, StoredTensor):
     """Room for what `buffers` finds out about a tensor's arrays, outside its fields."""
 
-    __slots__ = ("_decoding", "_repeat", "_target")
+    __slots__ = ("_decoding", "_operand", "_repeat", "_target")
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -211,15 +211,6 @@ class QuantizedTensor(_Kept):
         tensor = cls.__new__(cls)
         tensor._set(packed, block_scale, plan.scheme, tuple(shape), second, source_dtype)
         return tensor
-
-    @property
-    def second_level(self) -> tuple[str, Any] | None:
-        """(name, float32 array) of the second-level scale, or None."""
-        for name in SECOND_LEVEL_SCALES:
-            value = getattr(self, name)
-            if value is not None:
-                return name, value
-        return None
 
     def plan(self) -> Plan:
         """The plan that decodes this tensor."""

@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _uncompiled: list[CodeType] = []
 
 
-def refuse_gradient(x: Any, function: str) -> None:
+def refuse_gradient(x: Any, function: str, what: str = "x") -> None:
     """Refuses a torch tensor whose gradient would end in a function without anybody's notice.
 
     Raises:
@@ -36,8 +36,8 @@ def refuse_gradient(x: Any, function: str) -> None:
         requires_grad = x.requires_grad
     if requires_grad:
         raise DtypeError(
-            f"x requires a gradient, and {function} has none; use fp4kit.torch.{function}, which "
-            "passes it on, or x.detach(), or torch.no_grad()"
+            f"{what} requires a gradient, and {function} has none; use fp4kit.torch.{function}, "
+            f"which passes it on, or {what}.detach(), or torch.no_grad()"
         )
 
 

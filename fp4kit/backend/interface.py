@@ -28,6 +28,7 @@ from .jobs import Prologue as Prologue
 from .jobs import RawArray as RawArray
 from .jobs import Rotation as Rotation
 from .jobs import Seed as Seed
+from .matmul import MatmulJob
 from .operations import Operations
 
 
@@ -88,7 +89,7 @@ class Backend(Operations, ABC):
     def quantize(self, job: Job) -> None:
         """Fills `packed` and `block_scale` of a job."""
 
-    def prepare(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
+    def ready(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
         """What does jobs again for an array at another address, of the same alignment.
 
         Args:
@@ -209,6 +210,11 @@ class Backend(Operations, ABC):
     def dequantize_grouped(self, job: Job, out: RawArray, dtype: str) -> None:
         """Decodes all members into flat `out`; the rest of it is left alone."""
         groups.dequantize_group(self, job, out, dtype)
+
+    def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
+        """:meth:`matmul` of each job; they are alike but for their rows."""
+        for job in jobs:
+            self.matmul(job)
 
     def quantize_grouped_activated(
         self, prologue: Prologue, starts: tuple[int, ...], jobs: tuple[Job, ...]

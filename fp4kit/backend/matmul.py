@@ -176,10 +176,10 @@ class MatmulJob(NamedTuple):
     c_dtype: str = "float32"
 
     @property
-    def constant(self) -> np.float32:
-        """What the ranges of both second levels divide by: c of the formula."""
+    def divisor(self) -> np.float32:
+        """What the ranges of both second levels divide by, a binary32 number."""
         ranges = [one.level_range for one in (self.a, self.b) if not isinstance(one, FloatOperand)]
-        return np.float32(1.0 / prod(ranges))
+        return np.float32(prod(ranges))
 
 
 class RaggedMatmulJob(NamedTuple):
@@ -199,7 +199,7 @@ class RaggedMatmulJob(NamedTuple):
     """
 
     a: FloatOperand
-    members: tuple[QuantizedOperand, ...]
+    members: tuple[QuantizedOperand | PreparedOperand, ...]
     offsets: RawArray
     out: RawArray
     out_dtype: str

@@ -153,11 +153,6 @@ class Operations:
         """Fills `job.out` with a product; see :func:`fp4kit.matmul`."""
         raise NotImplementedError(self.lacks("matmul"))
 
-    def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
-        """:meth:`matmul` of each job, with the same bytes."""
-        for job in jobs:
-            self.matmul(job)
-
     def matmul_ragged(self, job: RaggedMatmulJob) -> None:
         """:meth:`matmul` of each range of rows; nothing waits for the device."""
         raise NotImplementedError(self.lacks("matmul_ragged"))

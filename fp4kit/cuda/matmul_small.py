@@ -62,7 +62,7 @@ class Numbers(NamedTuple):
         direction_a: what these values are.
         rows_per_level_b: likewise of b.
         direction_b: likewise.
-        constant: what the ranges of both divide by.
+        divisor: what the ranges of both second levels divide by.
         alpha: factor of the product.
         out_dtype: element type of the result.
         bias_dtype: likewise of what is added.
@@ -77,7 +77,7 @@ class Numbers(NamedTuple):
     direction_a: str = "amax"
     rows_per_level_b: int = 1
     direction_b: str = "amax"
-    constant: float = 1.0
+    divisor: float = 1.0
     alpha: float = 1.0
     out_dtype: str = "bfloat16"
     bias_dtype: str = "float32"
@@ -92,7 +92,7 @@ class Numbers(NamedTuple):
             int(self.high_first),
             *(self.rows_per_level_a, SECOND_LEVEL_SCALES.index(self.direction_a)),
             *(self.rows_per_level_b, SECOND_LEVEL_SCALES.index(self.direction_b)),
-            *(_bits(self.constant), _bits(self.alpha)),
+            *(_bits(self.divisor), _bits(self.alpha)),
             *(DTYPES.index(name) for name in (self.out_dtype, self.bias_dtype, self.c_dtype)),
             *(self.members, int(self.wide_offsets)),
         )
@@ -193,7 +193,7 @@ def launch(job: MatmulJob) -> bool:
     assert not isinstance(weights, FloatOperand)
     numbers = Numbers(
         *(*_order_of(weights), *_level(x), *_level(weights)),
-        *(float(job.constant), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
+        *(float(job.divisor), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
     )
     sizes = Sizes(x.rows * parts, weights.rows, weights.depth, parts)
     ready = _ready(current_device(), weights.format.name, form, sizes, numbers)
@@ -238,7 +238,7 @@ def launch_ragged(job: RaggedMatmulJob) -> bool:
         return False
     numbers = Numbers(
         *(*_order_of(first), 1, "amax", *_level(first)),
-        *(float(np.float32(1.0 / first.level_range)), job.alpha, job.out_dtype, job.bias_dtype),
+        *(first.level_range, job.alpha, job.out_dtype, job.bias_dtype),
         members=count,
         wide_offsets=bool(job.offsets.dtype.itemsize == 8),
     )

@@ -40,6 +40,17 @@ def all_instances() -> list[Instance]:
     return [kernel(spec) for kernel in kernels for spec in formats]
 
 
+def restore(job: WeightsJob) -> None:
+    """`Backend.restore_weights`."""
+    row_tiles, depth_tiles, _ = tile_shape(job.format, job.rows, job.depth)
+    arguments = (
+        *(job.tiles, job.packed, job.block_scale, job.rows, job.packed.shape[1]),
+        *(job.blocks, int(not job.low_first), row_tiles, depth_tiles),
+    )
+    grid = grid_for(row_tiles * depth_tiles * WARP)
+    cuda_run.launch(restore_weights_kernel(job.format), grid, arguments)
+
+
 class CudaPreparedWeights(Operations):
     """The part of the CUDA backend that prepares weights."""
 
@@ -57,10 +68,4 @@ class CudaPreparedWeights(Operations):
         return not int(odd.get()[0])
 
     def restore_weights(self, job: WeightsJob) -> None:
-        row_tiles, depth_tiles, _ = tile_shape(job.format, job.rows, job.depth)
-        arguments = (
-            *(job.tiles, job.packed, job.block_scale, job.rows, job.packed.shape[1]),
-            *(job.blocks, int(not job.low_first), row_tiles, depth_tiles),
-        )
-        grid = grid_for(row_tiles * depth_tiles * WARP)
-        cuda_run.launch(restore_weights_kernel(job.format), grid, arguments)
+        restore(job)

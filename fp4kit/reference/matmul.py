@@ -1,6 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Products of quantized matrices, one element of the depth after the other."""
+"""Products of quantized matrices, block by block of the depth.
+
+The order of operations is that of Transformer Engine's reference product
+(`custom_recipes/reference_nvfp4.py`): the sum over a block of codes, in float32 and exact for E2M1;
+times the product of both block scales; added up block after block.
+"""
 
 from __future__ import annotations
 
@@ -35,35 +40,50 @@ def linear_scales(operand: QuantizedOperand) -> np.ndarray:
     return result
 
 
-def block_scales(operand: QuantizedOperand) -> Floats:
-    """The scale of each element, float32 (rows, depth)."""
-    shape, spec = (operand.rows, operand.depth), operand.format
-    if operand.block_scale is None:
-        if operand.grid_scale is None:
-            return np.ones(shape, np.float32)
-        grid = operand.grid_scale.T if operand.transposed else operand.grid_scale
-        rows = np.repeat(grid, GRID_BLOCK, axis=0)[: operand.rows]
-        whole: Floats = np.repeat(rows, GRID_BLOCK, axis=1)[:, : operand.depth]
-        return whole
-    byte = linear_scales(operand)
-    is_e8m0 = spec.scale_type == "e8m0"
-    decoded = codecs.decode_e8m0(byte) if is_e8m0 else codecs.decode(byte, E4M3)
-    scales: Floats = np.repeat(decoded, spec.block_size, axis=1)[:, : operand.depth]
-    return scales
+def in_rows(operand: Operand) -> FloatOperand | QuantizedOperand:
+    """An operand whose elements lie in rows."""
+    return prepared_weights.stored(operand) if isinstance(operand, PreparedOperand) else operand
 
 
-def values(operand: Operand) -> Floats:
-    """An operand without its second level, float32 (rows, depth): code times block scale."""
+def step_of(operand: FloatOperand | QuantizedOperand) -> int:
+    """Elements of the depth that share a block scale; 128 where all do."""
+    if isinstance(operand, FloatOperand) or operand.block_scale is None:
+        return GRID_BLOCK
+    return operand.format.block_size
+
+
+def scales_of(operand: FloatOperand | QuantizedOperand, step: int) -> Floats | None:
+    """The block scale of each `step` elements of the depth, float32 (rows, steps), or None."""
     if isinstance(operand, FloatOperand):
-        return codecs.to_float32(operand.data, operand.dtype)
-    if isinstance(operand, PreparedOperand):
-        operand = prepared_weights.stored(operand)
-    packed = operand.packed.T if operand.transposed else operand.packed
-    if operand.format.packs_nibbles:
-        packed = codecs.unpack_nibbles(packed, "low_first" if operand.low_first else "high_first")
-    codes = packed[:, : operand.depth]
-    result: Floats = codecs.decode(codes, operand.format.element) * block_scales(operand)
+        return None
+    steps = -(-operand.depth // step)
+    if operand.block_scale is not None:
+        byte = linear_scales(operand)
+        is_e8m0 = operand.format.scale_type == "e8m0"
+        decoded = codecs.decode_e8m0(byte) if is_e8m0 else codecs.decode(byte, E4M3)
+    elif operand.grid_scale is not None:
+        grid = operand.grid_scale.T if operand.transposed else operand.grid_scale
+        decoded = np.repeat(grid, GRID_BLOCK, axis=0)[: operand.rows]
+    else:
+        return None
+    result: Floats = np.repeat(decoded, step_of(operand) // step, axis=1)[:, :steps]
     return result
+
+
+def elements_of(operand: FloatOperand | QuantizedOperand, step: int) -> Floats:
+    """The elements without any scale, float32 (rows, steps, step), zeros behind the depth."""
+    if isinstance(operand, FloatOperand):
+        values = codecs.to_float32(operand.data, operand.dtype)
+    else:
+        packed = operand.packed.T if operand.transposed else operand.packed
+        if operand.format.packs_nibbles:
+            order = "low_first" if operand.low_first else "high_first"
+            packed = codecs.unpack_nibbles(packed, order)
+        values = codecs.decode(packed[:, : operand.depth], operand.format.element)
+    steps = -(-operand.depth // step)
+    result = np.zeros((operand.rows, steps * step), np.float32)
+    result[:, : operand.depth] = values
+    return result.reshape(operand.rows, steps, step)
 
 
 def levels(operand: Operand) -> Floats | None:
@@ -80,24 +100,42 @@ def levels(operand: Operand) -> Floats | None:
 
 
 def factors(job: MatmulJob) -> Floats:
-    """What multiplies each sum, float32, of a shape that broadcasts to that of the product."""
-    result: Floats = np.full((1, 1), job.constant, np.float32)
+    """What multiplies each sum, float32, of a shape that broadcasts to that of the product.
+
+    ((level of a * level of b) / divisor) * alpha, each step rounded.
+    """
+    result: Floats = np.ones((1, 1), np.float32)
     of_a, of_b = levels(job.a), levels(job.b)
     if of_a is not None:
         result = result * of_a[:, None]
     if of_b is not None:
         result = result * of_b
-    return result * np.float32(job.alpha)
+    return (result / job.divisor) * np.float32(job.alpha)
+
+
+def sums(a: FloatOperand | QuantizedOperand, b: FloatOperand | QuantizedOperand) -> Floats:
+    """The product without second levels, float32 (rows of a, rows of b)."""
+    step = min(step_of(a), step_of(b))
+    of_a, of_b = elements_of(a, step), elements_of(b, step)
+    scale_a, scale_b = scales_of(a, step), scales_of(b, step)
+    result = np.zeros((a.rows, b.rows), np.float32)
+    for block in range(of_a.shape[1]):
+        dot = np.zeros_like(result)
+        for k in range(step):
+            dot += np.multiply.outer(of_a[:, block, k], of_b[:, block, k])
+        scale: Floats = np.ones((1, 1), np.float32)
+        if scale_a is not None:
+            scale = scale * scale_a[:, block, None]
+        if scale_b is not None:
+            scale = scale * scale_b[:, block]
+        result += scale * dot
+    return result
 
 
 def matmul(job: MatmulJob) -> None:
     """`Backend.matmul`."""
     with scaling.quiet():
-        a, b = values(job.a), values(job.b)
-        sums = np.zeros((job.a.rows, job.b.rows), np.float32)
-        for k in range(job.a.depth):
-            sums += np.multiply.outer(a[:, k], b[:, k])
-        result = factors(job) * sums
+        result = factors(job) * sums(in_rows(job.a), in_rows(job.b))
         if job.bias is not None:
             result = result + codecs.to_float32(job.bias, job.bias_dtype)
         if job.c is not None:

@@ -13,7 +13,7 @@
 #include "common/conversions.cuh"
 
 // float16 has the instruction from sm_80 on, as bfloat16 has: sm_75 only knows half of it.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#if defined(__CUDA_ARCH__) ? __CUDA_ARCH__ >= 800 : !defined(FP4KIT_TEST_WITHOUT_MMA)
 #define FP4KIT_HAS_MMA 1
 #endif
 

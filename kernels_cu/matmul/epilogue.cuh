@@ -45,13 +45,16 @@ struct Epilogue {
   const void* bias;
   const void* c;
   Levels of_a, of_b;
-  float constant, alpha;
+  float divisor, alpha;
   int out_type, bias_type, c_type;
   i64 cols;  // of the product: rows of b
 
   // Rows and columns are fewer than 2^32.
   FP4KIT_DEVICE void store(u32 row, u32 col, float sum) const {
-    const float factor = mul_rn(of_b.times(of_a.times(constant, row), col), alpha);
+    float factor = of_b.times(of_a.times(1.0f, row), col);
+    // Most divisors are 1.
+    if (as_bits(divisor) != as_bits(1.0f)) factor = div_rn(factor, divisor);
+    factor = mul_rn(factor, alpha);
     float value = mul_rn(factor, sum);
     const i64 place = row * cols + col;
     if (bias != nullptr) value = add_rn(value, load_as_float(bias, bias_type, col));

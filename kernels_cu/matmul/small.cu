@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(Shape::kSmallThreads) multiply_small_kernel(co
     const u8* scales, const void* x, void* out, const float* level_a, const float* level_b,
     const void* bias, const void* c, const SmallMember* members, const void* offsets, i64 columns,
     i64 rows, i64 depth, i64 row_bytes, i64 stored_cols, i64 layout, i64 high_first,
-    i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 constant,
+    i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 divisor,
     i64 alpha, i64 out_type, i64 bias_type, i64 c_type, i64 member_count, i64 wide_offsets) {
 #ifdef FP4KIT_HAS_MMA
   constexpr int kForm = Form::kValue;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Shape::kSmallThreads) multiply_small_kernel(co
       {x, static_cast<u32>(columns), static_cast<u32>(depth), swaps},
       {out, bias, c, {level_a, static_cast<u32>(rows_per_level_a), static_cast<int>(direction_a)},
           {level_b, static_cast<u32>(rows_per_level_b), static_cast<int>(direction_b)},
-          as_float(static_cast<u32>(constant)), as_float(static_cast<u32>(alpha)),
+          as_float(static_cast<u32>(divisor)), as_float(static_cast<u32>(alpha)),
           static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
       {members, offsets, static_cast<u32>(member_count), wide_offsets != 0}, static_cast<u32>(rows),
       steps, row_blocks, tiles, image, sums, largest, true};
