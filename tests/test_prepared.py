@@ -212,3 +212,17 @@ def test_empty_tensors():
     w = prepare(q)
     assert w.tiles.shape == (0, 1, 1152)
     assert w.restore() == q
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_with_it(name):
+    rng = np.random.default_rng(8)
+    w = quantize(rng.standard_normal((48, 160)).astype(np.float32), name)
+    x = rng.standard_normal((2, 3, 160)).astype(np.float32)
+    wanted = fp4kit.matmul(x, w, backend="reference")
+    np.testing.assert_array_equal(fp4kit.matmul(x, prepare(w), backend="reference"), wanted)
+    both = quantize(rng.standard_normal((160, 48)).astype(np.float32), name, direction="columnwise")
+    np.testing.assert_array_equal(
+        fp4kit.matmul(x, prepare(both), backend="reference"),
+        fp4kit.matmul(x, both, backend="reference"),
+    )
