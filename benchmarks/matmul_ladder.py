@@ -26,7 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.backend.matmul import FloatOperand, MatmulJob, QuantizedOperand
+from fp4kit.backend.matmul import (
+    FloatOperand,
+    MatmulJob,
+    PreparedOperand,
+    QuantizedOperand,
+    RaggedMatmulJob,
+)
 from fp4kit.backend.prepared import WeightsJob, tile_shape
 from fp4kit.cuda import compile as cuda_module
 from fp4kit.cuda import matmul_shapes, matmul_small
@@ -183,8 +189,8 @@ def graph_us(calls: list[Callable[[], None]], replays: int = 7) -> float:
 class Weights:
     """Copies of random weights in both forms, and some rows of them in float64."""
 
-    def __init__(self, rows: int, depth: int) -> None:
-        """Makes them on the current device."""
+    def __init__(self, rows: int, depth: int, copies: int | None = None) -> None:
+        """Makes them on the current device: more than the L2 cache holds, or so many copies."""
         import cupy
 
         from fp4kit.api.backends import get_backend
@@ -192,7 +198,7 @@ class Weights:
         self.rows, self.depth = rows, depth
         shape = tile_shape(SPEC, rows, depth)
         self.bytes = int(np.prod(shape))
-        self.count = max(3, -(-ROTATED_BYTES // self.bytes))
+        self.count = copies or max(3, -(-ROTATED_BYTES // self.bytes))
         rng = np.random.default_rng(7)
         self.codes, self.scales, self.tiles = [], [], []
         engine = get_backend("cuda")
@@ -310,23 +316,23 @@ def cublas_us(rows: int, depth: int, tokens: int) -> float:
     return statistics.median(times[3:])
 
 
+def operand_of(weights: Weights, form: int) -> PreparedOperand | QuantizedOperand:
+    """The first copy of the weights."""
+    if form == PREPARED:
+        tiles = weights.tiles[0]
+        return PreparedOperand(SPEC, weights.rows, weights.depth, tiles, True, None, "amax", 1.0)
+    return QuantizedOperand(
+        format=SPEC, rows=weights.rows, depth=weights.depth, packed=weights.codes[0],
+        block_scale=weights.scales[0], scale_layout="linear", low_first=True, transposed=False,
+        grid_scale=None, level=None, level_name="amax", level_range=1.0,
+    )  # fmt: skip
+
+
 def host_us(bench: Bench, form: int) -> float:
     """Microseconds of the host for a whole launch of a job, chosen and checked anew."""
     import cupy
 
-    from fp4kit.backend.matmul import PreparedOperand
-
-    weights = bench.weights
-    if form == PREPARED:
-        b = PreparedOperand(
-            SPEC, weights.rows, weights.depth, weights.tiles[0], True, None, "amax", 1.0
-        )
-    else:
-        b = QuantizedOperand(
-            format=SPEC, rows=weights.rows, depth=weights.depth, packed=weights.codes[0],
-            block_scale=weights.scales[0], scale_layout="linear", low_first=True, transposed=False,
-            grid_scale=None, level=None, level_name="amax", level_range=1.0,
-        )  # fmt: skip
+    b = operand_of(bench.weights, form)
     job = MatmulJob(FloatOperand(bench.x, "bfloat16"), b, bench.out, "bfloat16")
     assert matmul_small.launch(job)
     cupy.cuda.Device().synchronize()
@@ -336,6 +342,44 @@ def host_us(bench: Bench, form: int) -> float:
     spent = time.perf_counter() - start
     cupy.cuda.Device().synchronize()
     return spent * 1e4
+
+
+def print_members(count: int = 64, rows: int = 2048, depth: int = 4096) -> None:
+    """Weights with 1 to 8 rows of activations each, beside one product of the same bytes."""
+    import cupy
+
+    weights = Weights(count * rows, depth, copies=1)
+    floor = weights.bytes / COPY * 1e6
+    counts = np.random.default_rng(4).integers(1, 9, count)
+    offsets = cupy.asarray(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    whole, few = Bench(weights, int(counts.sum())), Bench(weights, 8)
+    row_tiles = rows // 16
+    x, out = FloatOperand(whole.x, "bfloat16"), cupy.empty((int(counts.sum()), rows), np.uint16)
+    for form, form_name in FORMS.items():
+        one = operand_of(weights, form)
+        members = []
+        for number in range(count):
+            part, tiles = (slice(number * size, (number + 1) * size) for size in (rows, row_tiles))
+            if isinstance(one, PreparedOperand):
+                members.append(one._replace(rows=rows, tiles=one.tiles[tiles]))
+            else:
+                codes, scales = one.packed[part], one.block_scale[part]
+                members.append(one._replace(rows=rows, packed=codes, block_scale=scales))
+        ragged = RaggedMatmulJob(x, tuple(members), offsets, out, "bfloat16")
+        single = MatmulJob(FloatOperand(few.x, "bfloat16"), one, few.out, "bfloat16")
+        assert matmul_small.launch_ragged(ragged)
+        assert matmul_small.launch(single)
+        times = [
+            graph_us([partial(function, job)] * 6)
+            for function, job in (
+                (matmul_small.launch_ragged, ragged),
+                (matmul_small.launch, single),
+            )
+        ]
+        print(
+            f"{count} members ({rows}, {depth}) of 1 to 8 rows, {form_name}: {times[0]:.1f} us, "
+            f"{floor / times[0]:.3f} of copy; one product of 8 rows {times[1]:.1f} us"
+        )
 
 
 def main() -> None:
@@ -384,6 +428,9 @@ def main() -> None:
         for form, form_name in FORMS.items():
             print(f"host time, {form_name}: {host_us(Bench(weights, 1), form):.1f} us")
         print(f"[{time.time() - start:.0f} s]", flush=True)
+
+    print_members()
+    print(f"[{time.time() - start:.0f} s]")
 
 
 if __name__ == "__main__":
