@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .api.matmul import matmul
     from .api.matmul_grouped import matmul_grouped
     from .api.metrics import ErrorStats, error_stats
+    from .api.prepared import PreparedTensor, prepare
     from .api.quantize import amax, dequantize, quantize
     from .api.quantize_dequantize import quantize_dequantize
     from .api.residual import ResidualTensor, dequantize_residual, quantize_residual
@@ -54,6 +55,7 @@ __all__ = [
     "KernelCompileError",
     "NonFiniteError",
     "OptionError",
+    "PreparedTensor",
     "QuantizedTensor",
     "Recipe",
     "ResidualTensor",
@@ -76,6 +78,7 @@ __all__ = [
     "matmul",
     "matmul_grouped",
     "open",
+    "prepare",
     "quantize",
     "quantize_checkpoint",
     "quantize_dequantize",
@@ -118,6 +121,10 @@ _HOMES = {
         "quantize",
     ),
     "api.quantize_dequantize": ("quantize_dequantize",),
+    "api.prepared": (
+        "PreparedTensor",
+        "prepare",
+    ),
     "api.tensor": ("DirectionPair", "QuantizedTensor"),
     "api.grouped": (
         "dequantize_grouped",

@@ -11,6 +11,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -407,3 +408,9 @@ inline void warp_load_matrices(unsigned (&word)[4], const void* row) {
   };
   meet_warp(load, &mine);
 }
+
+inline void __syncwarp() {
+  meet_warp([](void* const*) {}, nullptr);
+}
+
+#include "host_copies.hpp"

@@ -49,6 +49,9 @@ class HostArray(np.ndarray):
     def data(self):
         return HostMemory(self)
 
+    def get(self):
+        return np.asarray(self)
+
 
 def put(array, shift=0):
     """A copy, `shift` bytes past a 16-byte boundary."""

@@ -32,7 +32,13 @@ from fp4kit.cuda import (
     matmul_instances as cuda_matmul_instances,
 )
 from fp4kit.cuda import (
+    matmul_shapes as cuda_matmul_shapes,
+)
+from fp4kit.cuda import (
     measured as cuda_measured,
+)
+from fp4kit.cuda import (
+    prepared as cuda_prepared,
 )
 from fp4kit.cuda import (
     residual_launch as cuda_residual_launch,
@@ -49,6 +55,8 @@ INSTANCES = [
     *cuda_activations.all_instances(),
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
+    *cuda_matmul_shapes.sample_instances(),
+    *cuda_prepared.all_instances(),
     *cuda_grid.sample_instances(),
     *cuda_matmul_instances.all_instances(),
 ]

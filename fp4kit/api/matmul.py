@@ -28,8 +28,10 @@ from .matmul_operands import (
     open_float,
     open_quantized,
     open_residual,
+    open_weights,
     same_device,
 )
+from .prepared import PreparedTensor
 from .residual import ResidualTensor
 from .tensor import QuantizedTensor
 
@@ -73,7 +75,8 @@ def matmul(
         a: float32, float16 or bfloat16 array (..., M, K); or a quantized tensor of any format, not
             always that of b.
         b: a :class:`QuantizedTensor` of two axes, (N, K) rowwise or (K, N) columnwise, of any
-            format, recipe, scale layout and nibble order; or a :class:`ResidualTensor` (N, K).
+            format, recipe, scale layout and nibble order; a :class:`PreparedTensor` of such, which
+            products of few rows read faster; or a :class:`ResidualTensor` (N, K).
             With a ResidualTensor a, one has mode `activation` and the other `weight`, and on a GPU
             nobody looks whether their orders are alike.
         out_dtype: `float32`, `float16` or `bfloat16`, by name or as a dtype of any framework. None
@@ -151,7 +154,7 @@ def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
         first = open_float(a, "a")
         same_device(first.origin, second.origin, ("a", "b"))
         first = expanded(first, b, "a")
-    elif not isinstance(b, QuantizedTensor):
+    elif not isinstance(b, (QuantizedTensor, PreparedTensor)):
         raise OptionError(
             f"b is a {type(b).__name__}; it must be a QuantizedTensor that fp4kit.quantize "
             "returned (one direction of a pair; matmul_grouped takes groups)"
@@ -162,7 +165,7 @@ def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
             f"{a.residual_channels}, mode={'weight' if a.mode == 'activation' else 'activation'!r})"
         )
     else:
-        second = open_quantized(b)
+        second = open_weights(b)
         first = open_quantized(a) if isinstance(a, QuantizedTensor) else open_float(a, "a")
         same_device(first.origin, second.origin, ("a", "b"))
         check_rotation(first.scheme, second.scheme)

@@ -29,8 +29,10 @@ from .matmul_operands import (
     check_rotation,
     open_float,
     open_quantized,
+    open_weights,
     same_device,
 )
+from .prepared import PreparedTensor
 from .tensor import QuantizedTensor
 
 
@@ -200,6 +202,8 @@ def _weights(b: Any) -> Weights:
             )
         opened = open_quantized(b)
         return _stack(opened, b.shape[0])
+    if isinstance(b, PreparedTensor):
+        b = [b[number] for number in range(len(b))]
     if not isinstance(b, (GroupedTensor, list, tuple)):
         raise OptionError(
             f"b is a {type(b).__name__}; it must be a QuantizedTensor (n, N, K), a sequence of "
@@ -207,9 +211,9 @@ def _weights(b: Any) -> Weights:
         )
     members = []
     for number, one in enumerate(b):
-        if not isinstance(one, QuantizedTensor):
+        if not isinstance(one, (QuantizedTensor, PreparedTensor)):
             raise OptionError(f"b[{number}] is a {type(one).__name__}, not a QuantizedTensor")
-        members.append(open_quantized(one))
+        members.append(open_weights(one))
     if not members:
         raise OptionError("b has no members; a group has at least one weight")
     first = members[0]

@@ -14,12 +14,13 @@ from fp4kit import arrays
 from fp4kit.arrays.frameworks import Origin
 from fp4kit.arrays.index_arrays import ingest_integers
 from fp4kit.arrays.overlap import Place, place_of, places
-from fp4kit.backend.matmul import FloatOperand, Operand, QuantizedOperand
+from fp4kit.backend.matmul import FloatOperand, Operand, PreparedOperand, QuantizedOperand
 from fp4kit.errors import DtypeError, OptionError, ShapeError
 from fp4kit.reference.scaling import second_level_range
 from fp4kit.scheme import Scheme
 
-from .buffers import Decoding, decoding_arrays, rows_of
+from .buffers import Decoding, decoding_arrays, per_token_amax, rows_of
+from .prepared import PreparedTensor
 from .residual import ResidualTensor
 from .tensor import QuantizedTensor
 
@@ -89,6 +90,44 @@ def _operand(q: QuantizedTensor, decoding: Decoding) -> QuantizedOperand:
         level_name=name,
         level_range=float(second_level_range(scheme.e4m3_max)) if is_amax else 1.0,
     )
+
+
+def open_prepared(q: PreparedTensor) -> Opened:
+    """Prepared weights as an operand; found once if their tiles stay the same memory."""
+    kept: Opened | None = getattr(q, "_operand", None)
+    if kept is not None:
+        return kept
+    plan, second = q.plan(), q.second_level
+    raw = arrays.ingest_bytes(q.tiles, "tiles")
+    level, name = None, "amax"
+    if second is not None:
+        name = second[0]
+        level = arrays.ingest_scale(second[1], "the second-level scale", raw.origin)
+        if q.scheme.second_level == "per_token":
+            level = per_token_amax(level, raw.origin)
+    is_amax = second is not None and name == "amax"
+    operand = PreparedOperand(
+        format=plan.format,
+        rows=plan.vectors,
+        depth=plan.length,
+        tiles=arrays.contiguous(raw.data, raw.origin),
+        is_plain=q.is_plain,
+        level=level,
+        level_name=name,
+        level_range=float(second_level_range(q.scheme.e4m3_max)) if is_amax else 1.0,
+    )
+    lead = q.shape[-1:] if plan.is_columnwise else q.shape[:-1]
+    read = places(tiles=raw.data, second_level=level)
+    opened = Opened(operand, raw.origin, read, lead, q.source_dtype, q.scheme)
+    lasting = [q.tiles] if second is None else [q.tiles, second[1]]
+    if all(map(arrays.keeps_memory, lasting)) and arrays.is_contiguous(raw.data):
+        object.__setattr__(q, "_operand", opened)
+    return opened
+
+
+def open_weights(b: QuantizedTensor | PreparedTensor) -> Opened:
+    """:func:`open_prepared` or :func:`open_quantized`."""
+    return open_prepared(b) if isinstance(b, PreparedTensor) else open_quantized(b)
 
 
 def open_float(a: Any, what: str) -> Opened:

@@ -42,7 +42,8 @@ class StoredTensor:
         "decode_scale",
         "encode_scale",
     )
-    packed: Any
+    #: The field that holds the codes.
+    _CODES: ClassVar[str] = "packed"
     shape: tuple[int, ...]
 
     @property
@@ -67,7 +68,7 @@ class StoredTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, block scales and second-level scale together."""
-        sizes = {"packed": 1, "block_scale": get_format(self.format).scales.bytes, "order": 0}
+        sizes = {self._CODES: 1, "block_scale": get_format(self.format).scales.bytes, "order": 0}
         return sum(
             prod(getattr(value, "shape", ())) * sizes.get(name, 4)
             for name, value in self._arrays().items()
@@ -81,7 +82,11 @@ class StoredTensor:
     @property
     def device(self) -> str:
         """`cpu` or `cuda:N`: where the codes lie."""
-        return framework_and_device(self.packed)[1]
+        return framework_and_device(self._codes)[1]
+
+    @property
+    def _codes(self) -> Any:
+        return getattr(self, self._CODES)
 
     def to(self: Self, device: Any) -> Self:
         """The tensor on another device: its arrays are copied by the means of their framework.
@@ -116,7 +121,7 @@ class StoredTensor:
 
     def __repr__(self) -> str:
         words = [*self._named(), f"shape={self.shape}"]
-        place = place_in_words(self.packed)
+        place = place_in_words(self._codes)
         if place != "numpy":
             words.append(place)
         words.append(f"{self.bits_per_element:.3g} bits per element")
@@ -151,7 +156,7 @@ class StoredTensor:
                 f"one tensor lies on {self.device}, the other on {other.device}; compare them on "
                 "one device: q.to(...) copies"
             )
-        origin = arrays.ingest_bytes(self.packed, "packed").origin
+        origin = arrays.ingest_bytes(self._codes, self._CODES).origin
         with arrays.device_scope(origin):
             spec = get_format(self.format)
             return all(
@@ -181,8 +186,8 @@ class StoredTensor:
 
 def _raw(name: str, value: Any, origin: Origin, spec: FormatSpec) -> Any:
     """The raw data of an array of a tensor, contiguous."""
-    if name in ("packed", "block_scale"):
-        is_codes = name == "packed"
+    if name in ("packed", "tiles", "block_scale"):
+        is_codes = name != "block_scale"
         raw = (
             arrays.ingest_bytes(value, name)
             if is_codes

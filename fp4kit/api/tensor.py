@@ -60,6 +60,22 @@ def _decoding_plan(scheme: Scheme, rows: int, cols: int, rows_per_scale: int) ->
     return Plan(scheme.decoding, rows, cols, rows_per_scale)
 
 
+def plan_of_stored(scheme: Scheme, shape: tuple[int, ...], second: tuple[str, Any] | None) -> Plan:
+    """The plan that decodes a tensor of a scheme, a logical shape and second-level scales.
+
+    Raises:
+        ShapeError: if these do not divide its rows or columns.
+    """
+    rows = prod(shape[:-1])
+    count = prod(second[1].shape) if second is not None else 1
+    columnwise = scheme.direction == "columnwise"
+    vectors = shape[-1] if columnwise else rows
+    if count == 0 or vectors % count:
+        what = "columns" if columnwise else "rows"
+        raise ShapeError(f"{count} second-level scales do not divide {vectors} {what}")
+    return _decoding_plan(scheme, rows, shape[-1], max(vectors // count, 1))
+
+
 @lru_cache(maxsize=1024)
 def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the codes and block scales of a tensor of a logical shape."""
@@ -198,15 +214,7 @@ class QuantizedTensor(_Kept):
 
     def plan(self) -> Plan:
         """The plan that decodes this tensor."""
-        rows = prod(self.shape[:-1])
-        second = self.second_level
-        count = prod(second[1].shape) if second is not None else 1
-        columnwise = self.scheme.direction == "columnwise"
-        vectors = self.shape[-1] if columnwise else rows
-        if count == 0 or vectors % count:
-            what = "columns" if columnwise else "rows"
-            raise ShapeError(f"{count} second-level scales do not divide {vectors} {what}")
-        return _decoding_plan(self.scheme, rows, self.shape[-1], max(vectors // count, 1))
+        return plan_of_stored(self.scheme, self.shape, self.second_level)
 
     def _named(self) -> list[str]:
         return [repr(self.format), *self.scheme.words()]

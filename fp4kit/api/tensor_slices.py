@@ -9,6 +9,7 @@ from math import prod
 from operator import index as as_integer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fp4kit.backend.prepared import TILE_ROWS
 from fp4kit.errors import OptionError, brief
 from fp4kit.formats import GRID_BLOCK
 from fp4kit.layout import TILE
@@ -16,6 +17,7 @@ from fp4kit.layout import TILE
 if TYPE_CHECKING:
     from fp4kit.plan import Plan
 
+    from .prepared import PreparedTensor
     from .tensor import QuantizedTensor
 
 _INSTEAD = "decode first: q.dequantize()[...]"
@@ -88,6 +90,22 @@ def part_of(q: QuantizedTensor, index: Any) -> QuantizedTensor:
     return replace(
         q, packed=packed, block_scale=scales, shape=wanted.shape, **_second_level(q, plan, vectors)
     )
+
+
+def part_of_prepared(q: PreparedTensor, index: Any) -> PreparedTensor:
+    """See :meth:`PreparedTensor.__getitem__`."""
+    wanted, plan = _parsed(index, q.shape), q.plan()
+    vectors, along = (
+        (wanted.cols, wanted.rows) if plan.is_columnwise else (wanted.rows, wanted.cols)
+    )
+    axis = "columns" if plan.is_columnwise else "rows"
+    if not along.is_whole or not vectors.starts_groups(TILE_ROWS):
+        raise OptionError(
+            f"tiles hold {TILE_ROWS} {axis} and all that lies along their blocks; take {axis} in "
+            f"multiples of {TILE_ROWS} and the other axis as a whole, or part of q.restore()"
+        )
+    tiles = q.tiles[vectors.divided(TILE_ROWS)]
+    return replace(q, tiles=tiles, shape=wanted.shape, **_second_level(q, plan, vectors))
 
 
 def _part_of_grid(q: QuantizedTensor, wanted: _Index, plan: Plan) -> QuantizedTensor:
@@ -214,7 +232,9 @@ def _tiles(plan: Plan, scales: Any, vectors: _Range, along: _Range) -> Any:
     return scales[tiles.start * height : tiles.stop * height]
 
 
-def _second_level(q: QuantizedTensor, plan: Plan, vectors: _Range) -> dict[str, Any]:
+def _second_level(
+    q: QuantizedTensor | PreparedTensor, plan: Plan, vectors: _Range
+) -> dict[str, Any]:
     """The second-level values of a range of vectors, by the field that holds them.
 
     Raises:
@@ -238,7 +258,7 @@ def _second_level(q: QuantizedTensor, plan: Plan, vectors: _Range) -> dict[str, 
     return {name: flat[groups]}
 
 
-def _level_of(q: QuantizedTensor) -> tuple[str, Any]:
+def _level_of(q: QuantizedTensor | PreparedTensor) -> tuple[str, Any]:
     for name in ("amax", "decode_scale", "encode_scale"):
         value = getattr(q, name)
         if value is not None:

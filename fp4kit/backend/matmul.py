@@ -8,7 +8,7 @@ axis that is summed, and blocks run along it. What it is stands in :func:`fp4kit
 
 from __future__ import annotations
 
-import math
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from fp4kit.formats import FormatSpec
 
 from .jobs import RawArray
+from .prepared import WeightsJob
 
 
 class FloatOperand(NamedTuple):
@@ -89,7 +90,64 @@ class QuantizedOperand(NamedTuple):
         return self.rows if self.level is None else max(self.rows // max(self.level.size, 1), 1)
 
 
-Operand = FloatOperand | QuantizedOperand
+class PreparedOperand(NamedTuple):
+    """An FP4 matrix in tiles: see :mod:`fp4kit.backend.prepared`.
+
+    Attributes:
+        format: its traits.
+        rows: rows of the product that it makes.
+        depth: elements that are summed.
+        tiles: uint8, of `prepared.tile_shape`.
+        is_plain: whether no block scale is one that the kernels of small products do not take.
+        level: as of a :class:`QuantizedOperand`.
+        level_name: likewise.
+        level_range: likewise.
+    """
+
+    format: FormatSpec
+    rows: int
+    depth: int
+    tiles: RawArray
+    is_plain: bool
+    level: RawArray | None
+    level_name: str
+    level_range: float
+
+    @property
+    def blocks(self) -> int:
+        """Blocks along the depth."""
+        return self.format.num_blocks(self.depth)
+
+    @property
+    def rows_per_level(self) -> int:
+        """Consecutive rows that share a second-level value."""
+        return self.rows if self.level is None else max(self.rows // max(self.level.size, 1), 1)
+
+    def stored_as(self, packed: RawArray, block_scale: RawArray) -> QuantizedOperand:
+        """The operand in rows: codes (low nibble first) and linear scales were restored there."""
+        return QuantizedOperand(
+            format=self.format,
+            rows=self.rows,
+            depth=self.depth,
+            packed=packed,
+            block_scale=block_scale,
+            scale_layout="linear",
+            low_first=True,
+            transposed=False,
+            grid_scale=None,
+            level=self.level,
+            level_name=self.level_name,
+            level_range=self.level_range,
+        )
+
+    def weights_job(self, packed: RawArray, block_scale: RawArray) -> WeightsJob:
+        """The job that restores such an operand."""
+        return WeightsJob(
+            self.format, self.rows, self.depth, packed, block_scale, "linear", True, self.tiles
+        )
+
+
+Operand = FloatOperand | QuantizedOperand | PreparedOperand
 
 
 class MatmulJob(NamedTuple):
@@ -120,8 +178,8 @@ class MatmulJob(NamedTuple):
     @property
     def divisor(self) -> np.float32:
         """What the ranges of both second levels divide by, a binary32 number."""
-        ranges = [one.level_range for one in (self.a, self.b) if isinstance(one, QuantizedOperand)]
-        return np.float32(math.prod(ranges))
+        ranges = [one.level_range for one in (self.a, self.b) if not isinstance(one, FloatOperand)]
+        return np.float32(prod(ranges))
 
 
 class RaggedMatmulJob(NamedTuple):
@@ -141,7 +199,7 @@ class RaggedMatmulJob(NamedTuple):
     """
 
     a: FloatOperand
-    members: tuple[QuantizedOperand, ...]
+    members: tuple[QuantizedOperand | PreparedOperand, ...]
     offsets: RawArray
     out: RawArray
     out_dtype: str

@@ -12,6 +12,7 @@ from fp4kit.layout import padded_scale_shape
 
 from .jobs import Job, Prologue, RawArray
 from .matmul import MatmulJob, RaggedMatmulJob
+from .prepared import WeightsJob
 
 
 @dataclass(frozen=True)
@@ -155,3 +156,16 @@ class Operations:
     def matmul_ragged(self, job: RaggedMatmulJob) -> None:
         """:meth:`matmul` of each range of rows; nothing waits for the device."""
         raise NotImplementedError(self.lacks("matmul_ragged"))
+
+    def prepare_weights(self, job: WeightsJob) -> bool:
+        """Fills `job.tiles`; see :mod:`fp4kit.backend.prepared`.
+
+        Returns:
+            Whether every block scale is plain: neither negative nor NaN, nor an E8M0 scale above
+            2^8. It is on the host: a GPU is waited for.
+        """
+        raise NotImplementedError(self.lacks("prepare_weights"))
+
+    def restore_weights(self, job: WeightsJob) -> None:
+        """Fills `job.packed` and the linear `job.block_scale` from `job.tiles`."""
+        raise NotImplementedError(self.lacks("restore_weights"))

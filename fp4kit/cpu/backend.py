@@ -24,6 +24,7 @@ from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
 from fp4kit.reference.grid import scales_of
 from fp4kit.reference.host_backend import HostBackend
+from fp4kit.reference.prepared import HostPreparedWeights
 
 from . import kernel_cache
 from .threads import thread_count
@@ -35,7 +36,7 @@ def _room(name: str) -> ModuleType:
 
 
 @computes_by_ieee(Operations)
-class CpuBackend(HostBackend):
+class CpuBackend(HostBackend, HostPreparedWeights):
     """numba kernels over all cores, vectorized by LLVM."""
 
     name = "cpu"

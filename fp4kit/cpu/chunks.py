@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fp4kit.backend.matmul import FloatOperand, Operand, QuantizedOperand
+from fp4kit.backend.matmul import FloatOperand, QuantizedOperand
 from fp4kit.formats import GRID_BLOCK
 
 from .buffers import read_only, records
@@ -210,7 +210,9 @@ class Order(NamedTuple):
     in_steps: np.uint64
 
 
-def numbers(a: Operand, b: QuantizedOperand, side: int, multiple: int, run: Run) -> np.ndarray:
+def numbers(
+    a: FloatOperand | QuantizedOperand, b: QuantizedOperand, side: int, multiple: int, run: Run
+) -> np.ndarray:
     """Rows of the first operand for products with the second, without its second level.
 
     Args:

@@ -13,10 +13,17 @@ from typing import cast
 
 import numpy as np
 
-from fp4kit.backend.matmul import MatmulJob, QuantizedOperand
+from fp4kit.backend.matmul import (
+    FloatOperand,
+    MatmulJob,
+    Operand,
+    PreparedOperand,
+    QuantizedOperand,
+)
 from fp4kit.reference import scaling
 from fp4kit.reference.codecs import to_float32
 from fp4kit.reference.matmul import levels
+from fp4kit.reference.prepared import stored
 
 from .buffers import read_only
 from .chunks import CodedRows, coded_rows, coding, is_ordinary, lies_as_read, numbers
@@ -43,6 +50,8 @@ PRODUCTS = 8
 SIDE_BY_SIDE = 4 * SMALL
 
 NO_BIAS, NO_C = (read_only(np.empty(shape, np.float32)) for shape in (0, (0, 0)))
+#: Operands of which each row lies in one piece.
+Rows = FloatOperand | QuantizedOperand
 #: Gives coded rows begin..end of an operand, and where among them the first one is.
 Source = Callable[[int, int], tuple[CodedRows, int]]
 
@@ -69,7 +78,7 @@ def _factors(job: MatmulJob) -> Factors:
 def _multiply_few(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -> None:
     b, count = cast(QuantizedOperand, job.b), job.a.rows
     batch = -(-count // -(-count // registers().batch))
-    x = numbers(job.a, b, 1, batch, run)
+    x = numbers(cast(Rows, job.a), b, 1, batch, run)
     ordinary, source = count == 1 and is_ordinary(x), _source(b)
     kernel = row_kernel(coding(b), batch)
 
@@ -89,7 +98,7 @@ def _multiply_few(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -
 
 def _multiply_many(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) -> None:
     b, count = cast(QuantizedOperand, job.b), job.a.rows
-    x = numbers(job.a, b, LANES, LANES, run)
+    x = numbers(cast(Rows, job.a), b, LANES, LANES, run)
     kernel, source, together = panel_kernel(coding(b)), _source(b), registers().panel_rows
 
     def work(begin: int, end: int) -> None:
@@ -106,7 +115,12 @@ def _multiply_many(job: MatmulJob, factors: Factors, out: np.ndarray, run: Run) 
     run(work, -(-b.rows // together), max(together * b.depth * count // PRODUCTS, 1))
 
 
+def _in_rows(operand: Operand) -> Rows:
+    return stored(operand) if isinstance(operand, PreparedOperand) else operand
+
+
 def _multiply(job: MatmulJob, run: Run) -> None:
+    job = job._replace(a=_in_rows(job.a), b=_in_rows(job.b))
     multiply = _multiply_few if job.a.rows < MANY else _multiply_many
     out = job.out if job.out.flags.aligned else np.empty_like(job.out)
     multiply(job, _factors(job), out.view(ELEMENT_TYPES[job.out_dtype]), run)

@@ -51,6 +51,7 @@ from .grouped import CudaGrouped
 from .matmul import CudaMatmul
 from .measured import MeasuredRows
 from .operations import CudaOperations, sources_of
+from .prepared import CudaPreparedWeights
 from .residual import CudaResidual
 from .run import address_of, addresses_of, current_device, is_aligned, scratch
 from .tiles import CudaTiles
@@ -81,7 +82,15 @@ def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     )
 
 
-class CudaBackend(CudaOperations, CudaGrouped, CudaMatmul, CudaResidual, CudaTiles, MeasuredRows):
+class CudaBackend(
+    CudaOperations,
+    CudaGrouped,
+    CudaMatmul,
+    CudaPreparedWeights,
+    CudaResidual,
+    CudaTiles,
+    MeasuredRows,
+):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"

@@ -40,6 +40,8 @@ REASONS = {
     "dequantize_residual": "residual channels in order, aligned",
     "dequantize_residual_reordered": "reordered channels whose rows fit shared memory",
     "dequantize_residual_any": "residual channels that are misaligned, or rows too long to stage",
+    "multiply_small": "few rows, not quantized, aligned; FP4 weights that are prepared, or rows of "
+    "whole tiles of 16 x 128, aligned",
     "grouped_quantize_rowwise": "plain rows of whole blocks in all members, aligned",
     "grouped_quantize_rowwise_swizzled": "plain rows of whole nvfp4 blocks in all members, "
     "aligned, swizzled_128x4 scales",

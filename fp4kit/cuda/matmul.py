@@ -12,7 +12,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fp4kit.backend.matmul import MatmulJob, RaggedMatmulJob
+import numpy as np
+
+from fp4kit.backend.matmul import (
+    FloatOperand,
+    MatmulJob,
+    Operand,
+    PreparedOperand,
+    QuantizedOperand,
+    RaggedMatmulJob,
+)
 from fp4kit.backend.operations import Operations
 
 from . import blas, matmul_library, matmul_small, run
@@ -29,6 +38,7 @@ from .matmul_words import (
     products_parameter,
     ragged_parameter,
 )
+from .prepared import restore
 
 
 class _Part(NamedTuple):
@@ -99,23 +109,42 @@ def _launch_library(job: MatmulJob) -> bool:
     return True
 
 
+def _in_rows(operand: Operand) -> FloatOperand | QuantizedOperand:
+    """An operand as the general kernels take it: prepared weights restored to scratch memory."""
+    if not isinstance(operand, PreparedOperand):
+        return operand
+    packed = run.scratch((operand.rows, operand.format.packed_cols(operand.depth)), np.uint8)
+    scales = run.scratch((operand.rows, operand.blocks), np.uint8)
+    restore(operand.weights_job(packed, scales))
+    return operand.stored_as(packed, scales)
+
+
 class CudaMatmul(Operations):
     """The part of the CUDA backend that multiplies."""
 
     def matmul(self, job: MatmulJob) -> None:
-        if not (matmul_small.launch(job) or _launch_library(job)):
+        if matmul_small.launch(job):
+            return
+        job = job._replace(b=_in_rows(job.b))
+        if not _launch_library(job):
             launch_any((job,))
 
     def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
         # Members of few rows share a launch: kernels of their own would be a launch each.
         rest: dict[tuple[str, str], list[MatmulJob]] = defaultdict(list)
-        for job in jobs:
+        for given in jobs:
+            job = given._replace(b=_in_rows(given.b))
             if not _launch_library(job):
                 rest[source_of(job.a), source_of(job.b)].append(job)
         for alike in rest.values():
             launch_any(alike)
 
     def matmul_ragged(self, job: RaggedMatmulJob) -> None:
+        if matmul_small.launch_ragged(job):
+            return
+        members = (_in_rows(each) for each in job.members)
+        rows = tuple(each for each in members if isinstance(each, QuantizedOperand))
+        job = job._replace(members=rows)
         across = -(-int(job.out.shape[1]) // TILE_COLUMNS)
         a, b = source_of(job.a), source_of(job.members[0])
         most = most_weights(len(job.members))

@@ -18,6 +18,7 @@ from fp4kit.backend.matmul import (
     FloatOperand,
     MatmulJob,
     Operand,
+    PreparedOperand,
     QuantizedOperand,
     RaggedMatmulJob,
 )
@@ -42,6 +43,7 @@ def _is_vector(operand: Operand) -> bool:
     if isinstance(operand, FloatOperand):
         row = operand.depth * ITEM_SIZES[operand.dtype]
         return row % VECTOR == 0 and operand.data.data.ptr % VECTOR == 0
+    assert not isinstance(operand, PreparedOperand)  # cuda/matmul.py has restored it
     address = operand.packed.data.ptr
     if operand.format.packs_nibbles:
         return bool(address % HALF_VECTOR == 0)
@@ -54,6 +56,7 @@ def flags_of(operand: Operand) -> int:
     vector = int(_is_vector(operand)) << 6
     if isinstance(operand, FloatOperand):
         return vector
+    assert not isinstance(operand, PreparedOperand)  # cuda/matmul.py has restored it
     layout = SCALE_LAYOUTS.index(operand.scale_layout)
     nibbles = int(not operand.low_first) << 2
     direction = SECOND_LEVEL_SCALES.index(operand.level_name) << 4
@@ -64,6 +67,7 @@ def addresses_of(operand: Operand) -> tuple[int, int, int]:
     """Addresses of (data, scale, level), 0 for what is missing."""
     if isinstance(operand, FloatOperand):
         return operand.data.data.ptr, 0, 0
+    assert not isinstance(operand, PreparedOperand)  # cuda/matmul.py has restored it
     scale = operand.grid_scale if operand.block_scale is None else operand.block_scale
     return operand.packed.data.ptr, address_of(scale), address_of(operand.level)
 

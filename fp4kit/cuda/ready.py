@@ -80,6 +80,11 @@ def _allow_shared_memory(device: int, function: Any) -> None:
     )
 
 
+def shared_memory_of_block(device: int) -> int:
+    """Bytes of shared memory that a thread block may ask for, the system's share left out."""
+    return _shared_memory(device)[0]
+
+
 def has_shared_memory(device: int, size: int) -> bool:
     """Whether two thread blocks that ask for so many bytes fit a multiprocessor; 0 never do."""
     if not size:
@@ -89,14 +94,16 @@ def has_shared_memory(device: int, size: int) -> bool:
 
 
 @cache
-def resident_blocks(device: int, instance: cuda_module.Instance, shared: int = 0) -> int:
+def resident_blocks(
+    device: int, instance: cuda_module.Instance, shared: int = 0, threads: int = THREADS
+) -> int:
     """Thread blocks of a kernel, asking for so many bytes, that the device holds at once."""
     import cupy
 
     function = cuda_module.function(device, instance)
     if shared:
         _allow_shared_memory(device, function)
-    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, THREADS, shared)
+    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, shared)
     return int(each) * multiprocessors(device)
 
 

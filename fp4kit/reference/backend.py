@@ -21,6 +21,7 @@ from fp4kit.formats import E4M3
 from . import blocks, codecs, scaling
 from .host_backend import HostBackend
 from .operations import ReferenceOperations
+from .prepared import HostPreparedWeights
 from .rotation import rotate
 
 
@@ -32,7 +33,7 @@ def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
 
 
 @computes_by_ieee(Operations)
-class ReferenceBackend(ReferenceOperations, HostBackend):
+class ReferenceBackend(ReferenceOperations, HostBackend, HostPreparedWeights):
     """NumPy, one readable step after the other."""
 
     name = "reference"

@@ -11,11 +11,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOperand
+from fp4kit.backend.matmul import (
+    FloatOperand,
+    MatmulJob,
+    Operand,
+    PreparedOperand,
+    QuantizedOperand,
+)
 from fp4kit.formats import E4M3, GRID_BLOCK
 from fp4kit.layout import scale_offsets
 
 from . import codecs, scaling
+from . import prepared as prepared_weights
 from .codecs import Floats
 
 ONE = np.float32(1)
@@ -33,14 +40,19 @@ def linear_scales(operand: QuantizedOperand) -> np.ndarray:
     return result
 
 
-def step_of(operand: Operand) -> int:
+def in_rows(operand: Operand) -> FloatOperand | QuantizedOperand:
+    """An operand whose elements lie in rows."""
+    return prepared_weights.stored(operand) if isinstance(operand, PreparedOperand) else operand
+
+
+def step_of(operand: FloatOperand | QuantizedOperand) -> int:
     """Elements of the depth that share a block scale; 128 where all do."""
     if isinstance(operand, FloatOperand) or operand.block_scale is None:
         return GRID_BLOCK
     return operand.format.block_size
 
 
-def scales_of(operand: Operand, step: int) -> Floats | None:
+def scales_of(operand: FloatOperand | QuantizedOperand, step: int) -> Floats | None:
     """The block scale of each `step` elements of the depth, float32 (rows, steps), or None."""
     if isinstance(operand, FloatOperand):
         return None
@@ -58,7 +70,7 @@ def scales_of(operand: Operand, step: int) -> Floats | None:
     return result
 
 
-def elements_of(operand: Operand, step: int) -> Floats:
+def elements_of(operand: FloatOperand | QuantizedOperand, step: int) -> Floats:
     """The elements without any scale, float32 (rows, steps, step), zeros behind the depth."""
     if isinstance(operand, FloatOperand):
         values = codecs.to_float32(operand.data, operand.dtype)
@@ -101,7 +113,7 @@ def factors(job: MatmulJob) -> Floats:
     return (result / job.divisor) * np.float32(job.alpha)
 
 
-def sums(a: Operand, b: Operand) -> Floats:
+def sums(a: FloatOperand | QuantizedOperand, b: FloatOperand | QuantizedOperand) -> Floats:
     """The product without second levels, float32 (rows of a, rows of b)."""
     step = min(step_of(a), step_of(b))
     of_a, of_b = elements_of(a, step), elements_of(b, step)
@@ -123,7 +135,7 @@ def sums(a: Operand, b: Operand) -> Floats:
 def matmul(job: MatmulJob) -> None:
     """`Backend.matmul`."""
     with scaling.quiet():
-        result = factors(job) * sums(job.a, job.b)
+        result = factors(job) * sums(in_rows(job.a), in_rows(job.b))
         if job.bias is not None:
             result = result + codecs.to_float32(job.bias, job.bias_dtype)
         if job.c is not None:

@@ -1,0 +1,202 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""How thread blocks divide a product of a few rows with FP4 weights (`matmul/small.cu`).
+
+`benchmarks/matmul_ladder.py` times more of them; `benchmarks/NOTES.md` says what was tried.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from fp4kit.backend.prepared import TILE_DEPTH, TILE_ROWS, tile_shape
+from fp4kit.formats import BLOCK_FORMATS, FormatSpec
+
+from .compile import CXX_FORMATS, Instance, instance
+
+FILE = "matmul/small.cu"
+#: Rows of activations at most.
+MOST_TOKENS = 64
+#: kFormPrepared and kFormRows.
+PREPARED, ROWS = 0, 1
+#: A piece of 128 of the depth in shared memory, of weights in rows: WeightStage::kChunkBytes.
+ROWS_CHUNK_BYTES = 1152
+#: How much a byte of activations from the L2 cache counts beside one of weights from memory.
+ACTIVATION_COST = 0.3
+
+
+class Shape(NamedTuple):
+    """SmallShape of `matmul/small.cuh`: how a thread block divides a product.
+
+    Attributes:
+        groups: of warps, each with rows of its own.
+        tiles: of 16 rows of a warp.
+        slices: of the depth, each a warp of every group.
+        chunks: pieces of 128 of the depth of a warp in a step.
+        stages: of a warp's ring.
+        tokens: room for rows of activations.
+        staged: whether activations come step by step.
+        bulk: whether prepared weights come in stretches.
+        parts: rows in bfloat16 that each of the activations makes.
+    """
+
+    groups: int
+    tiles: int
+    slices: int
+    chunks: int
+    stages: int
+    tokens: int
+    staged: bool
+    bulk: bool = True
+    parts: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of weights of a thread block."""
+        return self.groups * self.tiles * TILE_ROWS
+
+    @property
+    def threads(self) -> int:
+        """Threads of a thread block."""
+        return 32 * self.groups * self.slices
+
+    def shared(self, spec: FormatSpec, form: int, depth: int) -> int:
+        """Bytes of shared memory."""
+        chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
+        rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
+        buffers = 1 if self.staged else 2
+        sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
+        pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
+        image = pieces * 4 * 4 * max(self.tokens, 2) * 16
+        barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
+        return barriers + rings + sums + image
+
+
+class Sizes(NamedTuple):
+    """What decides how a product is divided, and its cost.
+
+    Attributes:
+        tokens: rows of activations in bfloat16, of which those of other types make several.
+        rows: rows of the weights.
+        depth: elements that are summed.
+        parts: rows in bfloat16 for each of the activations.
+    """
+
+    tokens: int
+    rows: int
+    depth: int
+    parts: int = 1
+
+    def cost(self, shape: Shape, processors: int) -> float:
+        """Bytes that the busiest multiprocessor takes, those of activations at a discount."""
+        tiles = -(-self.rows // shape.rows)
+        turns = -(-tiles // processors)
+        weights = turns * shape.rows * self.depth / 2
+        activations = 2 * self.tokens * self.depth * (turns if shape.staged else 1)
+        return weights + ACTIVATION_COST * activations
+
+
+def _shapes(form: int) -> tuple[Shape, ...]:
+    """All shapes in use, those with less room for tokens first.
+
+    Two pieces of the depth beside each other are one stretch of prepared weights, and whole lines
+    of 128 bytes of rows.
+    """
+    result = []
+    for tokens in (1, 2, 8, 16):
+        # Tiles of 16 rows where those of 32 are too few or do not go round well.
+        result += [
+            Shape(*division, 2, stages, tokens, False)
+            for division in ((2, 1, 8), (1, 1, 16))
+            for stages in (4, 2)
+        ]
+    if form == PREPARED:
+        divisions = ((2, 1, 8, 1), (2, 2, 8, 1), (7, 1, 2, 1), (7, 2, 2, 1), (7, 2, 1, 1))
+    else:
+        divisions = ((2, 1, 8, 2), (4, 1, 4, 2), (7, 1, 2, 2), (7, 2, 2, 2), (7, 2, 1, 2))
+    for tokens in (8, 16, 32, 64):
+        result += [
+            Shape(*division, stages, tokens, True) for division in divisions for stages in (4, 3, 2)
+        ]
+    return tuple(result)
+
+
+SHAPES = {form: _shapes(form) for form in (PREPARED, ROWS)}
+
+
+@cache
+def multiply_small_kernel(spec: FormatSpec, form: int, shape: Shape) -> Instance:
+    """The kernel of a format, a form of its weights and a shape."""
+    numbers = ", ".join(str(int(number)) for number in shape)
+    words = CXX_FORMATS[spec.name], f"Number<{form}>", f"SmallShape<{numbers}>"
+    return instance("multiply_small_kernel", FILE, *words)
+
+
+def takes(spec: FormatSpec, shape: Shape, tokens: int) -> bool:
+    """Whether a shape has a kernel for a format, and room for so many tokens."""
+    # A scale of 32 elements is that of a whole slice: two tokens' columns are of no more use.
+    return tokens <= shape.tokens and not (spec.block_size == 32 and shape.tokens == 1)
+
+
+def all_instances() -> list[Instance]:
+    """Every kernel that a product can launch."""
+    formats = [spec for spec in BLOCK_FORMATS.values() if spec.packs_nibbles]
+    return [
+        multiply_small_kernel(spec, form, shape._replace(parts=parts))
+        for spec in formats
+        for form, shapes in SHAPES.items()
+        for shape in shapes
+        for parts in (1, 2, 3)
+        if takes(spec, shape, parts)
+    ]
+
+
+def sample_instances() -> list[Instance]:
+    """Some of these that differ in every respect: compiling all takes minutes."""
+    return all_instances()[::23]
+
+
+@lru_cache(maxsize=1024)
+def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int) -> Shape | None:
+    """The shape of least cost with room for the tokens; None if none fits `most` bytes of memory.
+
+    Of equal ones the first counts: that with the least room, and the most stages.
+    """
+    fitting = [
+        shape
+        for shape in SHAPES[form]
+        if takes(spec, shape, sizes.tokens) and shape.shared(spec, form, sizes.depth) <= most
+    ]
+    if not fitting:
+        return None
+    room = min(shape.tokens for shape in fitting)
+    best = min(
+        (shape for shape in fitting if shape.tokens == room),
+        key=lambda shape: sizes.cost(shape, processors),
+    )
+    return best._replace(parts=sizes.parts)
+
+
+def choose_for_members(
+    spec: FormatSpec, form: int, sizes: Sizes, members: int, processors: int, most: int
+) -> Shape | None:
+    """The same for tokens of several weights, of which a kernel takes as many as it has room for.
+
+    Nobody knows here how many each has: there is room for twice the mean.
+    """
+    room = max(8, min(2 * sizes.tokens // members, MOST_TOKENS))
+    fitting = [
+        shape
+        for shape in SHAPES[form]
+        if shape.staged and shape.shared(spec, form, sizes.depth) <= most
+    ]
+    wanted = min((each.tokens for each in fitting if each.tokens >= room), default=None)
+    # As if all rows of all weights were those of one.
+    whole = sizes._replace(tokens=max(sizes.tokens // members, 1), rows=sizes.rows * members)
+    best = min(
+        (shape for shape in fitting if shape.tokens == wanted),
+        key=lambda shape: whole.cost(shape, processors),
+        default=None,
+    )
+    return None if best is None else best._replace(parts=sizes.parts)

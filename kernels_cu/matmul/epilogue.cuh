@@ -1,0 +1,74 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What follows the sums of a product: reference.matmul.factors and the rest of its matmul, in
+// float32, rounded once.
+#pragma once
+
+#include "common/conversions.cuh"
+
+namespace fp4kit {
+
+#ifdef __CUDACC__
+
+// Element types as numbers: cuda/matmul_small.py has the same order.
+constexpr int kTypeF32 = 0, kTypeF16 = 1, kTypeBf16 = 2;
+
+// Second-level values, one for so many consecutive rows; or none.
+struct Levels {
+  const float* values;
+  u32 rows_per_value;
+  int direction;
+
+  FP4KIT_DEVICE float times(float factor, u32 row) const {
+    if (values == nullptr) return factor;
+    const u32 number = rows_per_value == 1 ? row : row / rows_per_value;
+    float value = __ldg(values + number);
+    if (direction != kDirectionAmax) {
+      // scaling.usable: what is no positive finite number counts as 1.
+      if (as_bits(value) - 1u >= kInfBits - 1u) value = 1.0f;
+      if (direction == kDirectionEncode) value = div_rn(1.0f, value);
+    }
+    return mul_rn(factor, value);
+  }
+};
+
+// Not through the read-only cache: it may be what is written.
+FP4KIT_DEVICE float load_as_float(const void* values, int type, i64 place) {
+  if (type == kTypeF32) return static_cast<const float*>(values)[place];
+  const u32 bits = static_cast<const u16*>(values)[place];
+  return type == kTypeF16 ? half_to_float(bits) : as_float(bits << 16);
+}
+
+struct Epilogue {
+  void* out;
+  const void* bias;
+  const void* c;
+  Levels of_a, of_b;
+  float divisor, alpha;
+  int out_type, bias_type, c_type;
+  i64 cols;  // of the product: rows of b
+
+  // Rows and columns are fewer than 2^32.
+  FP4KIT_DEVICE void store(u32 row, u32 col, float sum) const {
+    float factor = of_b.times(of_a.times(1.0f, row), col);
+    // Most divisors are 1.
+    if (as_bits(divisor) != as_bits(1.0f)) factor = div_rn(factor, divisor);
+    factor = mul_rn(factor, alpha);
+    float value = mul_rn(factor, sum);
+    const i64 place = row * cols + col;
+    if (bias != nullptr) value = add_rn(value, load_as_float(bias, bias_type, col));
+    if (c != nullptr) value = add_rn(value, load_as_float(c, c_type, place));
+    if (out_type == kTypeF32) {
+      static_cast<u32*>(out)[place] = to_output_bits<F32>(value);
+    } else {
+      const u32 bits =
+          out_type == kTypeF16 ? to_output_bits<F16>(value) : to_output_bits<Bf16>(value);
+      static_cast<u16*>(out)[place] = static_cast<u16>(bits);
+    }
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace fp4kit

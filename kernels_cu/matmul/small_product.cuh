@@ -1,0 +1,361 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a thread block of multiply_small_kernel (small.cu) does: copies ahead, products, results.
+#pragma once
+
+#include "matmul/epilogue.cuh"
+#include "matmul/members.cuh"
+#include "matmul/small.cuh"
+#include "matmul/step_pieces.cuh"
+
+namespace fp4kit {
+
+#ifdef __CUDACC__
+#ifdef FP4KIT_HAS_MMA
+
+template <class Format, int kForm, class Shape>
+struct SmallProduct {
+  using WarpRing = Ring<Format, kForm, Shape>;
+  using View = LaneView<typename WarpRing::Stage, kForm>;
+  static constexpr u32 kThreadCount = Shape::kSmallThreads;
+
+  WeightSource weights;
+  ActivationSource<Shape::kParts> activations;
+  Epilogue epilogue;
+  Members members;
+  u32 rows;  // of the weights
+  u32 steps;
+  u32 row_blocks, tiles;  // of kRows rows of one member, and of all
+  SharedPlace image;
+  float* sums_memory;
+  u32* largest;  // sliced: magnitudes of both tokens
+  bool raises;   // sliced: whether all tokens can be raised
+
+  // ---- Where a thread block is ----
+
+  // A step of a tile, for some of the tokens of its member.
+  struct Walk {
+    u32 tile, step;
+    u32 first, end;  // columns that are left of the member
+  };
+
+  // Only activations that come step by step can be those of several members.
+  FP4KIT_DEVICE bool has_members() const { return Shape::kStaged && members.table != nullptr; }
+  FP4KIT_DEVICE u32 columns_of(const Walk& at) const {
+    return min_u32(at.end - at.first, Shape::kRoom);
+  }
+
+  FP4KIT_DEVICE u32 member_of(u32 tile) const { return has_members() ? tile / row_blocks : 0; }
+
+  // To the first tile from there on whose member has tokens.
+  FP4KIT_DEVICE void enter_tile(Walk& at) const {
+    at.step = 0;
+    at.first = 0;
+    at.end = activations.columns;
+    if (at.tile >= tiles) at.end = 0;
+    if (has_members()) {
+      for (; at.tile < tiles; at.tile += gridDim.x) {
+        constexpr u32 parts = Shape::kParts;
+        members.range(member_of(at.tile), activations.columns / parts, at.first, at.end);
+        at.first *= parts;
+        at.end *= parts;
+        if (at.first != at.end) return;
+      }
+    }
+  }
+
+  // Whether another tile, or the next tokens of the same one, begins.
+  FP4KIT_DEVICE bool next_step(Walk& at) const {
+    if (++at.step != steps) return false;
+    if (Shape::kStaged && at.end - at.first > Shape::kRoom) {
+      at.step = 0;
+      at.first += Shape::kRoom;
+    } else {
+      at.tile += gridDim.x;
+      enter_tile(at);
+    }
+    return true;
+  }
+
+  // ---- Activations ----
+
+  // All of them. Returns whether each token can be raised (sliced).
+  FP4KIT_DEVICE void stage_all() {
+    const u32 pairs = (activations.columns + 1) / 2;
+    const u32 pieces = weights.depth_tiles * pairs * kPairPieces;
+    u32 found[2] = {0, 0};
+    for (u32 i = threadIdx.x; i < pieces; i += kThreadCount) {
+      const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
+      uint4 piece = make_uint4(0, 0, 0, 0);
+      if (at.token < activations.columns && at.k < activations.depth) {
+        piece = load_piece<Shape::kParts>(activations.place(at.token, at.k), at.token);
+      }
+      piece = finish_piece<Shape::kParts>(at.token, piece);
+      if constexpr (Shape::kSliced) {
+        const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece);
+        if (at.token == 0) {
+          found[0] = larger;
+        } else {
+          found[1] = larger;
+        }
+        piece = raise_piece(piece);
+      }
+      image.at(at.place * 16).store_vec(arrange_piece<kForm>(piece, activations.high_first));
+    }
+    if constexpr (Shape::kSliced) {
+#pragma unroll
+      for (u32 i = 0; i < Shape::kTokens; ++i) {
+        const u32 value = max_across<16>(found[i]);
+        if (threadIdx.x % 32 == 0) atomicMax(largest + i, value);
+      }
+    }
+    __syncthreads();
+    raises = true;
+    if constexpr (Shape::kSliced) {
+      // Later parts are smaller than the first.
+      for (u32 i = 0; i < Shape::kTokens; i += Shape::kParts) {
+        raises = raises && can_be_raised(largest[i]);
+      }
+    }
+  }
+
+  // ---- Results ----
+
+  FP4KIT_DEVICE static float unscaled(float sum) {
+    // Sliced: 2^96 of the activations, 2^-126 of the codes, 2^30 of E8M0 scales; else 2^119 of the
+    // scales.
+    constexpr u32 kUp = !Shape::kSliced ? 7 : Format::kIsMx ? 0 : 30;
+    return mul_rn(sum, as_float((static_cast<u32>(kF32Bias) + kUp) << kF32MantissaBits));
+  }
+
+  // Where the results of a step's tile go.
+  struct Target {
+    Epilogue epilogue;
+    u32 first_row;  // of the weights
+    u32 rows_left;
+    u32 first_token, tokens;
+
+    FP4KIT_DEVICE void store(u32 token, u32 inside, float sum) const {
+      if (inside < rows_left) epilogue.store(first_token + token, first_row + inside, sum);
+    }
+  };
+
+  FP4KIT_DEVICE Target target_of(const Walk& at) const {
+    const u32 member = member_of(at.tile);
+    const u32 first_row = (at.tile - member * row_blocks) * Shape::kRows;
+    Target result{epilogue, first_row, rows - first_row, at.first / Shape::kParts,
+        columns_of(at) / Shape::kParts};
+    if (has_members()) members.table[member].join(result.epilogue);
+    return result;
+  }
+
+  // A tile's results, one by one.
+  FP4KIT_DEVICE void multiply_slowly(const Walk& at) const {
+    const Target target = target_of(at);
+    WeightSource source = weights;
+    if (has_members()) members.table[member_of(at.tile)].join(source);
+    for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
+      const u32 token = i / Shape::kRows, inside = i % Shape::kRows;
+      if (inside >= target.rows_left) continue;
+      float sum = 0.0f;
+#pragma unroll 1
+      for (u32 k = 0; k < activations.depth; ++k) {
+        const float value = weight_value<Format, kForm>(
+            source, activations.high_first, target.first_row + inside, k);
+        sum = fma_rn(activations.value(target.first_token + token, k), value, sum);
+      }
+      target.store(token, inside, sum);
+    }
+  }
+
+  // Adds the sums of the slices of a tile and stores results.
+  FP4KIT_DEVICE void finish_sums(const Walk& at, const float* memory) const {
+    const Target target = target_of(at);
+    for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
+      const u32 token = i / Shape::kRows, inside = i % Shape::kRows;
+      float sum = 0.0f;
+#pragma unroll
+      for (u32 part = 0; part < Shape::kParts; ++part) {
+        const u32 column = token * Shape::kParts + part;
+#pragma unroll
+        for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
+          sum = add_rn(sum, memory[(slice * Shape::kTokens + column) * Shape::kSumRow + inside]);
+        }
+      }
+      target.store(token, inside, unscaled(sum));
+    }
+  }
+
+  // Sums of two rows of a warp, for one column of its slice.
+  FP4KIT_DEVICE static void emit_pair(
+      float* memory, u32 column, u32 inside, float first, float second) {
+    if (Shape::kTokens < kMmaN && column >= Shape::kTokens) return;
+    *reinterpret_cast<uint2*>(memory + column * Shape::kSumRow + inside) =
+        make_uint2(as_bits(first), as_bits(second));
+  }
+
+  // Hands a warp's sums on, to where those of its slice lie, and begins anew.
+  FP4KIT_DEVICE static void emit(
+      float* memory, float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums]) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const u32 group = warp / Shape::kSlices;
+#pragma unroll
+    for (u32 i = 0; i < Shape::kTiles; ++i) {
+      const u32 inside = group * Shape::kWarpRows + i * kPreparedRows + 2 * g;
+#pragma unroll
+      for (u32 m = 0; m < Shape::kColumns; ++m) {
+        float (&sum)[Shape::kSums] = sums[i][m];
+        if constexpr (Shape::kSliced) {
+          constexpr u32 kMost = Shape::kTokens == 2 ? 1 : 2;
+#pragma unroll
+          for (u32 distance = 1; distance <= kMost; distance *= 2) {
+            sum[0] = add_rn(sum[0], __shfl_xor_sync(0xFFFFFFFFu, sum[0], distance));
+            sum[1] = add_rn(sum[1], __shfl_xor_sync(0xFFFFFFFFu, sum[1], distance));
+          }
+          if (t % (2 * kMost) == 0) {
+            emit_pair(memory, t / 2, inside, sum[0], sum[1]);
+          }
+        } else {
+#pragma unroll
+          for (u32 h = 0; h < 2; ++h) {
+            emit_pair(memory, kMmaN * m + 2 * t + h, inside, sum[h], sum[2 + h]);
+          }
+        }
+#pragma unroll
+        for (float& each : sum) each = 0.0f;
+      }
+    }
+  }
+
+  FP4KIT_DEVICE void finish_tile(const Walk& at,
+      float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums], u32 odd, float* memory) const {
+    // Only then may something be rare.
+    constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
+    const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
+    const u32 slice = threadIdx.x / 32 % Shape::kSlices;
+    emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
+    if (__syncthreads_count(is_slow) != 0) {
+      multiply_slowly(at);
+    } else {
+      finish_sums(at, memory);
+    }
+  }
+
+  // ---- All of it ----
+
+  // `ahead`: where a warp is in its copies, kStages - 1 steps ahead of its products.
+  FP4KIT_DEVICE void start_tile(WarpRing& ring, const Walk& ahead) const {
+    if (ahead.tile >= tiles) return;
+    const u32 warp = threadIdx.x / 32, member = member_of(ahead.tile);
+    const u32 block = ahead.tile - member * row_blocks;
+    const u32 row_tile = (block * Shape::kGroups + warp / Shape::kSlices) * Shape::kTiles;
+    WeightSource source = weights;
+    if (has_members()) members.table[member].join(source);
+    ring.start(source, row_tile, warp % Shape::kSlices * Shape::kChunks);
+  }
+
+  FP4KIT_DEVICE void copy_next(
+      WarpRing& ring, Walk& ahead, u32& stage, u32 first_chunk, bool is_first) const {
+    if (ahead.tile < tiles) {
+      ring.copy(weights, stage, ahead.step * Shape::kStepChunks + first_chunk, is_first);
+      if (next_step(ahead)) {
+        start_tile(ring, ahead);
+      } else {
+        ring.advance(weights);
+      }
+      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+    }
+    ring.commit();
+  }
+
+  FP4KIT_DEVICE void run(WarpRing& ring) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 first_chunk = kept(threadIdx.x / 32 % Shape::kSlices * Shape::kChunks);
+    const bool is_first = kept(lane) == 0;
+    Walk at{blockIdx.x, 0, 0, 0};
+    enter_tile(at);
+    Walk ahead = at;
+    u32 ahead_stage = 0;
+    start_tile(ring, ahead);
+#pragma unroll
+    for (u32 i = 0; i + 1 < Shape::kStages; ++i) {
+      copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+    }
+
+    raises = true;
+    if constexpr (!Shape::kStaged) {
+      if (threadIdx.x < 2) largest[threadIdx.x] = 0;
+      if constexpr (Shape::kSliced) __syncthreads();
+      stage_all();
+    }
+    [[maybe_unused]] StepPieces<kForm, Shape> pieces;
+    if constexpr (Shape::kStaged) {
+      pieces.place(image);
+      pieces.enter(activations, at.first, at.end);
+      pieces.load(activations, at.step);
+      pieces.store(activations, 0);
+    }
+
+    // What a lane takes of a word's activations.
+    u32 slot = lane % Shape::kSlots;
+    if constexpr (Shape::kSliced) slot = (Shape::kTokens == 2 ? lane / 16 * 4 : 0) + lane % 4;
+    constexpr u32 kChunkImage = 4 * Shape::kSlots * 16;
+    const SharedPlace lane_image =
+        kept(image.at(slot * 16 + (Shape::kStaged ? first_chunk * kChunkImage : 0)));
+    View view(ring.memory, Shape::kSliced);
+
+    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
+    [[maybe_unused]] uint4 x[2] = {};  // see multiply_chunk_sliced
+    u32 stage = 0, phase = 0, buffer = 0, parity = 0;
+    while (at.tile < tiles) {
+      const Walk tile = at;
+      u32 chunk = first_chunk, odd = 0;
+      bool is_last_step;
+      do {
+        is_last_step = next_step(at);
+        if constexpr (Shape::kStaged) {
+          __syncthreads();  // the image of this step is there, that of the one before is free
+          if (is_last_step) pieces.enter(activations, at.first, at.end);
+          pieces.load(activations, at.step);
+        } else if constexpr (WarpRing::kBulk) {
+          __syncwarp();  // the stage of the step before is free
+        }
+        if constexpr (WarpRing::kBulk) {
+          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+          ring.wait(stage, phase);
+        } else {
+          ring.wait(stage, phase);
+          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+        }
+        const View here(view, stage * WarpRing::kStageBytes);
+        const SharedPlace step_image =
+            lane_image.at((Shape::kStaged ? buffer * Shape::kStepChunks : chunk) * kChunkImage);
+#pragma unroll
+        for (u32 c = 0; c < Shape::kChunks; ++c) {
+          if (chunk + c >= weights.depth_tiles) break;
+          const SharedPlace piece = step_image.at(c * kChunkImage);
+          if constexpr (Shape::kSliced) {
+            multiply_chunk_sliced<Format, kForm, Shape>(sums, here, c, piece, x, odd);
+          } else {
+            multiply_chunk<Format, kForm, Shape>(sums, here, c, piece, odd);
+          }
+        }
+        if constexpr (Shape::kStaged) {
+          pieces.store(activations, buffer ^ 1);
+          buffer ^= 1;
+        }
+        chunk += Shape::kStepChunks;
+        stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
+        phase ^= stage == 0;
+      } while (!is_last_step);
+      finish_tile(tile, sums, odd, sums_memory + parity * Shape::kSumFloats);
+      if constexpr (Shape::kSumBuffers == 2) parity ^= 1;
+    }
+  }
+};
+
+#endif  // FP4KIT_HAS_MMA
+#endif  // __CUDACC__
+
+}  // namespace fp4kit
