@@ -54,6 +54,8 @@ class CheckpointOptions(CommonOptions):
         e4m3_max: largest block scale of a search, 448 or 256.
         include: name patterns quantized although a default rule leaves them alone.
         exclude: name patterns left alone; wins over `include`.
+        choices: name of a weight to that of its candidate (:mod:`fp4kit.io.candidates`), which
+            takes the place of `format` and what belongs to it; None for one format.
         activations: None for weights only (W4A16), `uncalibrated`, or the path of a JSON file with
             the activation amax of each module (W4A4).
         experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
@@ -73,6 +75,7 @@ class CheckpointOptions(CommonOptions):
     e4m3_max: int = 448
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    choices: dict[str, str] | None = None
     activations: str | None = None
     experts_layout: str | None = None
     max_shard_size: int = 5 * 10**9
