@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .files.open import TensorFile, open
     from .files.quantize import quantize_checkpoint, quantize_file
     from .files.save import save
+    from .files.survey import survey
+    from .files.survey_report import SurveyReport
     from .files.verify import VerifyReport, verify
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
     from .scheme import Scheme
@@ -59,6 +61,7 @@ __all__ = [
     "ResidualTensor",
     "Scheme",
     "ShapeError",
+    "SurveyReport",
     "TensorFile",
     "VerifyReport",
     "__version__",
@@ -83,6 +86,7 @@ __all__ = [
     "quantize_grouped",
     "quantize_residual",
     "save",
+    "survey",
     "swizzle",
     "unswizzle",
     "verify",
@@ -134,6 +138,8 @@ _HOMES = {
         "open",
     ),
     "files.save": ("save",),
+    "files.survey": ("survey",),
+    "files.survey_report": ("SurveyReport",),
     "files.convert": (
         "convert_checkpoint",
         "dequantize_checkpoint",
