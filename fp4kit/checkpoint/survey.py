@@ -29,6 +29,8 @@ from .read.directory import Checkpoint
 _EXPERTS = re.compile(r"^(.*?\.(?:local_)?experts)\.\d+\.")
 #: The format that takes rows of any length: whether a tensor is asked about does not depend on it.
 _ANY_ROWS = "fp8"
+#: A layout that holds nearly every format.
+_USUAL = "compressed-tensors"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def open_survey(
     asked = with_changes(
         options,
         format=_ANY_ROWS,
-        layout="compressed-tensors",
+        layout=_USUAL,
         choices=None,
         activations=None,
         granularity=None,
@@ -80,7 +82,8 @@ def open_survey(
     )
     with Checkpoint(path, follow_links=options.follow_links, cast=options.cast) as checkpoint:
         plan = plan_quantize(checkpoint, asked)
-        layout = get_layout(options.layout)
+        # What the layout does not hold is measured all the same.
+        layout, usual = get_layout(options.layout), get_layout(_USUAL)
         works: list[SurveyWork] = []
         kept: list[TensorPlan] = []
         for work in plan.works:
@@ -98,7 +101,9 @@ def open_survey(
                 kept.append(TensorPlan(tensor, "keep", reason))
                 continue
             entries = {
-                name: layout.entry(tensor.name, shape, tensor.dtype, scheme)
+                name: (layout if scheme.format in layout.formats else usual).entry(
+                    tensor.name, shape, tensor.dtype, scheme
+                )
                 for name, scheme in schemes.items()
             }
             made = survey_work(tensor, entries)
@@ -124,8 +129,9 @@ def _shown(key: str, members: Sequence[str]) -> str:
     """The name of a group: of fused weights only those that are there."""
     if "{" not in key:
         return key
-    parent = key[: key.index("{")]
-    last = [module_of(name).removeprefix(parent) for name in members]
+    parent, _, listed = key.removesuffix("}").partition("{")
+    present = {module_of(name).removeprefix(parent) for name in members}
+    last = [each for each in listed.split(",") if each in present]
     return f"{parent}{last[0]}" if len(last) == 1 else f"{parent}{{{','.join(last)}}}"
 
 
