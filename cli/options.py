@@ -75,6 +75,8 @@ class Given:
     budget: str | None = None
     pins: tuple[str, ...] = ()
     moments: Path | None = None
+    text: Path | None = None
+    length: int = 0
     formats: str = ",".join(DEFAULT_CANDIDATES)
     allow_nothing: bool = False
     against: Path | None = None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         OptionError,
         ShapeError,
     )
+    from .files.calibrate import CalibrationReport, calibrate
     from .files.convert import convert_checkpoint, dequantize_checkpoint, dequantize_file
     from .files.open import TensorFile, open
     from .files.quantize import quantize_checkpoint, quantize_file
@@ -45,6 +46,7 @@ __all__ = [
     "ALL_RECIPES",
     "BackendStatus",
     "BackendUnavailableError",
+    "CalibrationReport",
     "DirectionPair",
     "DtypeError",
     "ErrorStats",
@@ -67,6 +69,7 @@ __all__ = [
     "__version__",
     "amax",
     "backend_status",
+    "calibrate",
     "convert_checkpoint",
     "convert_second_level",
     "dequantize",
@@ -140,6 +143,10 @@ _HOMES = {
     "files.save": ("save",),
     "files.survey": ("survey",),
     "files.survey_report": ("SurveyReport",),
+    "files.calibrate": (
+        "CalibrationReport",
+        "calibrate",
+    ),
     "files.convert": (
         "convert_checkpoint",
         "dequantize_checkpoint",

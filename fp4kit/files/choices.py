@@ -110,7 +110,7 @@ def _is_mapping(value: object) -> bool:
 
 #: What arguments may be, by their names: a test, and words for it.
 _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("source target path against moments", _is_path, "a path"),
+    ("source target path against moments text", _is_path, "a path"),
     ("force resume dry_run raw pad", _is_flag, "True or False"),
     ("unscaled_fp8 allow_nothing follow_links", _is_flag, "True or False"),
     ("include exclude pins formats", _is_list_of_text, "a list of patterns"),
