@@ -45,7 +45,7 @@ PLAN_FILE = "save-plan"
     *("follow_links", "cast", "all", "report", "force", "json"),
 )
 def command(given: Given) -> None:
-    """Measure what each format would do to a model, and choose within a budget.
+    """Compare formats on a model, and choose within a budget.
 
     IN is a model directory, or a .safetensors, .npy or .npz file. It is read once, and nothing is
     written but the report and the plan.
