@@ -397,3 +397,18 @@ def test_activations_from_moments(dense, tmp_path):
         fp4kit.quantize_checkpoint(dense, tmp_path / name[2:], activations=tmp_path / name)
     one, other = (contents(tmp_path / name) for name in ("safetensors", "json"))
     assert list(one.values()) == list(other.values())
+
+
+def test_values_that_a_candidate_loses(checkpoints, tmp_path):
+    tensors, config = checkpoints.llama(dtype="F32")
+    name = "model.layers.0.mlp.down_proj.weight"
+    dtype, values = tensors[name]
+    tensors[name] = dtype, np.full_like(values, 2.0) * np.float32(1e38)
+    source = checkpoints.save(tmp_path / "in", tensors, config)
+    report = fp4kit.survey(source, ["nvfp4", "fp8"], budget=7)
+    assert report.plan[name.removesuffix(".weight")] == "fp8"
+    content = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    errors = next(each for each in content["tensors"] if each["name"] == name)["errors"]
+    assert errors["nvfp4"]["noise"] is None
+    assert errors["fp8"]["noise"] < 0.01
+    succeed("survey", str(source), "--formats", "nvfp4,fp8")

@@ -23,6 +23,8 @@ from fp4kit.io.tensor_names import Patterns
 from .survey_report import ChoiceGroup, Point, SurveyedTensor
 
 WEIGHT = ".weight"
+#: The cost where values are lost: more than any other, and finite.
+LOST = 1e30
 #: How many points of a frontier are kept.
 SHOWN_POINTS = 60
 
@@ -164,7 +166,7 @@ class Allocation:
                     name: _Offer(
                         name,
                         sum(each[name].nbytes for each in members),
-                        sum(each[name].cost for each in members),
+                        min(sum(each[name].cost for each in members), LOST),
                     )
                     for name in shared
                 }

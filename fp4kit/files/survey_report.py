@@ -26,7 +26,8 @@ class CandidateError:
 
     Attributes:
         nbytes: bytes that the tensor takes: codes, scales, second level.
-        noise: sum of squared errors over the sum of squares of the original; 0 without error.
+        noise: sum of squared errors over the sum of squares of the original; 0 without error,
+            infinite where finite values decode to others.
         output_noise: the same of the layer's output: both sums weighted by the second moment of
             each input channel. None without moments of the layer.
     """
@@ -43,7 +44,9 @@ class CandidateError:
     @property
     def sqnr(self) -> float:
         """Signal to quantization noise ratio of the weight in dB; infinite without error."""
-        return math.inf if self.noise == 0 else -10 * math.log10(self.noise)
+        if self.noise == 0:
+            return math.inf
+        return -10 * math.log10(self.noise) if math.isfinite(self.noise) else -math.inf
 
     @property
     def relative_rms(self) -> float:
@@ -51,12 +54,8 @@ class CandidateError:
         return 100 * math.sqrt(self.noise)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `sqnr` is null without error."""
-        return {
-            **asdict(self),
-            "sqnr": self.sqnr if math.isfinite(self.sqnr) else None,
-            "relative_rms": self.relative_rms,
-        }
+        """Plain data; `sqnr` is null without error, and all is where that is not finite."""
+        return {**asdict(self), "sqnr": self.sqnr, "relative_rms": self.relative_rms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +255,8 @@ class SurveyReport:
         return sorted(held, key=lambda tensor: -tensor.errors[candidate].cost)[:count]
 
     def to_json(self) -> dict[str, Any]:
-        """The whole tree as plain data, strict JSON."""
-        return {
+        """The whole tree as plain data, strict JSON: numbers that are not finite are null."""
+        content = {
             "source": self.source,
             "candidates": list(self.candidates),
             "moments": self.moments,
@@ -274,6 +273,17 @@ class SurveyReport:
             "seconds": self.seconds,
             "warnings": list(self.warnings),
         }
+        strict: dict[str, Any] = _finite(content)
+        return strict
+
+
+def _finite(value: Any) -> Any:
+    """Plain data without infinity and NaN, which JSON does not hold."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def mean_error(errors: Iterable[CandidateError]) -> float:

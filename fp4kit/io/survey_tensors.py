@@ -61,6 +61,8 @@ class SurveyWork(TensorPlan):
         if self.moments is None:
             return None
         noise = self.noise.get(name, 0.0)
+        if not math.isfinite(noise):
+            return math.inf
         return noise / self.signal if self.signal > 0 else 0.0
 
 
