@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 NVRTC12 ?= .venv-nvrtc12
+ENGINES ?= .venv-engines
 BIN := $(VENV)/bin
 SOURCES := fp4kit cli tests benchmarks examples
 # In as many processes as there are processors, up to 8.
@@ -11,7 +12,7 @@ PARALLEL := -n auto --maxprocesses 8
 # Where import-linter finds the package as it is installed, with cli/ inside.
 LAYERS := build/layers
 
-.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third wheel-smoke clean
+.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third engines wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
@@ -63,6 +64,10 @@ architectures: $(PEERS)/.installed
 architectures-third: $(PEERS)/.installed
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)
 
+# Programs that run models on a CPU, with what fp4kit wrote: MLX, OpenVINO, ONNX Runtime.
+engines: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m pytest -q tests/test_engines*.py
+
 # The wheel, installed elsewhere, quantizes a file from /.
 wheel-smoke: $(VENV)/.dev
 	$(BIN)/python tests/wheel_smoke.py
@@ -90,5 +95,13 @@ $(NVRTC12)/.installed: pyproject.toml
 		'cuda-bindings==12.9.*' 'nvidia-cuda-nvrtc-cu12==12.9.*'
 	touch $@
 
+# Each file lists the engines of some tests.
+ENGINE_LISTS := $(wildcard tests/engines*.txt)
+$(ENGINES)/.installed: pyproject.toml $(ENGINE_LISTS)
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
+		$(foreach list,$(ENGINE_LISTS),-r $(list))
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(NVRTC12) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors
+	rm -rf $(VENV) $(PEERS) $(NVRTC12) $(ENGINES) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors

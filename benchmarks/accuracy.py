@@ -30,6 +30,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("nvfp4, `scale_search='four_over_six'`", "nvfp4", {"scale_search": "four_over_six"}),
     ("nvfp4, `scale_search='sweep'`", "nvfp4", {"scale_search": "sweep"}),
     ("nvfp4, `block_shape='2d'`", "nvfp4", {"block_shape": "2d"}),
+    ("nvfp4, one level (layout mlx)", "nvfp4", {"recipe": "nvfuser", "second_level": "none"}),
     ("mxfp4, rule `even` (default)", "mxfp4", {}),
     *((f"mxfp4, rule `{rule}`", "mxfp4", {"scale_rule": rule}) for rule in ("floor", "rceil")),
     ("mxfp8", "mxfp8", {}),

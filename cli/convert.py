@@ -17,6 +17,7 @@ from .text import example
 @click.command(
     epilog=example(
         "fp4kit convert Llama-3-8B-NVFP4 -o Llama-3-8B-modelopt --layout modelopt",
+        "fp4kit convert DeepSeek-V3 -o out --layout compressed-tensors",
         "fp4kit convert flux-comfy.safetensors -o flux --layout modelopt --dry-run",
     )
 )
@@ -24,19 +25,22 @@ from .text import example
     source(),
     output("Directory to create, or file if IN is one.", required=True),
     layout("Layout of the result.", required=True),
-    *("max_shard_size", "dry_run", "resume", "follow_links", "all", "force", "json"),
+    *("lossless", "max_shard_size", "dry_run", "resume", "follow_links", "all", "force", "json"),
 )
 def command(given: Given) -> None:
     """Store a quantized checkpoint in another layout, codes verbatim.
 
-    IN is a model directory (or a file for ComfyUI) from any tool. Codes and block scales keep
-    their values; the second-level scale changes its direction. Converting back gives every tensor
-    with the same bytes; their order in the files may be another.
+    IN is a model directory (or a file for ComfyUI) from any tool, in a block format or in FP8.
+    Codes and scales keep their values; the second-level scale changes its direction. Converting
+    back gives every tensor with the same bytes; their order in the files may be another.
+
+    Only nvfp4 with a second level is quantized again for layout mlx, which has none; the report
+    says so, and --lossless refuses it.
 
     A file that `fp4kit quantize FILE` wrote is in no engine's layout and cannot be converted:
     quantize its source with --layout.
     """
-    options = given.pick("max_shard_size", "dry_run", "resume", "follow_links", "force")
+    options = given.pick("lossless", "max_shard_size", "dry_run", "resume", "follow_links", "force")
     label = f"Converting {given.source.name}"
     with resumable(given.output), progress_bar(label, idle=given.dry_run) as progress:
         report = convert_checkpoint(

@@ -64,6 +64,7 @@ class Given:
     activations: str | None = None
     experts_layout: Any = None
     unscaled_fp8: bool = False
+    lossless: bool = False
     max_shard_size: str | None = None
     resume: bool = False
     follow_links: bool = False
@@ -253,9 +254,10 @@ OPTIONS: dict[str, Decorator] = {
     ),
     "activations": click.option(
         "--activations",
-        metavar="uncalibrated|FILE",
+        metavar="uncalibrated|dynamic|FILE",
         help="Model directories: W4A4, with activation scales of 1.0, or from a JSON file that "
-        "maps each module to the amax of its input, or from what `fp4kit calibrate` wrote.",
+        "maps each module to the amax of its input, or from what `fp4kit calibrate` wrote. For "
+        "fp8 (W8A8) also dynamic: engines scale inputs as they come.",
     ),
     "experts_layout": click.option(
         "--experts-layout",
@@ -273,6 +275,13 @@ OPTIONS: dict[str, Decorator] = {
         is_flag=True,
         help="FP8 tensors without a scale were only cast: take their values as they are. Otherwise "
         "a missing scale is an error.",
+    ),
+    "lossless": click.option(
+        "--lossless",
+        is_flag=True,
+        help="Model directories: refuse to change a value. Only codes are taken over then, such as "
+        "MXFP4 into NVFP4 or FP8; what would be quantized (again) or rounded is an error, before "
+        "anything is written.",
     ),
     "max_shard_size": click.option(
         "--max-shard-size",

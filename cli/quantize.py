@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fp4kit.checkpoint.options import UNCALIBRATED
+from fp4kit.checkpoint.options import DYNAMIC, UNCALIBRATED
 from fp4kit.files.choices import CheckpointChoices, FileChoices
 from fp4kit.files.quantize import MIXED, default_target, quantize_checkpoint, quantize_file
 from fp4kit.files.survey_plan import plan_content
@@ -34,6 +34,7 @@ CHECKPOINT_ONLY = (
     "weights_only",
     "activations",
     "experts_layout",
+    "lossless",
     "max_shard_size",
     "resume",
     "follow_links",
@@ -75,9 +76,9 @@ ONE_FORMAT = (
         "file.  [default: compressed-tensors]"
     ),
     *(PLAN, BUDGET, PINS, MOMENTS, FORMATS, SAVE_PLAN),
-    *("weights_only", "activations", "experts_layout", "unscaled_fp8", "max_shard_size", "resume"),
-    *("follow_links", "void_dtype", "cast", "pad", "allow_nothing", "dry_run", "all", "report"),
-    *("force", "json"),
+    *("weights_only", "activations", "experts_layout", "unscaled_fp8", "lossless"),
+    *("max_shard_size", "resume", "follow_links", "void_dtype", "cast", "pad", "allow_nothing"),
+    *("dry_run", "all", "report", "force", "json"),
 )
 def command(given: Given) -> None:
     """Quantize the tensors of a file, or a whole checkpoint.
@@ -100,7 +101,7 @@ def command(given: Given) -> None:
         refuse(("pad",), "for plain files; engines do not read padded rows")
         if given.weights_only and given.activations is not None:
             raise click.UsageError("--weights-only and --activations exclude each other")
-        if given.activations not in (None, UNCALIBRATED):
+        if given.activations not in (None, UNCALIBRATED, DYNAMIC):
             inputs.append(Path(str(given.activations)))
     else:
         refuse(CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")

@@ -89,7 +89,10 @@ void check_access(const A* address) {
   if (last_range == ranges_end || !is_inside()) fail("access outside of all arrays");
 }
 
-enum class State { kReady, kBarrier, kShuffle, kDone };
+enum class State { kReady, kBarrier, kShuffle, kTogether, kDone };
+
+// What the lanes of a warp do together, with what each of them brought.
+using Together = void (*)(void* const* brought);
 
 struct Thread {
   ucontext_t context;
@@ -98,6 +101,8 @@ struct Thread {
   unsigned barrier, expected;  // at a barrier: its number, and how many threads it is for
   unsigned mask, distance;     // at a shuffle
   unsigned value;              // what is brought, and then what is found
+  Together together;           // where all lanes meet: what is to be done
+  void* brought;
 };
 
 // Many are made once; a block has the first `count` of them.
@@ -142,6 +147,18 @@ inline bool finish_shuffles(Thread* warp) {
   return any;
 }
 
+inline bool finish_together(Thread* warp) {
+  void* brought[kWarp];
+  for (unsigned lane = 0; lane < kWarp; ++lane) {
+    const bool same = warp[lane].together == warp[0].together;
+    if (warp[lane].state != State::kTogether || !same) return false;
+    brought[lane] = warp[lane].brought;
+  }
+  warp[0].together(brought);
+  for (unsigned lane = 0; lane < kWarp; ++lane) warp[lane].state = State::kReady;
+  return true;
+}
+
 inline bool finish_barriers() {
   struct {
     unsigned expected, arrived, sum;
@@ -176,7 +193,7 @@ inline void run_warp(unsigned first, bool backwards) {
       if (thread.state == State::kReady) swapcontext(&scheduler, &thread.context);
     }
     backwards = !backwards;
-  } while (finish_shuffles(&threads[first]));
+  } while (finish_shuffles(&threads[first]) || finish_together(&threads[first]));
 }
 
 inline void run_block() {
@@ -334,4 +351,59 @@ A __shfl_xor_sync(unsigned mask, A value, unsigned distance) {
   host_gpu::give_way(host_gpu::State::kShuffle);
   std::memcpy(&value, &thread.value, 4);
   return value;
+}
+
+// Meets the other lanes of the warp, all of them.
+inline void meet_warp(host_gpu::Together together, void* brought) {
+  host_gpu::Thread& thread = host_gpu::current();
+  thread.together = together;
+  thread.brought = brought;
+  host_gpu::give_way(host_gpu::State::kTogether);
+}
+
+// PTX's mma.sync.m16n8k16 (kernels_cu/common/mma.cuh has its fragments): products and sums in
+// float32, one element of k after the other.
+template <float (*kToFloat)(unsigned)>
+void warp_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  struct Fragments {
+    float* d;
+    const unsigned *a, *b;
+  } mine{d, a, b};
+  const host_gpu::Together multiply = [](void* const* brought) {
+    const auto of = [brought](int lane) { return static_cast<Fragments*>(brought[lane]); };
+    const auto element = [](const unsigned* words, int word, int k) {
+      return kToFloat(k % 2 ? words[word] >> 16 : words[word] & 0xFFFFu);
+    };
+    for (int row = 0; row < 16; ++row) {
+      for (int col = 0; col < 8; ++col) {
+        float& sum = of(row % 8 * 4 + col / 2)->d[row / 8 * 2 + col % 2];
+        for (int k = 0; k < 16; ++k) {
+          const int lane = k % 8 / 2;
+          const float x = element(of(row % 8 * 4 + lane)->a, k / 8 * 2 + row / 8, k);
+          const float y = element(of(col * 4 + lane)->b, k / 8, k);
+          sum += x * y;
+        }
+      }
+    }
+  };
+  meet_warp(multiply, &mine);
+}
+
+// PTX's ldmatrix.x4.
+inline void warp_load_matrices(unsigned (&word)[4], const void* row) {
+  struct Piece {
+    unsigned* word;
+    const uint4* row;
+  } mine{word, static_cast<const uint4*>(row)};
+  host_gpu::check_alignment(mine.row);
+  const host_gpu::Together load = [](void* const* brought) {
+    const auto of = [brought](unsigned lane) { return static_cast<Piece*>(brought[lane]); };
+    for (unsigned lane = 0; lane < host_gpu::kWarp; ++lane) {
+      for (unsigned j = 0; j < 4; ++j) {
+        std::memcpy(of(lane)->word + j,
+            reinterpret_cast<const char*>(of(8 * j + lane / 4)->row) + lane % 4 * 4, 4);
+      }
+    }
+  };
+  meet_warp(load, &mine);
 }

@@ -111,6 +111,7 @@ def fake_cupy():
             runtime=types.SimpleNamespace(
                 driverGetVersion=lambda: 13000,
                 getDevice=lambda: 0,
+                memsetAsync=lambda target, value, size, stream: ctypes.memset(target, value, size),
                 memcpyHostToDevice=1,
                 memcpyAsync=lambda target, source, size, kind, of: ctypes.memmove(
                     target, source, size

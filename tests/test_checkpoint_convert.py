@@ -278,7 +278,7 @@ def test_what_cannot_be_converted(checkpoints, tmp_path):
     quantize_checkpoint(source, tmp_path / "nv", CheckpointOptions())
     cases = [
         (source, "comfy", FileFormatError, "holds no quantized weight"),
-        (fp8, "comfy", FileFormatError, "fp4kit quantize"),
+        (fp8, "comfy", OptionError, "holds fp8; layout comfy takes nvfp4 only"),
         (tmp_path / "mx", "modelopt", OptionError, "holds mxfp4; layout modelopt takes nvfp4"),
         (tmp_path / "mx", "comfy", OptionError, "holds mxfp4"),
         (tmp_path / "nv", "compressed-tensors", OptionError, "already"),

@@ -280,7 +280,7 @@ def test_bench_measures_every_operation():
     assert (result["device"], result["small_calls"]) == ("cpu", [])
     timings = result["timings"]
     operations = {(timing["name"].split()[0], timing["elements"]) for timing in timings}
-    for name in ("copy", "amax", "quantize", "dequantize", "quantize_dequantize", "swizzle"):
+    for name in ("copy", "amax", "quantize", "dequantize", "matmul", "swizzle"):
         for size in (12, 13, 14):
             assert (name, 1 << size) in operations
     for name in ("nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"):

@@ -29,6 +29,9 @@ from fp4kit.cuda import (
     grid as cuda_grid,
 )
 from fp4kit.cuda import (
+    matmul_instances as cuda_matmul_instances,
+)
+from fp4kit.cuda import (
     measured as cuda_measured,
 )
 from fp4kit.cuda import (
@@ -47,6 +50,7 @@ INSTANCES = [
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
     *cuda_grid.sample_instances(),
+    *cuda_matmul_instances.all_instances(),
 ]
 #: Files whose kernels activate elements.
 ACTIVATING = (

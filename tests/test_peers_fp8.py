@@ -4,11 +4,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
-from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
+from fp4kit.checkpoint.operations import (
+    convert_checkpoint,
+    dequantize_checkpoint,
+    quantize_checkpoint,
+)
+from fp4kit.checkpoint.options import CheckpointOptions, ConvertOptions, DequantizeOptions
 
 pytest.importorskip("torch", reason="the peers extra is not installed")
 pytest.importorskip("compressed_tensors", reason="the peers extra is not installed")
@@ -58,20 +64,31 @@ def loaded(folder, **options):
 
 
 @pytest.mark.parametrize(
-    ("layout", "granularity"),
+    ("layout", "granularity", "activations"),
     [
-        ("compressed-tensors", "channel"),
-        ("compressed-tensors", "tensor"),
-        ("compressed-tensors", "block"),
-        ("deepseek", "block"),
+        ("compressed-tensors", "channel", None),
+        ("compressed-tensors", "tensor", None),
+        ("compressed-tensors", "block", None),
+        ("compressed-tensors", "channel", "dynamic"),
+        ("compressed-tensors", "block", "dynamic"),
+        ("deepseek", "block", None),
     ],
 )
-def test_transformers_decodes_to_the_same_weights(layout, granularity, model, tmp_path):
+def test_transformers_decodes_to_the_same_weights(
+    layout, granularity, activations, model, tmp_path
+):
+    target = tmp_path / "fp8"
+    options = CheckpointOptions("fp8", layout, granularity=granularity, activations=activations)
+    quantize_checkpoint(model, target, options)
+    assert_decodes_to_the_same(layout, target, tmp_path)
+
+
+def assert_decodes_to_the_same(layout, target, tmp_path):
+    """transformers makes of a checkpoint what `dequantize` does."""
     import torch
     import transformers
 
-    target, plain = tmp_path / "fp8", tmp_path / "plain"
-    quantize_checkpoint(model, target, CheckpointOptions("fp8", layout, granularity=granularity))
+    plain = tmp_path / "plain"
     dequantize_checkpoint(target, plain, DequantizeOptions("bfloat16"))
     options = {}
     if layout == "deepseek":  # its kernels need a GPU
@@ -84,6 +101,74 @@ def test_transformers_decodes_to_the_same_weights(layout, granularity, model, tm
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
+
+
+def test_activation_scales_are_loaded(model, tmp_path):
+    """By default; where transformers is told to decode, it has no place for them."""
+    import torch
+    from safetensors.torch import load_file
+
+    options = CheckpointOptions("fp8", granularity="tensor", activations="uncalibrated")
+    quantize_checkpoint(model, tmp_path / "fp8", options)
+    found = loaded(tmp_path / "fp8")
+    scales = [value for name, value in found.items() if name.endswith("input_scale")]
+    assert [float(value) for value in scales] == [1.0] * 7
+    for name, value in load_file(tmp_path / "fp8" / "model.safetensors").items():
+        assert torch.equal(found[name].float(), value.float()) or name.endswith("_scale"), name
+
+
+@pytest.mark.parametrize(
+    ("layout", "to"), [("compressed-tensors", "deepseek"), ("deepseek", "compressed-tensors")]
+)
+def test_converted_checkpoints(layout, to, model, tmp_path):
+    first, target = tmp_path / "first", tmp_path / "fp8"
+    quantize_checkpoint(model, first, CheckpointOptions("fp8", layout, granularity="block"))
+    convert_checkpoint(first, target, ConvertOptions(to))
+    assert_decodes_to_the_same(to, target, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "granularity"),
+    [("compressed-tensors", "channel"), ("compressed-tensors", "block"), ("deepseek", "block")],
+)
+def test_mxfp4_as_fp8(layout, granularity, model, tmp_path):
+    """Every value of the MXFP4 checkpoint, as transformers reads both."""
+    import torch
+    import transformers
+
+    first, target = tmp_path / "first", tmp_path / "fp8"
+    quantize_checkpoint(model, first, CheckpointOptions("mxfp4"))
+    options = CheckpointOptions("fp8", layout, granularity=granularity, lossless=True)
+    quantize_checkpoint(first, target, options)
+    assert_decodes_to_the_same(layout, target, tmp_path)
+    config = transformers.utils.quantization_config.CompressedTensorsConfig
+    one = loaded(first, quantization_config=config(run_compressed=False))
+    two = loaded(tmp_path / "plain")
+    for name, value in one.items():
+        assert torch.equal(two[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("granularity", "activations", "preset"),
+    [
+        ("channel", "dynamic", "FP8_DYNAMIC"),
+        ("block", "dynamic", "FP8_BLOCK"),
+        ("tensor", "uncalibrated", "FP8"),
+    ],
+)
+def test_arguments_are_those_of_the_presets(granularity, activations, preset, model, tmp_path):
+    from compressed_tensors.quantization import QuantizationConfig
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+
+    options = CheckpointOptions("fp8", granularity=granularity, activations=activations)
+    quantize_checkpoint(model, tmp_path / "fp8", options)
+    said = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
+    said.pop("quant_method")
+    group = QuantizationConfig.model_validate(said).config_groups["group_0"]
+    for part in ("weights", "input_activations"):
+        found = getattr(group, part).model_dump(exclude={"observer", "observer_kwargs"})
+        expected = PRESET_SCHEMES[preset][part].model_dump(exclude={"observer", "observer_kwargs"})
+        assert found == expected, part
 
 
 def test_deepseek_tensors_are_what_transformers_builds(model, tmp_path):

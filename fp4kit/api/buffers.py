@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -235,6 +236,30 @@ def check_is_quantized(q: object) -> None:
             f"a {type(q).__name__} cannot be decoded here; pass the QuantizedTensor that "
             "fp4kit.quantize returned (one direction of a pair; dequantize_grouped takes groups)"
         )
+
+
+def stored_bytes(q: Any, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Raw, Raw]:
+    """Codes and scale bytes of a tensor, raw.
+
+    Args:
+        q: a tensor with `packed` and `block_scale`.
+        shapes: what they must hold, of whatever shape.
+
+    Raises:
+        DtypeError: for elements that are not single bytes, or arrays on two devices.
+        ShapeError: for another number of bytes.
+    """
+    packed = arrays.ingest_bytes(q.packed, "packed")
+    block_scale = arrays.ingest_bytes(q.block_scale, "block_scale")
+    named = (("packed", packed), ("block_scale", block_scale))
+    for (what, array), shape in zip(named, shapes, strict=True):
+        if prod(array.data.shape) != prod(shape):
+            raise ShapeError(f"{what} has shape {tuple(array.data.shape)}, not that of {shape}")
+        if array.origin.device != packed.origin.device:
+            raise DtypeError(
+                f"{what} lies on {array.origin.device}, packed on {packed.origin.device}"
+            )
+    return packed, block_scale
 
 
 def decoding_arrays(q: QuantizedTensor) -> Decoding:

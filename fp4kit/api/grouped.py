@@ -23,7 +23,7 @@ from fp4kit.group_shapes import GroupShapes, group_shapes
 from fp4kit.scheme import Scheme, as_scheme
 
 from .backends import engine_for
-from .buffers import per_token_amax, result_buffer, rows_of
+from .buffers import per_token_amax, result_buffer, rows_of, stored_bytes
 from .calls import CallData, call_data
 from .group_inputs import check_members, group_prologue
 from .grouped_tensor import (
@@ -329,17 +329,8 @@ def dequantize_grouped(
             "returned (one direction of a pair)"
         )
     plan = group.plan
-    packed = arrays.ingest_bytes(group.packed, "packed")
-    block_scale = arrays.ingest_bytes(group.block_scale, "block_scale")
+    packed, block_scale = stored_bytes(group, ((plan.packed_offsets[-1],), group.scale_shape))
     origin = packed.origin
-    for what, array, wanted in (
-        ("packed", packed, (plan.packed_offsets[-1],)),
-        ("block_scale", block_scale, group.scale_shape),
-    ):
-        if tuple(array.data.shape) != wanted:
-            raise ShapeError(
-                f"{what} has shape {tuple(array.data.shape)}, the group needs {wanted}"
-            )
     engine = engine_for("dequantize", origin.device, dtype, group.scheme, backend)
     with arrays.device_scope(origin):
         second = group.second_level

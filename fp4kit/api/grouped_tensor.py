@@ -15,7 +15,6 @@ import numpy as np
 from fp4kit.arrays.index_arrays import as_shape
 from fp4kit.backend.groups import GroupedPlan
 from fp4kit.errors import OptionError, ShapeError, brief
-from fp4kit.formats import SECOND_LEVEL_SCALES
 from fp4kit.layout import TILE
 from fp4kit.plan import plan_of
 from fp4kit.scheme import Scheme
@@ -96,15 +95,6 @@ class GroupedTensor(Schemed, StoredTensor):
             raise OptionError(f"scales in layout {self.scale_layout} are no rows of one matrix")
         cols = max(self.scale_shape[1], 1)
         return tuple(offset // cols for offset in self.plan.scale_offsets)
-
-    @property
-    def second_level(self) -> tuple[str, Any] | None:
-        """(name, float32 array of all members), or None."""
-        for name in SECOND_LEVEL_SCALES:
-            value = getattr(self, name)
-            if value is not None:
-                return name, value
-        return None
 
     def _named(self) -> list[str]:
         return [repr(self.format), *self.scheme.words(), f"{len(self)} members"]

@@ -99,7 +99,7 @@ def matmul(
         >>> import numpy as np
         >>> from fp4kit import quantize
         >>> w = quantize(np.eye(16, dtype=np.float32) * 6)
-        >>> matmul(np.arange(16, dtype=np.float32), w)[:4].tolist()
+        >>> matmul(np.arange(16, dtype=np.float32), w)[:4].round(3).tolist()
         [0.0, 6.0, 12.0, 18.0]
     """
     for value, what in ((a, "a"), (bias, "bias"), (c, "c")):

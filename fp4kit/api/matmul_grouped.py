@@ -101,9 +101,10 @@ def matmul_grouped(
     Examples:
         >>> import numpy as np
         >>> from fp4kit import quantize
-        >>> experts = quantize(np.ones((2, 32, 16), np.float32) * [[[1]], [[6]]])
-        >>> matmul_grouped(np.ones((3, 16), np.float32), experts, first_dims=[1, 2])[:, 0].tolist()
-        [16.0, 96.0, 96.0]
+        >>> experts = quantize(np.float32([[[3]], [[6]]]) * np.ones((2, 32, 16), np.float32))
+        >>> y = matmul_grouped(np.ones((3, 16), np.float32), experts, first_dims=[1, 2])
+        >>> y[:, 0].round(3).tolist()
+        [48.0, 96.0, 96.0]
     """
     refuse_gradient(a, "matmul_grouped", "a")
     refuse_gradient(bias, "matmul_grouped", "bias")

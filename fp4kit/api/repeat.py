@@ -141,8 +141,8 @@ def repeatable(
         ]
         if copied or any(part.second_level == "per_token" for part in scheme.parts):
             return None
-        return engine.prepare(tuple(jobs), measured=False)
+        return engine.ready(tuple(jobs), measured=False)
     if name is None and len(jobs) == 1 and levels <= {"row_scaled", "per_token"}:
         own = [job._replace(second=one.second) for job, one in zip(jobs, targets, strict=True)]
-        return engine.prepare(tuple(own), measured=True)
+        return engine.ready(tuple(own), measured=True)
     return None

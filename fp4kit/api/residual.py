@@ -19,12 +19,12 @@ from fp4kit.arrays.overlap import places
 from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.backend.interface import Job
 from fp4kit.backend.operations import ResidualPlan
-from fp4kit.errors import DtypeError, OptionError, ShapeError, brief
+from fp4kit.errors import OptionError, ShapeError, brief
 from fp4kit.formats import NIBBLE_ORDERS, NVFP4, SCALE_LAYOUTS, one_of
 from fp4kit.scheme import Scheme
 
 from .backends import engine_for
-from .buffers import in_rows, result_buffer, rows_of
+from .buffers import in_rows, result_buffer, rows_of, stored_bytes
 from .calls import NONFINITE_POLICIES
 from .measure import check_finite
 from .stored_tensor import StoredTensor
@@ -361,17 +361,8 @@ def dequantize_residual(
             "quantize_residual returned"
         )
     plan = q.plan
-    packed = arrays.ingest_bytes(q.packed, "packed")
-    block_scale = arrays.ingest_bytes(q.block_scale, "block_scale")
+    packed, block_scale = stored_bytes(q, (plan.packed_shape, plan.scale_shape))
     origin = packed.origin
-    for what, array, shape in (
-        ("packed", packed, plan.packed_shape),
-        ("block_scale", block_scale, plan.scale_shape),
-    ):
-        if prod(array.data.shape) != prod(shape):
-            raise ShapeError(f"{what} has shape {tuple(array.data.shape)}, not that of {shape}")
-        if array.origin.device != origin.device:
-            raise DtypeError(f"{what} lies on {array.origin.device}, packed on {origin.device}")
     engine = engine_for("dequantize_residual", origin.device, dtype, NVFUSER, backend)
     with arrays.device_scope(origin):
         order = None

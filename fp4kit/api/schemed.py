@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from fp4kit.formats import SECOND_LEVEL_SCALES
 from fp4kit.scheme import Scheme
 
 
@@ -42,3 +45,12 @@ class Schemed:
     def nibble_order(self) -> str:
         """Which nibble the even element takes."""
         return self.scheme.nibble_order
+
+    @property
+    def second_level(self) -> tuple[str, Any] | None:
+        """(name, float32 array) of the second-level scale, or None; of all members of a group."""
+        for name in SECOND_LEVEL_SCALES:
+            value = getattr(self, name)
+            if value is not None:
+                return name, value
+        return None

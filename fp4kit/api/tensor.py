@@ -196,15 +196,6 @@ class QuantizedTensor(_Kept):
         tensor._set(packed, block_scale, plan.scheme, tuple(shape), second, source_dtype)
         return tensor
 
-    @property
-    def second_level(self) -> tuple[str, Any] | None:
-        """(name, float32 array) of the second-level scale, or None."""
-        for name in SECOND_LEVEL_SCALES:
-            value = getattr(self, name)
-            if value is not None:
-                return name, value
-        return None
-
     def plan(self) -> Plan:
         """The plan that decodes this tensor."""
         rows = prod(self.shape[:-1])

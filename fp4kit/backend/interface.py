@@ -89,7 +89,7 @@ class Backend(Operations, ABC):
     def quantize(self, job: Job) -> None:
         """Fills `packed` and `block_scale` of a job."""
 
-    def prepare(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
+    def ready(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
         """What does jobs again for an array at another address, of the same alignment.
 
         Args:

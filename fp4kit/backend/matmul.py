@@ -8,6 +8,7 @@ axis that is summed, and blocks run along it. What it is stands in :func:`fp4kit
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ class MatmulJob(NamedTuple):
     def divisor(self) -> np.float32:
         """What the ranges of both second levels divide by, a binary32 number."""
         ranges = [one.level_range for one in (self.a, self.b) if isinstance(one, QuantizedOperand)]
-        return np.float32(np.prod(ranges))
+        return np.float32(math.prod(ranges))
 
 
 class RaggedMatmulJob(NamedTuple):

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from fp4kit.io.metadata import shared_plan
 from fp4kit.io.report import FileReport, TensorReport, joined
-from fp4kit.io.storage import QuantizedEntry
+from fp4kit.io.storage import WEIGHT, QuantizedEntry
 
 from .layouts import module_of
-from .layouts.base import WEIGHT
 from .read.code_names import is_block_scale, scale_names
 from .read.components import is_pipeline
 from .read.directory import Checkpoint

@@ -24,6 +24,7 @@ from .read.directory import Checkpoint
 from .report import CheckpointReport, make_report
 from .write.output import carry_out
 from .write.pipeline import DiffusersPipeline
+from .write.transfer import check_lossless
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,6 +71,13 @@ def _open(source: Path, options: CommonOptions) -> Checkpoint:
     return Checkpoint(source, follow_links=options.follow_links, cast=options.cast)
 
 
+def _planned(operation: Operation[Asked], checkpoint: Checkpoint, options: Asked) -> CheckpointPlan:
+    plan = operation.plan(checkpoint, options)
+    if options.lossless:
+        check_lossless(plan)
+    return plan
+
+
 def _plan(operation: Operation[Asked], source: Path, options: Asked) -> CheckpointReport:
     """What an operation would do to a checkpoint, or to components of a pipeline."""
     if is_pipeline(source):
@@ -77,7 +85,7 @@ def _plan(operation: Operation[Asked], source: Path, options: Asked) -> Checkpoi
         return pipeline.plan(lambda path: _plan(operation, path, options))
     started = time.perf_counter()
     with _open(source, options) as checkpoint:
-        plan = operation.plan(checkpoint, options)
+        plan = _planned(operation, checkpoint, options)
         return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
 
 
@@ -96,7 +104,7 @@ def _run(
         flags = run.get("resume", False), run.get("force", False)
         return pipeline.carry_out(target, planned, convert, *flags)
     with _open(source, options) as checkpoint:
-        return carry_out(operation.plan(checkpoint, options), target, **run)
+        return carry_out(_planned(operation, checkpoint, options), target, **run)
 
 
 def plan_quantize_checkpoint(source: Path, options: CheckpointOptions) -> CheckpointReport:

@@ -16,6 +16,8 @@ DEFAULT_SHARD_SIZE = "5GB"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 UNCALIBRATED = "uncalibrated"
+#: FP8: engines scale the inputs of each module as they come.
+DYNAMIC = "dynamic"
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,11 @@ class CommonOptions:
 
     Attributes:
         follow_links: copy also what links out of a model directory point to.
+        lossless: refuse to change the value of a weight that is written quantized.
     """
 
     follow_links: bool = field(default=False, kw_only=True)
+    lossless: bool = field(default=False, kw_only=True)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -44,8 +48,8 @@ class CheckpointOptions(CommonOptions):
     """How a checkpoint is quantized.
 
     Attributes:
-        format: `nvfp4` or `mxfp4`.
-        layout: `compressed-tensors`, `modelopt` or `comfy`.
+        format: one that the layout holds.
+        layout: one of :data:`fp4kit.checkpoint.layouts.ALL_LAYOUTS`.
         recipe: NVFP4 recipe, None for te.
         scale_rule: MX scale rule, None for the format's default.
         granularity: what shares a scale of fp8, None for the layout's default.
@@ -57,7 +61,7 @@ class CheckpointOptions(CommonOptions):
         choices: name of a weight to that of its candidate (:mod:`fp4kit.io.candidates`), which
             takes the place of `format` and what belongs to it; None for one format.
         activations: None for weights only (W4A16), `uncalibrated`, or the path of a JSON file with
-            the activation amax of each module (W4A4).
+            the activation amax of each module (W4A4); for fp8 also `dynamic`.
         experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
         max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
         unscaled_fp8: FP8 tensors without a scale were only cast: take their values as they are.
@@ -103,7 +107,7 @@ class CheckpointOptions(CommonOptions):
     @property
     def files(self) -> tuple[Path, ...]:
         """Files whose content decides bytes as well: that of activation amaxes."""
-        given = self.activations not in (None, UNCALIBRATED)
+        given = self.activations not in (None, UNCALIBRATED, DYNAMIC)
         return (Path(str(self.activations)),) if given else ()
 
 

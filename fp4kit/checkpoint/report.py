@@ -58,8 +58,17 @@ def make_report(
         if work.entry is not None and work.entry.plan.format.scale_type == "e4m3"
     )
     if target is not None and flushed:
+        layout = plan.layout
+        said = "weight-only Marlin kernels may flush them to 0"
+        if layout is not None and layout.storage.second_suffix is None:
+            said = f"E4M3 rounds them coarsely, and layout {layout.name} keeps no second level"
+        warnings.append(f"{flushed} block scales are below 2^-6: {said}")
+    rounded = [work for work in plan.works if work.rounded]
+    if rounded:
         warnings.append(
-            f"{flushed} block scales are below 2^-6: weight-only Marlin kernels may flush them to 0"
+            f"{sum(work.rounded for work in rounded)} MXFP4 values of {len(rounded)} weights are "
+            "rounded, as they are too small beside the largest under the same scale; --lossless "
+            "refuses that"
         )
     tensors = [work.report(measured=target is not None) for work in plan.works]
     warnings += overflow_warnings(tensors)

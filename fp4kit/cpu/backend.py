@@ -17,12 +17,13 @@ from types import ModuleType
 import numpy as np
 
 from fp4kit.backend.grid import GridBackend
-from fp4kit.backend.interface import ErrorSums, Plan, Request
+from fp4kit.backend.interface import ErrorSums, Plan
 from fp4kit.backend.jobs import Job, Prologue, RawArray, Rotation
+from fp4kit.backend.matmul import MatmulJob
 from fp4kit.backend.operations import Operations
 from fp4kit.float_mode import computes_by_ieee
 from fp4kit.reference.grid import scales_of
-from fp4kit.reference.second_level import HostSecondLevels
+from fp4kit.reference.host_backend import HostBackend
 
 from . import kernel_cache
 from .threads import thread_count
@@ -34,7 +35,7 @@ def _room(name: str) -> ModuleType:
 
 
 @computes_by_ieee(Operations)
-class CpuBackend(HostSecondLevels):
+class CpuBackend(HostBackend):
     """numba kernels over all cores, vectorized by LLVM."""
 
     name = "cpu"
@@ -50,14 +51,6 @@ class CpuBackend(HostSecondLevels):
         if importlib.import_module("numba").config.DISABLE_JIT:
             return 'NUMBA_DISABLE_JIT=1 turns numba off: unset it, or pass backend="reference"'
         kernel_cache.kernel_folder()  # says what is wrong with FP4KIT_CACHE_DIR before any work
-        return None
-
-    def refusal(self, request: Request) -> str | None:
-        if request.device_kind != "cpu":
-            return (
-                f"works on host arrays, not on {request.device}; copy the array to the host first "
-                "or leave backend=None"
-            )
         return None
 
     def details(self) -> dict[str, str]:
@@ -147,6 +140,14 @@ class CpuBackend(HostSecondLevels):
         self, job: Job, order: RawArray | None, out: RawArray, dtype: str
     ) -> None:
         _room("residual").dequantize(job, order, out, dtype)
+
+    # -- products ---------------------------------------------------------------------------------
+
+    def matmul(self, job: MatmulJob) -> None:
+        _room("matmul").matmul(job)
+
+    def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
+        _room("matmul").matmul_grouped(jobs)
 
 
 @computes_by_ieee(Operations)

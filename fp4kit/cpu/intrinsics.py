@@ -80,12 +80,19 @@ class Number:
             if other.kind != self.kind:
                 raise TypeError(f"{self.kind} and {other.kind} in one operation")
             return other.value
-        number = float(other) if self.kind in FLOATS else int(other)
+        return self.constant(float(other) if self.kind in FLOATS else int(other))
+
+    def constant(self, number: float) -> ir.Value:
+        """A constant of this number's type."""
         return LLVM_TYPES[self.kind](number)
+
+    def type_of(self, kind: Any) -> ir.Type:
+        """The LLVM type of what :meth:`cast` and :meth:`bits_as` give."""
+        return LLVM_TYPES[kind]
 
     def made(self, value: ir.Value, kind: Any = None) -> Number:
         """The result of an instruction, of this number's type unless told otherwise."""
-        return Number(self.builder, value, kind or self.kind)
+        return type(self)(self.builder, value, kind or self.kind)
 
     __add__ = __radd__ = _operator("add", "fadd")
     __sub__ = _operator("sub", "fsub")
@@ -107,16 +114,17 @@ class Number:
 
     def bits_as(self, kind: Any) -> Number:
         """The same bits as a type of the same width."""
-        return self.made(self.builder.bitcast(self.value, LLVM_TYPES[kind]), kind)
+        return self.made(self.builder.bitcast(self.value, self.type_of(kind)), kind)
 
     def cast(self, kind: Any) -> Number:
         """An integer as another integer type, or as a float; a float as another float."""
-        source, target, build = LLVM_TYPES[self.kind], LLVM_TYPES[kind], self.builder
-        if isinstance(source, ir.IntType) and isinstance(target, ir.IntType):
+        target, build = self.type_of(kind), self.builder
+        if self.kind in WIDTHS and kind in WIDTHS:
             extend = build.sext if self.kind in SIGNED else build.zext
-            change = extend if target.width > source.width else build.trunc
-            value = self.value if target.width == source.width else change(self.value, target)
-        elif isinstance(source, ir.IntType):
+            change = extend if WIDTHS[kind] > WIDTHS[self.kind] else build.trunc
+            same = WIDTHS[kind] == WIDTHS[self.kind]
+            value = self.value if same else change(self.value, target)
+        elif self.kind in WIDTHS:
             to_float = build.sitofp if self.kind in SIGNED else build.uitofp
             value = to_float(self.value, target)
         elif kind == F64 or self.kind == HALF:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from .buffers import read_only
+from .elements import index
 from .jit import jit, jit_part
 from .threads import run
 
@@ -52,6 +53,22 @@ def unswizzle_range(swizzled, blocks, tile_rows, begin, end, out):
         for column in range(blocks):
             offset = first + (column // 4) * tile_rows * 4 + column % 4
             out[row * blocks + column] = swizzled[offset]
+
+
+@jit
+def unswizzle_rows(swizzled, first, tile_rows, out):
+    """Copies rows from `first` on in linear order to `out`; both are words of four scales."""
+    tiles, rows, flat = index(out.shape[1]), index(out.shape[0]), out.reshape(-1)
+    apart = index(4) if tile_rows == 128 else index(1)
+    begin, end = index(first), index(first) + rows
+    # Four rows at a time: they share cache lines.
+    for group in range(begin // index(4) * index(4), end, index(4)):
+        strip, inside = group // index(tile_rows), group % index(tile_rows)
+        source = strip * tiles * index(tile_rows) + index(_inside(inside, tile_rows)) // index(4)
+        for tile in range(tiles):
+            for row in range(max(group, begin), min(group + index(4), end)):
+                flat[(row - begin) * tiles + tile] = swizzled[source + (row - group) * apart]
+            source += index(tile_rows)
 
 
 def swizzle(scales: np.ndarray, layout: str, out: np.ndarray) -> None:

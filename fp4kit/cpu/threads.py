@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fp4kit.errors import OptionError
 from fp4kit.float_mode import by_ieee
@@ -27,6 +27,8 @@ SUM_CHUNK = 1 << 20
 TASKS_PER_THREAD = 4
 
 Result = TypeVar("Result")
+#: How work is spread over threads: :func:`run`, or :func:`alone` in what a thread runs already.
+Run = Callable[[Callable[[int, int], Any], int, int], list[Any]]
 
 
 @cache
@@ -87,3 +89,8 @@ def run(
     # Threads of the pool are in the mode of whichever thread started them.
     piece = by_ieee(work)
     return list(_pool(threads).map(lambda pair: piece(*pair), ranges))
+
+
+def alone(work: Callable[[int, int], Result], count: int, size: int) -> list[Result]:
+    """Calls work(0, count): :func:`run` for what is a piece of other work."""
+    return [work(0, count)]

@@ -48,6 +48,7 @@ from . import (
 )
 from .geometry import THREADS
 from .grouped import CudaGrouped
+from .matmul import CudaMatmul
 from .measured import MeasuredRows
 from .operations import CudaOperations, sources_of
 from .residual import CudaResidual
@@ -80,7 +81,7 @@ def _sums(partials: RawArray, elements: int, blocks: int = 0) -> ErrorSums:
     )
 
 
-class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, MeasuredRows):
+class CudaBackend(CudaOperations, CudaGrouped, CudaMatmul, CudaResidual, CudaTiles, MeasuredRows):
     """CUDA kernels through CuPy, for arrays that already are on a device."""
 
     name = "cuda"
@@ -164,15 +165,15 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
     # --------------------------------------------------------------------------------------------
 
     def quantize(self, job: Job) -> None:
-        self._prepare((job,))(job.x.data.ptr)
+        self._ready((job,))(job.x.data.ptr)
 
     def quantize_both(self, rowwise: Job, columnwise: Job) -> None:
-        self._prepare((rowwise, columnwise))(rowwise.x.data.ptr)
+        self._ready((rowwise, columnwise))(rowwise.x.data.ptr)
 
-    def prepare(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
-        return self.prepare_measured(jobs[0]) if measured else self._prepare(jobs)
+    def ready(self, jobs: tuple[Job, ...], *, measured: bool) -> Callable[[int], None] | None:
+        return self.ready_measured(jobs[0]) if measured else self._ready(jobs)
 
-    def _prepare(self, jobs: tuple[Job, ...]) -> Callable[[int], None]:
+    def _ready(self, jobs: tuple[Job, ...]) -> Callable[[int], None]:
         """The kernel for jobs of one array, ready for its address and for others aligned alike."""
         job = jobs[0]
         plan, source, codes = job.plan, job.x.data.ptr, job.packed.data.ptr
@@ -180,7 +181,7 @@ class CudaBackend(CudaOperations, CudaGrouped, CudaResidual, CudaTiles, Measured
         vector = aligned and cuda_launch.rows_are_vectors(plan.cols, job.dtype)
         flat = plan.is_plain or cuda_launch.quantizes_flat(plan, plan.scales, vector)
         if len(jobs) > 1 or not flat:
-            return self.prepare_deviating(jobs, vector)
+            return self.ready_deviating(jobs, vector)
         random = cuda_launch.seed_arguments(plan, job.seed)
         scales = _count(job.second)
         launch = cuda_ready.quantize(current_device(), plan, job.dtype, scales, aligned).launch

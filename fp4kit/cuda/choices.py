@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a kernel was chosen, in words: what `FP4KIT_TRACE=1` says of each launch.
 
-The choices themselves stand in `launch.py`, `variants.py`, `search.py`, `measured.py` and
-`members.py`; `kernels_cu/README.md` lists them in full.
+The choices themselves stand in `launch.py`, `variants.py`, `search.py`, `measured.py`,
+`members.py` and `matmul_choice.py`; `kernels_cu/README.md` lists them in full.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ REASONS = {
     "grouped_quantize_rowwise_swizzled": "plain rows of whole nvfp4 blocks in all members, "
     "aligned, swizzled_128x4 scales",
     "grouped_quantize_tiles": "what the members' kernel of rows does not take",
+    "matmul_any": "operands of any kind, layout, alignment and shape",
+    "matmul_ragged": "rows that a device array cuts into ranges with a weight each",
+    "matmul_finish": "sums of pieces of the depth, or of a GEMM with a bias, c, or levels of rows",
+    "matmul_decode": "many rows: operands are decoded for cuBLAS",
+    "matmul_factor": "the one factor of a GEMM's sums",
+    "matmul_nan": "the NaN of a GEMM",
 }
 OTHERWISE = "the only kernel of its operation"
 

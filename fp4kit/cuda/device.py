@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from . import blas
 from . import compile as cuda_module
 
 MIN_CUPY = (14, 2)
@@ -101,6 +102,7 @@ def details() -> dict[str, str]:
         "cuda runtime": str(runtime.runtimeGetVersion()),
         "cuda driver": str(runtime.driverGetVersion()),
         "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cublas": blas.description(),
     }
     for number in range(runtime.getDeviceCount()):
         name = runtime.getDeviceProperties(number)["name"].decode()

@@ -131,13 +131,13 @@ class MeasuredRows(Backend):
 
     def quantize_measured(self, job: Job) -> RawArray | None:
         second = scratch(job.plan.scales, np.float32)
-        run = self.prepare_measured(job._replace(second=second))
+        run = self.ready_measured(job._replace(second=second))
         if run is None:
             return None
         run(job.x.data.ptr)
         return second
 
-    def prepare_measured(self, job: Job) -> Callable[[int], None] | None:
+    def ready_measured(self, job: Job) -> Callable[[int], None] | None:
         """The kernel that fills the job's second level too; None if none does it."""
         plan, codes = job.plan, job.packed.data.ptr
         ready = _ready(current_device(), plan, job.dtype)

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from fp4kit import trace
-from fp4kit.arrays import keep_if_captured
+from fp4kit.arrays import is_capturing, keep_if_captured
 from fp4kit.backend.interface import Job, RawArray
 
 from . import compile as cuda_module
@@ -51,6 +53,27 @@ def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) ->
     if clear and array.nbytes:
         array.data.memset_async(0, array.nbytes)
     return array
+
+
+@contextmanager
+def memory(size: int) -> Iterator[int]:
+    """The address of so many bytes, for what is launched in between on the current stream.
+
+    In a graph they are its own, and given back at that point of it: scratch that is kept for good
+    would be too much.
+    """
+    import cupy
+
+    if not size:
+        yield 0
+    elif is_capturing():
+        runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
+        address = int(runtime.mallocAsync(size, stream))
+        yield address
+        runtime.freeAsync(address, stream)
+    else:
+        array = scratch(size, np.uint8)
+        yield array.data.ptr
 
 
 def grid_of_tiles(

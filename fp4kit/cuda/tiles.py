@@ -53,7 +53,7 @@ def _launch(
 class CudaTiles(Backend):
     """The part of the CUDA backend that serves what is not plain, but for measured rows."""
 
-    def prepare_deviating(self, jobs: tuple[Job, ...], vector: bool) -> Callable[[int], None]:
+    def ready_deviating(self, jobs: tuple[Job, ...], vector: bool) -> Callable[[int], None]:
         """The kernel for plans that are not plain, or for both directions.
 
         Args:

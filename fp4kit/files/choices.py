@@ -25,7 +25,7 @@ from fp4kit.options import (
 from fp4kit.scheme import Scheme, as_scheme
 
 StrPath = str | os.PathLike[str]
-Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek"]
+Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek", "mlx"]
 ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
 
 
@@ -61,6 +61,7 @@ class CheckpointChoices(Choices, total=False):
     experts_layout: ExpertsLayout | None
     max_shard_size: str | None
     follow_links: bool
+    lossless: bool
     plan: Mapping[str, str] | str | os.PathLike[str] | None
 
 
@@ -112,7 +113,7 @@ def _is_mapping(value: object) -> bool:
 _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("source target path against moments text", _is_path, "a path"),
     ("force resume dry_run raw pad", _is_flag, "True or False"),
-    ("unscaled_fp8 allow_nothing follow_links", _is_flag, "True or False"),
+    ("unscaled_fp8 allow_nothing follow_links lossless", _is_flag, "True or False"),
     ("include exclude pins formats", _is_list_of_text, "a list of patterns"),
     ("metadata", _is_mapping, "a mapping of strings"),
     ("device", _is_text, "the name of a device"),

@@ -146,6 +146,7 @@ def convert_checkpoint(
     *,
     max_shard_size: str | None = None,
     follow_links: bool = False,
+    lossless: bool = False,
     resume: bool = False,
     force: bool = False,
     dry_run: bool = False,
@@ -159,6 +160,7 @@ def convert_checkpoint(
         layout: that of the result.
         max_shard_size: largest size of a weight file, like 5GB (the default) or 512MiB.
         follow_links: copy also what links out of the source point to.
+        lossless: refuse to quantize anything again.
         resume: finish what an interrupted run of the same call began.
         force: as for :func:`quantize_checkpoint`.
         dry_run: plan from headers and JSON alone; nothing is written.
@@ -180,7 +182,9 @@ def convert_checkpoint(
     """
     check_arguments(locals())
     path = checked(source)
-    options = ConvertOptions(layout, shard_size(max_shard_size), follow_links=follow_links)
+    options = ConvertOptions(
+        layout, shard_size(max_shard_size), follow_links=follow_links, lossless=lossless
+    )
     if dry_run:
         return checkpoints.plan_convert_checkpoint(path, options)
     return checkpoints.convert_checkpoint(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from fp4kit.errors import DtypeError, FileFormatError, OptionError, brief
 from fp4kit.io.containers import DTYPE_CODES, DTYPES, TensorSpec
 from fp4kit.io.metadata import shared_plan
 from fp4kit.io.read.source import SourceTensor
-from fp4kit.io.storage import QuantizedEntry
+from fp4kit.io.storage import PLAIN, QuantizedEntry
 from fp4kit.scheme import Scheme
 
 from .open import TensorFile
 
 Bytes = NDArray[np.uint8]
+#: NVFP4 without its second level, which only layouts that keep none can hold.
+ONE_LEVEL = with_changes(PLAIN, second_suffix=None)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,9 @@ def held_entry(name: str, tensor: QuantizedTensor, *, exact: bool) -> QuantizedE
     """
     recorded = _recorded(tensor.scheme)
     why = _unstorable(tensor)
+    single = tensor.scheme.spec.has_second_level and tensor.second_level is None
+    if not why and exact and single:
+        why = "it has no second-level scale, which files of nvfp4 hold"
     if not why and exact and tensor.scheme != recorded:
         why = f"fp4kit's own files do not record all of {tensor.scheme.describe()}"
     if why:
@@ -94,7 +100,8 @@ def held_entry(name: str, tensor: QuantizedTensor, *, exact: bool) -> QuantizedE
     second = None
     if tensor.second_level is not None:
         second = _host_bytes(name, tensor.second_level[1]).view(np.float32).reshape(1)
-    return QuantizedEntry(name, tensor.shape, tensor.source_dtype, plan, second)
+    storage = ONE_LEVEL if single else PLAIN
+    return QuantizedEntry(name, tensor.shape, tensor.source_dtype, plan, second, storage)
 
 
 def _recorded(scheme: Scheme) -> Scheme:
@@ -116,8 +123,6 @@ def _unstorable(tensor: QuantizedTensor) -> str:
         return "its blocks run along the columns, and files hold blocks along the last axis"
     if tensor.scheme.rht is not None:
         return "it is rotated (rht), which no reader of files undoes"
-    if tensor.scheme.spec.has_second_level and tensor.second_level is None:
-        return "it has no second-level scale, which files of nvfp4 hold"
     if tensor.second_level is not None and plan.rows_per_scale != max(plan.rows, 1):
         return "it has several second-level scales, and files hold one per tensor"
     if 0 in tensor.shape:

@@ -83,7 +83,7 @@ class Item:
         )
         lead = entry.shape[:-1]
         second: dict[str, Any] = {}
-        if plan.recipe is not None:
+        if plan.recipe is not None and plan.has_second_level:
             second[plan.recipe.keeps] = entry.second
         return QuantizedTensor(
             packed=packed.reshape(*lead, plan.packed_shape[1]),
@@ -133,7 +133,7 @@ def _read_blocks(view: Mxfp4View) -> QuantizedTensor:
 
 
 def _read_fp8(view: Fp8View) -> QuantizedTensor:
-    """FP8 of another tool with float32 scales: its bytes are those of fp4kit."""
+    """FP8 of another tool with float scales: its codes are those of fp4kit."""
     shape, scheme = view.tensor.spec.shape, view.scheme
     assert scheme is not None
     codes, scales = view.codes()

@@ -7,7 +7,6 @@ from __future__ import annotations
 from math import inf
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS, Layout, Summary, get_layout, module_of
-from fp4kit.checkpoint.layouts.base import WEIGHT
 from fp4kit.checkpoint.models.fusion import groups
 from fp4kit.checkpoint.plan.checkpoint_plan import (
     CheckpointPlan,
@@ -26,7 +25,7 @@ from fp4kit.io.containers import DTYPE_CODES, TensorSpec
 from fp4kit.io.metadata import shared_plan
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions
 from fp4kit.io.read.source import SourceTensor
-from fp4kit.io.storage import QuantizedEntry
+from fp4kit.io.storage import WEIGHT, QuantizedEntry
 from fp4kit.io.tensor_names import unknown_beside
 
 from .given import GivenTensors, SaveOptions
@@ -46,6 +45,11 @@ def _entry(layout: Layout, held: QuantizedEntry) -> QuantizedEntry:
         why = f"engines have quantized layers of 2-D weights, this has shape {list(shape)}"
     elif shape[-1] % spec.block_size:
         why = f"engines read no padded rows, {shape[-1]} is no multiple of {spec.block_size}"
+    elif spec.has_second_level and (held.second is None) != (layout.storage.second_suffix is None):
+        kept, has = ("a", "none") if held.second is None else ("no", "one")
+        why = f"it keeps {kept} second-level scale, and this has {has}"
+    elif layout.reason_to_keep(held.name):
+        why = f"it is {layout.reason_to_keep(held.name)}"
     elif not held.name.endswith(WEIGHT):
         why = f"engines look for names that end in {WEIGHT}"
     if why:
@@ -87,7 +91,8 @@ def _check_scales(given: GivenTensors) -> None:
 def _activations(given: GivenTensors, layout: Layout) -> str | None:
     """Whether activation scales are among the tensors, as the layout names them."""
     modules = [module_of(name) for name in given.entries]
-    for other in ALL_LAYOUTS.values():
+    known = [each for each in ALL_LAYOUTS.values() if each.activation_suffix is not None]
+    for other in known:
         for module in modules if other.activation_suffix != layout.activation_suffix else ():
             name = f"{module}{other.activation_suffix}"
             if name in given.tensors:
@@ -114,6 +119,12 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
         raise OptionError(
             f"{given.path}: readers of layout {layout.name} need a config.json; give config=, its "
             "content or path ({} to go without)"
+        )
+    layout.check_names(entries, given.config)
+    if layout.stacks(entries, given.config):
+        raise OptionError(
+            f"{given.path}: readers of layout {layout.name} want the experts stacked; save plain "
+            f"weights, then use quantize_checkpoint(layout={layout.name!r})"
         )
     activations = _activations(given, layout)
     formats = sorted({entry.plan.format.name for entry in entries.values()})
@@ -149,7 +160,7 @@ def plan_layout(given: GivenTensors, options: SaveOptions) -> CheckpointPlan:
         )
     members = groups(entries)
     fused = {key: names for key, names in members.items() if len(names) > 1}
-    if formats == ["nvfp4"]:
+    if formats == ["nvfp4"] and layout.storage.second_suffix is not None:
         _check_groups(given, fused)
     _check_scales(given)
     plan = CheckpointPlan(

@@ -55,7 +55,8 @@ class TensorFile(Mapping[str, Any]):
     Attributes:
         path: what was opened.
         layout: how its weights are quantized: `fp4kit` (its own files), `compressed-tensors`,
-            `modelopt`, `comfy`, `fp8` or `mxfp4`; several are joined by "+". None without any.
+            `modelopt`, `comfy`, `mlx`, `fp8` or `mxfp4`; several are joined by "+". None without
+            any.
         metadata: the header metadata of the file (of a checkpoint: of its first shard).
         config: content of a checkpoint's config.json; empty without one.
     """
@@ -245,12 +246,13 @@ def open(path: StrPath, *, decode: Any = None, raw: bool = False) -> TensorFile:
     directories with any number of shards, diffusers pipelines (whose names begin with the folder,
     `transformer/`), and whatever is quantized in a known way. A weight that is stored as codes and
     scales is one tensor under its logical name: a :class:`fp4kit.QuantizedTensor` with the stored
-    bytes where one can hold them (NVFP4, MXFP4 and MXFP8 of any layout; FP8 with float32 scales
-    per tensor, channel or 128x128 block; gpt-oss's blocks, as they lie in the file), else a float32
-    array (FP8 with other scales, INT8; weights that AWQ smoothed, multiplied by the scales of
-    their inputs). FP8 without a scale anywhere was only cast, and stays FP8. All other tensors are
-    NumPy arrays under their stored names, bfloat16 and FP8 with the types of ml_dtypes; elements
-    of less than a byte come as their bytes. The one array of an .npy has the name of the file.
+    bytes where one can hold them (NVFP4, MXFP4 and MXFP8 of any layout; FP8 with float scales per
+    tensor, channel or 128x128 block, which become float32; gpt-oss's blocks, as they lie in the
+    file), else a float32 array (FP8 with other scales, INT8; weights that AWQ smoothed, multiplied
+    by the scales of their inputs). FP8 without a scale anywhere was only cast, and stays FP8. All
+    other tensors are NumPy arrays under their stored names, bfloat16 and FP8 with the types of
+    ml_dtypes; elements of less than a byte come as their bytes. The one array of an .npy has the
+    name of the file.
 
     Args:
         path: file or directory.

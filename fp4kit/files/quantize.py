@@ -148,8 +148,8 @@ def quantize_checkpoint(
             added.
         scheme: as for :func:`quantize_file`; how scales and nibbles lie is the layout's.
         layout: for which engines: `compressed-tensors` (vLLM, SGLang, transformers), `modelopt`
-            (TensorRT-LLM, vLLM, SGLang), `comfy` (ComfyUI) or `deepseek` (FP8 in blocks: vLLM,
-            SGLang, transformers).
+            (TensorRT-LLM, vLLM, SGLang), `comfy` (ComfyUI), `deepseek` (FP8 in blocks: vLLM,
+            SGLang, transformers) or `mlx` (mlx-lm).
         device: as for :func:`quantize_file`; `cuda` is every GPU of the machine.
         resume: finish what an interrupted run of the same call began.
         force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
@@ -158,11 +158,12 @@ def quantize_checkpoint(
         **choices: `recipe`, `scale_rule`, `granularity`, `scale_search`, `search_error`,
             `e4m3_max`, `include`, `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for
             :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, a JSON file
-            with the amax of each module's input, or one that :func:`fp4kit.calibrate` wrote.
-            `experts_layout`: how fused experts are stored where that is not clear.
-            `max_shard_size`: like 5GB. `follow_links`: copy what links out of the source point to.
-            `plan`: the format of each group of tensors, from :func:`fp4kit.survey` or as the path
-            of a file; it takes the place of `scheme`.
+            with the amax of each module's input, or one that :func:`fp4kit.calibrate` wrote; for
+            fp8 also `dynamic`. `experts_layout`: how fused experts are stored where that is not
+            clear. `max_shard_size`: like 5GB. `follow_links`: copy what links out of the source
+            point to. `lossless`: refuse to change a value, so that only codes that are taken over
+            are written; some are read for that. `plan`: the format of each group of tensors, from
+            :func:`fp4kit.survey` or as the path of a file; it takes the place of `scheme`.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.

@@ -59,8 +59,8 @@ def save(
         tensors: names to arrays of any framework (a state_dict, for example; device arrays are
             copied to the host), or to :class:`fp4kit.QuantizedTensor`.
         layout: how quantized tensors are stored. None: in a .safetensors file as fp4kit's own, in
-            a directory as `compressed-tensors`. `modelopt` and `deepseek` (FP8 blocks) are for
-            directories, `comfy` for both.
+            a directory as `compressed-tensors`. `modelopt`, `deepseek` (FP8 blocks) and `mlx`
+            (nvfp4 without a second level) are for directories, `comfy` for both.
         config: for directories: content of config.json, or its path, or that of a directory that
             holds one. Engines need it; the quantization is added to it.
         metadata: strings for the header of .safetensors files. What describes a quantization is

@@ -26,7 +26,6 @@ from fp4kit.formats import BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, one
 from fp4kit.io.read.json_text import strict_json
 from fp4kit.io.read.source import Source
 from fp4kit.io.storage import (
-    ELEMENT_DTYPES,
     PLAIN,
     Logical,
     QuantizedEntry,
@@ -144,8 +143,8 @@ def entries_by_names(
     """
     entries = []
     for scale in source.tensors.values():
-        name = scale.name.removesuffix("_scale")
-        if name == scale.name:
+        name = storage.scaled_name(scale.name)
+        if name is None:
             continue
         for spec in BLOCK_FORMATS.values():
             entry = _by_names(source, storage, name, spec, recipe, (shapes or {}).get(name))
@@ -165,11 +164,12 @@ def _by_names(
 ) -> QuantizedEntry | None:
     """What tensor `name` would be in a format, if its codes are there and fit."""
     packed = source.tensors.get(storage.part_names(name, spec).packed)
-    if packed is None or packed.spec.dtype != ELEMENT_DTYPES[spec.element.name]:
+    if packed is None or packed.spec.dtype != storage.code_spec("", (0,), spec).dtype:
         return None
     if not packed.spec.shape or 0 in packed.spec.shape:
         return None
-    stored = (*packed.spec.shape[:-1], packed.spec.shape[-1] * spec.codes_per_byte)
+    *lead, width = packed.spec.shape
+    stored = (*lead, width * storage.word_bytes * spec.codes_per_byte)
     shape = shape or stored
     if shape[-1] % spec.block_size:
         return None
@@ -177,6 +177,7 @@ def _by_names(
         spec.name,
         {
             "recipe": recipe if spec.has_second_level else None,
+            "second_level": None if storage.second_suffix else "none",
             "scale_layout": storage.scale_layout or "linear",
             "nibble_order": storage.nibble_order or "low_first",
         },

@@ -77,6 +77,7 @@ class TensorPlan:
         origin: the quantized tensor it was.
         second: its second level; those that share one stand next to each other.
         sums: error sums so far.
+        rounded: values of codes taken over that the new form does not hold.
     """
 
     tensor: SourceTensor
@@ -86,6 +87,7 @@ class TensorPlan:
     origin: QuantizedEntry | None = None
     second: SecondLevel = field(default_factory=SecondLevel)
     sums: ErrorSums = field(default_factory=ErrorSums)
+    rounded: int = 0
 
     @property
     def outputs(self) -> list[TensorSpec]:

@@ -26,6 +26,8 @@ from fp4kit.scheme import Scheme
 ELEMENT_DTYPES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e2m1": "U8"}
 #: safetensors' element type of block scales: engines expect E8M0 bytes as U8.
 SCALE_DTYPES = {"e4m3": "F8_E4M3", "e8m0": "U8", "float32": "F32"}
+#: What the name of a weight ends in.
+WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +58,60 @@ class Storage:
         name: what it is called.
         packed_suffix: what the name of 4-bit codes adds to `X`; codes of whole bytes are `X`.
         scale_suffix: what the name of the block scales adds to `X`.
-        second_suffix: what the name of the second level adds to `X`.
+        scale_place: what their name has in the place of `.weight` instead, None if it only adds.
+        second_suffix: what the name of the second level adds to `X`, None if there is none.
         second_shape: shape of the second level, and of a scale of a whole tensor.
         keeps: its second level: `encode_scale` (2688/amax) or `decode_scale` (amax/2688).
         scale_layout: order of the block scales, None for whatever was asked for.
         nibble_order: nibble that the even element takes, None for whatever was asked for.
         row_multiple: codes have rows up to a multiple of this; those added are 0.
+        word_bytes: size of the unsigned integers that codes are stored as; 1 for bytes, and FP8.
+        plain_scales: block scales are unsigned bytes, whatever their type.
     """
 
     name: str
     packed_suffix: str = "_packed"
     scale_suffix: str = "_scale"
-    second_suffix: str = "_global_scale"
+    scale_place: str | None = None
+    second_suffix: str | None = "_global_scale"
     second_shape: tuple[int, ...] = (1,)
     keeps: str = "encode_scale"
     scale_layout: str | None = None
     nibble_order: str | None = None
     row_multiple: int = 1
+    word_bytes: int = 1
+    plain_scales: bool = False
 
     def part_names(self, name: str, spec: FormatSpec) -> PartNames:
         """The names that the parts of tensor `name` have in a format."""
+        scale = f"{name}{self.scale_suffix}"
+        if self.scale_place is not None:
+            scale = f"{name.removesuffix(WEIGHT)}{self.scale_place}"
+        has_second = spec.has_second_level and self.second_suffix is not None
         return PartNames(
             packed=name if spec.codes_per_byte == 1 else f"{name}{self.packed_suffix}",
-            scale=f"{name}{self.scale_suffix}",
-            second=f"{name}{self.second_suffix}" if spec.has_second_level else None,
+            scale=scale,
+            second=f"{name}{self.second_suffix}" if has_second else None,
         )
+
+    def scaled_name(self, scale: str) -> str | None:
+        """The tensor that block scales of a name belong to, None if it is no such name."""
+        suffix = self.scale_suffix if self.scale_place is None else self.scale_place
+        name = scale.removesuffix(suffix)
+        if name == scale:
+            return None
+        return name if self.scale_place is None else f"{name}{WEIGHT}"
+
+    def code_spec(self, name: str, shape: tuple[int, ...], spec: FormatSpec) -> TensorSpec:
+        """What codes are stored as; `shape` is that of their bytes."""
+        if self.word_bytes == 1:
+            return TensorSpec(name, ELEMENT_DTYPES[spec.element.name], shape)
+        words = (*shape[:-1], shape[-1] // self.word_bytes)
+        return TensorSpec(name, f"U{8 * self.word_bytes}", words)
+
+    def scale_dtype(self, spec: FormatSpec) -> str:
+        """The element type of block scales."""
+        return "U8" if self.plain_scales else SCALE_DTYPES[spec.scale_type]
 
     def code_rows(self, rows: int) -> int:
         """Rows of codes that are stored for a tensor of `rows` rows."""
@@ -149,14 +180,10 @@ class QuantizedEntry:
         if self.storage.row_multiple > 1:
             lead = (self.storage.code_rows(plan.rows),)
         parts = [
-            TensorSpec(
-                names.packed,
-                ELEMENT_DTYPES[spec.element.name],
-                (*lead, plan.packed_shape[1]),
-            ),
+            self.storage.code_spec(names.packed, (*lead, plan.packed_shape[1]), spec),
             TensorSpec(
                 names.scale,
-                SCALE_DTYPES[spec.scale_type],
+                self.storage.scale_dtype(spec),
                 self.storage.second_shape if plan.has_one_scale else plan.scale_shape_of(lead),
             ),
         ]
@@ -200,7 +227,7 @@ class QuantizedEntry:
             names = ("recipe", "granularity")
         rule = {name: getattr(plan.scheme, name) for name in names}
         second = None
-        if plan.recipe is not None:
+        if plan.recipe is not None and plan.has_second_level:
             # Fixed width: the header is laid out before the scale is known.
             bits = 0 if self.second is None else int(self.second.view(np.uint32)[0])
             second = {"direction": stored_direction(plan.recipe), "bits": f"{bits:08x}"}

@@ -12,7 +12,6 @@ from fp4kit.backend.interface import (
     Job,
     Plan,
     RawArray,
-    Request,
     Rotation,
 )
 from fp4kit.backend.operations import Operations
@@ -20,9 +19,9 @@ from fp4kit.float_mode import computes_by_ieee
 from fp4kit.formats import E4M3
 
 from . import blocks, codecs, scaling
+from .host_backend import HostBackend
 from .operations import ReferenceOperations
 from .rotation import rotate
-from .second_level import HostSecondLevels
 
 
 def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
@@ -33,20 +32,12 @@ def per_block(second: np.ndarray | None, plan: Plan) -> np.ndarray | None:
 
 
 @computes_by_ieee(Operations)
-class ReferenceBackend(ReferenceOperations, HostSecondLevels):
+class ReferenceBackend(ReferenceOperations, HostBackend):
     """NumPy, one readable step after the other."""
 
     name = "reference"
 
     def unavailable_reason(self) -> str | None:
-        return None
-
-    def refusal(self, request: Request) -> str | None:
-        if request.device_kind != "cpu":
-            return (
-                f"works on host arrays, not on {request.device}; copy the array to the host first "
-                "or leave backend=None"
-            )
         return None
 
     def details(self) -> dict[str, str]:

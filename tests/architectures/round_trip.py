@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 
+import fp4kit
+import fp4kit.torch
 from expected import ROUNDED, ROUNDED_ERROR
 from fp4kit.checkpoint.operations import dequantize_checkpoint, quantize_checkpoint
 from fp4kit.checkpoint.options import CheckpointOptions, DequantizeOptions
@@ -36,8 +39,9 @@ class Fault:
 
     Attributes:
         stage: what was done: `rules`, `quantize`, `verify`, `dequantize`, `back` where transformers
-            reads the decoded checkpoint, `ignore` for the list of modules that are not quantized,
-            or `out` where transformers reads the quantized checkpoint.
+            reads the decoded checkpoint, `load` where fp4kit.torch loads the quantized one,
+            `ignore` for the list of modules that are not quantized, or `out` where transformers
+            reads the quantized checkpoint.
         text: what was seen, one line.
     """
 
@@ -189,6 +193,8 @@ def _through_transformers(
 ) -> Iterator[Fault]:
     plain, wrong = load(back, type(model))
     yield from (Fault("back", text) for text in wrong)
+    if not wrong:
+        yield from (Fault("load", text) for text in _by_fp4kit(plain, out))
     config = json.loads((out / "config.json").read_text())
     lists = ignored(out.with_name("source"), config["quantization_config"]["ignore"])
     yield from (Fault("ignore", text) for text in lists.faults(*kept_modules(model, plain)))
@@ -201,6 +207,25 @@ def _through_transformers(
     except Exception as error:
         wrong = [one_line(error)]
     yield from (Fault("out", text) for text in wrong)
+
+
+def _by_fp4kit(plain: torch.nn.Module, out: Path) -> Faults:
+    """How a model that fp4kit.torch filled on the meta device differs from one of decoded weights.
+
+    What was decoded for transformers is what the layers of fp4kit decode to.
+    """
+    with torch.device("meta"):
+        model = type(plain)._from_config(copy.deepcopy(plain.config), dtype=torch.bfloat16)
+    fp4kit.torch.load(model, out, dtype=torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, fp4kit.torch.Linear):
+            weight = module.weight.dequantize("bfloat16")
+            module._buffers.clear()
+            module.register_buffer("weight_of_codes", weight)
+    found = {
+        name.replace("weight_of_codes", "weight"): tensor for name, tensor in tensors(model).items()
+    }
+    yield from differences(found, tensors(plain))
 
 
 def _compared(loaded: torch.nn.Module, plain: torch.nn.Module, result: RoundTrip) -> Faults:

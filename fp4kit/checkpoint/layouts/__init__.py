@@ -10,10 +10,11 @@ from .base import FormatGroup, Layout, Summary, module_of
 from .comfy import Comfy
 from .compressed_tensors import CompressedTensors
 from .deepseek import DeepSeek
+from .mlx import Mlx
 from .modelopt import ModelOpt
 
 ALL_LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (CompressedTensors(), ModelOpt(), Comfy(), DeepSeek())
+    layout.name: layout for layout in (CompressedTensors(), ModelOpt(), Comfy(), DeepSeek(), Mlx())
 }
 
 __all__ = ["ALL_LAYOUTS", "FormatGroup", "Layout", "Summary", "get_layout", "module_of"]

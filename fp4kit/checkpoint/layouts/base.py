@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fp4kit.checkpoint.options import DYNAMIC
 from fp4kit.errors import OptionError
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.metadata import entries_by_names, shared_plan
 from fp4kit.io.read.source import Source
-from fp4kit.io.storage import Constant, QuantizedEntry, Storage
+from fp4kit.io.storage import WEIGHT, Constant, QuantizedEntry, Storage
 from fp4kit.plan import Plan
 from fp4kit.reference.grid import scales_of
 from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import Scheme
 
-WEIGHT = ".weight"
+#: Inputs of FP8 that are divided by a scale of the file.
+STATIC = "static"
+#: What the name of that scale adds to the module's, in every layout that has one.
+FP8_INPUT_SUFFIX = ".input_scale"
 
 
 def module_of(name: str) -> str:
@@ -58,7 +62,7 @@ class Summary:
     Attributes:
         format: block format of the quantized weights.
         ignore: modules of linear weights that were not quantized.
-        activations: None for weights only, `uncalibrated` or `calibrated`.
+        activations: None for weights only, `uncalibrated`, `calibrated` or `dynamic`.
         embeddings: modules of embeddings, which some layouts list as well.
         pre_scaled: some modules have the scales of AWQ beside them, for their inputs.
         granularity: what shares a scale of fp8.
@@ -81,10 +85,12 @@ class Layout(ABC):
         name: what it is called.
         formats: block formats that its readers know.
         granularities: what may share a scale of fp8, the default first.
-        fp8_inputs: whether weights in fp8 have an activation scale beside them: always, or never.
+        fp8_inputs: how readers may take the inputs of weights in fp8: None (as they are, or as its
+            readers always do), `dynamic`, or `static` with an activation scale beside the weight.
         storage: how the parts of a weight are named and laid out.
         recipe: order of operations by which its readers decode NVFP4.
-        activation_suffix: what the name of a module's activation scale adds to it.
+        activation_suffix: what the name of a module's activation scale adds to it, None if readers
+            know none.
         activation_shape: shape of that scale; it is kept as the weights' second level is.
         pre_scale_suffix: what the name of a module's AWQ scale adds to it, which readers multiply
             its input by; None if they do not know it.
@@ -92,6 +98,8 @@ class Layout(ABC):
         by_transformers: whether transformers reads it, which can leave heads away.
         matches_inside: whether a reader takes a listed name for every module whose name holds it,
             and names with wildcards as globs.
+        config_keys: what config.json calls the quantization.
+        lists_ignored: whether its readers are told which modules are not quantized.
         in_hf_quant_config: whether its readers want hf_quant_config.json.
         decoded_dtype: the only element type that transformers decodes it to, None if that follows
             the model or it does not read it.
@@ -104,15 +112,17 @@ class Layout(ABC):
     name: str
     formats: tuple[str, ...]
     granularities: tuple[str, ...] = ()
-    fp8_inputs: bool = False
+    fp8_inputs: tuple[str | None, ...] = (None,)
     storage: Storage
     recipe: str
-    activation_suffix: str
-    activation_shape: tuple[int, ...]
+    activation_suffix: str | None
+    activation_shape: tuple[int, ...] = ()
     pre_scale_suffix: str | None = None
     single_file: bool = False
     by_transformers: bool = False
     matches_inside: bool = False
+    config_keys: tuple[str, ...] = ("quantization_config",)
+    lists_ignored: bool = True
     in_hf_quant_config: bool = False
     decoded_dtype: str | None = None
     read_as_views: bool = False
@@ -163,40 +173,84 @@ class Layout(ABC):
         """
         plan = shared_plan(shape, self.laid_out(scheme))
         constants = self.markers(name)
-        scaled = plan.grid is None or self.fp8_inputs
-        if activation_amax is not None and plan.needs_amax and scaled:
+        if activation_amax is not None and (plan.has_second_level or plan.grid is not None):
             constants += (self._activation(name, activation_amax, plan),)
         return QuantizedEntry(name, shape, dtype, plan, storage=self.storage, constants=constants)
 
-    def check(self, scheme: Scheme, activations: str | None, *, mixed: bool = False) -> None:
+    def check(self, scheme: Scheme, activations: str | None) -> None:
         """Refuses what this layout does not hold.
-
-        Args:
-            scheme: what is wanted of some weights.
-            activations: what is said of the inputs of all.
-            mixed: there are weights of other formats, which the inputs may be meant for.
 
         Raises:
             OptionError: for another granularity, or activation scales where there are none.
         """
         granularity = self.laid_out(scheme).granularity
         if granularity is None:
+            if activations == DYNAMIC:
+                raise OptionError(
+                    f"activations={DYNAMIC!r} is for fp8, not {scheme.format}: pass "
+                    "--activations uncalibrated, or a file of amaxes"
+                )
             return
         if granularity not in self.granularities:
             raise OptionError(
                 f"layout {self.name} holds fp8 with granularity {' or '.join(self.granularities)}, "
                 f"not {granularity}; choose another --layout or --granularity"
             )
-        if self.fp8_inputs and activations is None:
+        kind = activations if activations in (None, DYNAMIC) else STATIC
+        if kind in self.fp8_inputs and not (kind == STATIC and granularity == "block"):
+            return
+        if self.fp8_inputs == (STATIC,):
             raise OptionError(
                 f"readers of fp8 in layout {self.name} take a scale of each module's input: pass "
                 "--activations uncalibrated, or a file of amaxes"
             )
-        if activations is not None and not self.fp8_inputs and not mixed:
-            raise OptionError(
-                f"readers of fp8 in layout {self.name} scale inputs as they come; leave "
-                "--activations out"
-            )
+        dynamic = f", or pass --activations {DYNAMIC}" if DYNAMIC in self.fp8_inputs else ""
+        raise OptionError(
+            f"readers of fp8 with granularity {granularity} in layout {self.name} scale inputs as "
+            f"they come; leave --activations out{dynamic}"
+        )
+
+    def reason_to_keep(self, name: str) -> str:
+        """Why its readers cannot take a weight quantized, "" if they can."""
+        return ""
+
+    def stacks(self, quantized: Iterable[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Which weights of single experts its readers want as one tensor.
+
+        Args:
+            quantized: names of the weights that are to be quantized.
+            config: content of config.json.
+
+        Returns:
+            Name of each tensor of several experts to these in order.
+
+        Raises:
+            OptionError: if some experts of a tensor are not among the weights.
+        """
+        return {}
+
+    def single_names(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        """The names of the experts that a tensor of this layout holds; none if it is no stack."""
+        return []
+
+    def unfound(self, quantized: Iterable[str], config: Mapping[str, Any]) -> str:
+        """What its readers would not find of some weights, and what to do; "" if they find all.
+
+        Args:
+            quantized: names of the weights that are to be quantized.
+            config: content of config.json.
+        """
+        return ""
+
+    def check_names(self, quantized: Iterable[str], config: Mapping[str, Any]) -> None:
+        """Refuses weights that its readers would not find.
+
+        Raises:
+            OptionError: naming one, and what to do.
+        """
+        why = self.unfound(quantized, config)
+        if why:
+            raise OptionError(f"layout {self.name}: {why}")
 
     def laid_out(self, scheme: Scheme) -> Scheme:
         """The scheme with scales and nibbles as this layout has them."""
@@ -216,9 +270,8 @@ class Layout(ABC):
                 scale = convert_second_level(value, "amax", self.storage.keeps)
             else:
                 scale = scales_of(value, plan.grid_recipe, plan.format.element, "float32")
-        spec = TensorSpec(
-            f"{module_of(name)}{self.activation_suffix}", "F32", self.activation_shape
-        )
+        suffix = self.activation_suffix if plan.grid is None else FP8_INPUT_SUFFIX
+        spec = TensorSpec(f"{module_of(name)}{suffix}", "F32", self.activation_shape)
         return Constant(spec, struct.pack("<f", float(scale[0])))
 
     def find(

@@ -7,10 +7,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fp4kit.checkpoint.options import DYNAMIC
 from fp4kit.formats import GRID_BLOCK
 from fp4kit.io.storage import Storage
 
-from .base import FormatGroup, Layout, Summary
+from .base import STATIC, FormatGroup, Layout, Summary
 
 METHOD = "compressed-tensors"
 #: Block format to the reader's name of it, and back.
@@ -38,6 +39,18 @@ def _fp8_arguments(granularity: str | None) -> dict[str, Any]:
     }
 
 
+def _fp8_inputs(activations: str | None, granularity: str | None) -> dict[str, Any] | None:
+    """The quantization arguments of inputs of weights in FP8, as llm-compressor's presets have."""
+    if activations is None:
+        return None
+    arguments = {"num_bits": 8, "type": "float", "symmetric": True}
+    if activations != DYNAMIC:
+        return {**arguments, "strategy": "tensor", "dynamic": False}
+    if granularity == "block":
+        return {**arguments, "strategy": "group", "group_size": GRID_BLOCK, "dynamic": True}
+    return {**arguments, "strategy": "token", "dynamic": True}
+
+
 def _arguments(format: str, dynamic: bool | str) -> dict[str, Any]:
     """The quantization arguments of weights or activations."""
     two_level = format == "nvfp4"
@@ -52,12 +65,13 @@ def _arguments(format: str, dynamic: bool | str) -> dict[str, Any]:
     }
 
 
-def _group(group: FormatGroup, activated: bool) -> dict[str, Any]:
+def _group(group: FormatGroup, given: str | None) -> dict[str, Any]:
     """One of config_groups."""
     activations, weights = None, _arguments(group.format, False)
     if group.granularity is not None:
         weights = _fp8_arguments(group.granularity)
-    elif activated:
+        activations = _fp8_inputs(given, group.granularity)
+    elif given is not None:
         # The second level of an input is stored, its block scales are made on the fly.
         activations = _arguments(group.format, "local" if group.format == "nvfp4" else True)
     return {
@@ -75,6 +89,7 @@ class CompressedTensors(Layout):
     name = METHOD
     formats = tuple(FORMATS)
     granularities = ("channel", "tensor", "block")
+    fp8_inputs = (None, DYNAMIC, STATIC)
     storage = Storage(METHOD)
     recipe = METHOD
     activation_suffix = ".input_global_scale"
@@ -100,7 +115,7 @@ class CompressedTensors(Layout):
             # Without it transformers leaves the weights as it initialized them.
             "quantization_status": "compressed",
             "config_groups": {
-                f"group_{number}": _group(group, summary.activations is not None)
+                f"group_{number}": _group(group, summary.activations)
                 for number, group in enumerate(groups)
             },
             "ignore": list(summary.ignore),

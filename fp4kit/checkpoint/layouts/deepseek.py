@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fp4kit.checkpoint.options import DYNAMIC
 from fp4kit.formats import GRID_BLOCK
 from fp4kit.io.read.source import Source
 from fp4kit.io.storage import QuantizedEntry, Storage
@@ -24,6 +25,7 @@ class DeepSeek(Layout):
     formats = ("fp8",)
     granularities = ("block",)
     storage = Storage("deepseek", packed_suffix="", scale_suffix="_scale_inv")
+    fp8_inputs = (None, DYNAMIC)  # both are the latter
     recipe = "deepseek"
     activation_suffix = ".input_scale"
     activation_shape = ()
@@ -43,7 +45,7 @@ class DeepSeek(Layout):
             "quant_method": METHOD,
             "fmt": "e4m3",
             # Inputs are quantized in groups of 128 as they come.
-            "activation_scheme": "dynamic",
+            "activation_scheme": DYNAMIC,
             "weight_block_size": [GRID_BLOCK, GRID_BLOCK],
             "modules_to_not_convert": list(summary.ignore),
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 from fp4kit.io.storage import Storage
 
-from .base import FormatGroup, Layout, Summary
+from .base import STATIC, FormatGroup, Layout, Summary
 
 METHOD = "modelopt"
 #: Engines choose their reader by the producer's name; the version is that of the form we write.
@@ -80,7 +80,7 @@ class ModelOpt(Layout):
     name = METHOD
     formats = ("nvfp4", "fp8")
     granularities = ("tensor",)
-    fp8_inputs = True
+    fp8_inputs = (STATIC,)
     storage = Storage(
         METHOD,
         packed_suffix="",

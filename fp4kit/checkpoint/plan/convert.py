@@ -22,6 +22,9 @@ from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.plan.expert_restore import EXPERTS_KEY, describe, recorded
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.read.quantized import Quantized, is_usable, scale_bits
+from fp4kit.checkpoint.views.base import TensorView
+from fp4kit.checkpoint.views.entries import EntryView
+from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import Opened, open_quantized
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.containers import DTYPE_CODES, TensorSpec
@@ -33,6 +36,7 @@ from fp4kit.reference.scaling import convert_second_level, quiet
 from fp4kit.scheme import as_scheme
 
 from .checkpoint_plan import CheckpointPlan, WorkUnit, check_source, in_stored_order, pack
+from .convert_fp8 import fp8_codes, plan_convert_fp8
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import state_decoded_dtype
 from .quantize import embedding_modules
@@ -41,6 +45,10 @@ from .quantize import embedding_modules
 SECOND_LEVEL_KEY = "fp4kit_second_level"
 
 Scale = NDArray[np.float32]
+#: The second level of NVFP4 that is stored without one; its own inverse.
+ONE = np.ones(1, np.float32)
+#: Why codes are not taken over.
+REQUANTIZED = "requantized: the layout keeps no second level"
 OPPOSITE = {"encode_scale": "decode_scale", "decode_scale": "encode_scale"}
 
 
@@ -98,12 +106,13 @@ def _converted(
     fields = {"recipe": recipe, "scale_rule": entry.plan.scale_rule}
     scheme = as_scheme(entry.plan.format.name, fields)
     made = layout.entry(entry.name, entry.shape, entry.dtype, scheme)
-    if entry.second is None:
+    if not made.plan.has_second_level:
         return made
-    made = with_changes(made, second=change.changed(entry.name, entry.second))
+    second = ONE if entry.second is None else entry.second
+    made = with_changes(made, second=change.changed(entry.name, second))
     module = module_of(entry.name)
     value = quantized.activations.get(module)
-    if value is None:
+    if value is None or layout.activation_suffix is None:
         return made
     # Its own name differs between layouts.
     scale = change.changed(module, value).astype("<f4").tobytes()
@@ -111,11 +120,44 @@ def _converted(
     return with_changes(made, constants=(*made.constants, Constant(spec, scale)))
 
 
+def _is_requantized(layout: Layout, entry: QuantizedEntry) -> bool:
+    """Whether a weight has a second level that a layout keeps no place for."""
+    return (
+        entry.second is not None
+        and layout.storage.second_suffix is None
+        and scale_bits(entry.second) != scale_bits(ONE)
+    )
+
+
+def _requantized(opened: Opened, layout: Layout) -> tuple[LogicalSource, dict[str, TensorPlan]]:
+    """The weights that are decoded and quantized again, and a source that decodes them."""
+    source = opened.source
+    entries = [entry for entry in opened.entries.values() if _is_requantized(layout, entry)]
+    views: list[TensorView] = [EntryView(source.checkpoint, each, "float32") for each in entries]
+    source = source.with_views(views)
+    works = {}
+    for entry in entries:
+        made = layout.entry(entry.name, entry.shape, "float32", as_scheme(entry.format, {}))
+        works[entry.name] = TensorPlan(
+            source.tensors[entry.name], "quantize", REQUANTIZED, entry=made
+        )
+    return source, works
+
+
+def _requantized_warning(layout: Layout, works: dict[str, TensorPlan]) -> list[str]:
+    if not works:
+        return []
+    return [
+        f"{len(works)} weights are quantized again, as layout {layout.name} stores nvfp4 without "
+        "its second level: values change. Quantize the original checkpoint instead if you have it"
+    ]
+
+
 def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) -> Quantized:
     if quantized is None or not quantized.entries:
         raise FileFormatError(
             f"{checkpoint.path}: holds no weight in a layout that can be converted; use `fp4kit "
-            "quantize` for FP8, gpt-oss and plain checkpoints"
+            "quantize` for gpt-oss and plain checkpoints"
         )
     if quantized.layout is layout:
         raise OptionError(f"{checkpoint.path}: is in layout {layout.name} already")
@@ -127,6 +169,19 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
             f"{' or '.join(layout.formats)} only"
         )
     check_source(checkpoint, layout)
+    layout.check_names(quantized.entries, checkpoint.config)
+    if layout.stacks(quantized.entries, checkpoint.config):
+        raise OptionError(
+            f"{checkpoint.path}: readers of layout {layout.name} want its experts stacked; use "
+            f"`fp4kit quantize --layout {layout.name}`, which takes MXFP4 codes over"
+        )
+    unfit = {name: layout.reason_to_keep(name) for name in quantized.entries}
+    for name, reason in unfit.items():
+        if reason:
+            raise OptionError(
+                f"{checkpoint.path}: {name!r} cannot be quantized in layout {layout.name} "
+                f"({reason}); use `fp4kit dequantize`, then `fp4kit quantize`"
+            )
     if quantized.pre_scales and layout.pre_scale_suffix is None:
         raise OptionError(
             f"{checkpoint.path}: {len(quantized.pre_scales)} modules have scales of AWQ for their "
@@ -189,7 +244,7 @@ def _dropped(opened: Opened, works: dict[str, TensorPlan]) -> dict[str, str]:
     converted = {
         f"{module_of(name)}{suffix}"
         for name, work in works.items()
-        if work.origin is not None and work.origin.second is not None
+        if work.entry is not None and work.entry.constants
     }
     return {name: why for name, why in opened.dropped.items() if name not in converted}
 
@@ -203,18 +258,42 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     """
     layout = get_layout(options.layout)
     opened = open_quantized(checkpoint, fold=False)
+    if not opened.entries and fp8_codes(opened):
+        plan = plan_convert_fp8(checkpoint, options, opened, layout)
+    else:
+        plan = _plan_blocks(checkpoint, options, opened, layout)
+    if EXPERTS_KEY in checkpoint.metadata:
+        plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
+    facts = None if opened.quantized is None else opened.quantized.facts
+    if facts is not None and facts.kv_cache:
+        plan.warnings.append(
+            f"the source quantizes the KV cache ({facts.kv_cache}); the result does not say so"
+        )
+    plan.warnings += state_decoded_dtype(plan)
+    plan.warnings += unknown_type_warnings(checkpoint, layout)
+    return plan
+
+
+def _plan_blocks(
+    checkpoint: Checkpoint, options: ConvertOptions, opened: Opened, layout: Layout
+) -> CheckpointPlan:
+    """Decides about every tensor of a checkpoint in a format with scales of blocks."""
     quantized = _check(checkpoint, opened.quantized, layout)
     _refuse_others(opened, layout)
     _check_activations(checkpoint.path, quantized)
-    source = opened.source
+    source, again = _requantized(opened, layout)
     change = SecondLevelChange(checkpoint, quantized.layout, layout)
     codes = opened.codes
     units: dict[str, WorkUnit] = {}
     works: dict[str, TensorPlan] = {}
-    for name, tensor in source.tensors.items():
+    for name, tensor in opened.source.tensors.items():
         works[name] = TensorPlan(tensor, "keep", tensor.note or "not quantized")
         units[name] = WorkUnit([works[name]])
     for name, entry in quantized.entries.items():
+        if name in again:
+            works[name] = again[name]
+            units[name] = WorkUnit([works[name]])
+            continue
         made = _converted(layout, entry, quantized, change)
         logical = SourceTensor(
             TensorSpec(name, DTYPE_CODES[entry.dtype], entry.shape), entry.dtype, entry.stored
@@ -239,18 +318,10 @@ def plan_convert(checkpoint: Checkpoint, options: ConvertOptions) -> CheckpointP
     )
     if change.kept:
         plan.header[SECOND_LEVEL_KEY] = json.dumps(change.kept, separators=(",", ":"))
-    if EXPERTS_KEY in checkpoint.metadata:
-        plan.header[EXPERTS_KEY] = describe(recorded(checkpoint))
     if quantized.pre_scales and not quantized.activations and not layout.single_file:
         plan.warnings.append(
             "the weights have scales of AWQ for their inputs, but no activation scales: readers of "
             f"layout {layout.name} know AWQ with both only"
         )
-    if quantized.facts is not None and quantized.facts.kv_cache:
-        plan.warnings.append(
-            f"the source quantizes the KV cache ({quantized.facts.kv_cache}); the result does not "
-            "say so"
-        )
-    plan.warnings += state_decoded_dtype(plan)
-    plan.warnings += unknown_type_warnings(checkpoint, layout)
+    plan.warnings += _requantized_warning(layout, again)
     return plan

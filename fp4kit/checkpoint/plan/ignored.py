@@ -214,7 +214,9 @@ def unknown_type_warnings(checkpoint: Checkpoint, layout: Layout | None) -> list
     """What a user should know where the names that an engine uses are not known."""
     config = checkpoint.config
     unknown = architectures.unknown_types(config, architectures.models(config, ()))
-    if layout is None or layout.single_file or checkpoint.native or checkpoint.is_diffusion:
+    if layout is None or layout.single_file or not layout.lists_ignored:
+        return []
+    if checkpoint.native or checkpoint.is_diffusion:
         return []
     return [
         f"model type {name!r} is not one of transformers {architectures.version()}: an engine may "

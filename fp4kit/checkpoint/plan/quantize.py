@@ -11,12 +11,13 @@ from typing import Any
 from fp4kit.checkpoint.layouts import Layout, Summary, module_of
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.checkpoint.models.fusion import fusion_group, groups, settle
-from fp4kit.checkpoint.options import UNCALIBRATED, CheckpointOptions
+from fp4kit.checkpoint.options import DYNAMIC, UNCALIBRATED, CheckpointOptions
 from fp4kit.checkpoint.read.activations import read_amaxes
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import open_logical
+from fp4kit.checkpoint.views.stacked import stack
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.formats import DTYPES, SECOND_LEVEL_RANGE, get_format
 from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_collisions, refuse_nothing
@@ -56,6 +57,8 @@ def _reasons(
             reason = "tied to the embedding"
         if not reason and source.checkpoint.native:
             reason = mistral_native.reason_to_keep(name)
+        if not reason:
+            reason = layout.reason_to_keep(name)
         if not reason and 0 in shape:
             reason = "empty"
         if not reason and shape[-1] % schemes.block:
@@ -163,7 +166,7 @@ def activation_amaxes(
         Module to amax; empty for weights only.
     """
     wanted = list(modules)
-    if options.activations is None:
+    if options.activations in (None, DYNAMIC):
         return {}
     if options.activations == UNCALIBRATED:
         chosen = {module: schemes.of(f"{module}.weight") for module in wanted}
@@ -250,6 +253,14 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
     _rejoin(source, reasons)
     dtype = model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
+    layout.check_names(weights, config)
+    stacks = layout.stacks(weights, config)
+    if stacks:
+        source, codes = stack(source, codes, stacks)
+        singles = {member for members in stacks.values() for member in members}
+        reasons = {name: why for name, why in reasons.items() if name not in singles}
+        reasons |= dict.fromkeys(stacks, "")
+        weights = [name for name in weights if name not in singles] + list(stacks)
     amaxes = activation_amaxes(options, schemes, [module_of(name) for name in weights])
     works: dict[str, TensorPlan] = {}
     for name, tensor in list(source.tensors.items()):

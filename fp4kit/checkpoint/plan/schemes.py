@@ -92,7 +92,7 @@ def check_layout(options: CheckpointOptions, schemes: Schemes) -> Layout:
             f"({', '.join(sorted(formats))}); choose --layout compressed-tensors or modelopt"
         )
     for scheme in schemes.distinct:
-        layout.check(scheme, options.activations, mixed=len(formats) > 1)
+        layout.check(scheme, options.activations)
     return layout
 
 

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fp4kit.checkpoint.layouts import comfy, compressed_tensors, deepseek, modelopt
+from fp4kit.checkpoint.layouts import comfy, compressed_tensors, deepseek, mlx, modelopt
+from fp4kit.checkpoint.layouts.base import STATIC
+from fp4kit.checkpoint.options import DYNAMIC
 from fp4kit.checkpoint.read.code_names import COMFY_FORMATS
 from fp4kit.errors import FileFormatError
 from fp4kit.formats import ALL_FORMATS
@@ -28,6 +30,8 @@ MODELOPT_FORMATS = {
 }
 #: Algorithms of single layers whose weights are decoded as FP8.
 MODELOPT_FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL")
+#: Those whose inputs are FP8 too.
+MODELOPT_INPUTS = {"FP8": STATIC, "FP8_PER_CHANNEL_PER_TOKEN": DYNAMIC}
 COMPRESSED_FORMATS = {text: name for name, text in compressed_tensors.FORMATS.items()}
 COMPRESSED_FORMATS |= {"mxfp8-quantized": "mxfp8"}
 #: Formats of groups whose weights are FP8 with a scale per tensor, channel or block.
@@ -71,6 +75,8 @@ class QuantFacts:
         kv_cache: how the KV cache is quantized, "" if it is not.
         faults: what engines would stumble over.
         fp8: some weights are FP8 beside those in a block format.
+        fp8_inputs: how readers take the inputs of FP8 weights: None (as they are), `dynamic`, or
+            `static` by scales of the file.
         pre_scaled: the readers multiply inputs by the scales that AWQ stores.
         layers: what is said about single modules: name to format.
         targets: pattern of modules to the formats that groups with it have, if there are several
@@ -84,6 +90,7 @@ class QuantFacts:
     kv_cache: str = ""
     faults: tuple[str, ...] = ()
     fp8: bool = False
+    fp8_inputs: str | None = None
     pre_scaled: bool = False
     layers: dict[str, str] = field(default_factory=dict)
     targets: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -155,12 +162,20 @@ def _is_fp8(arguments: dict[str, Any]) -> bool:
     return arguments.get("num_bits") == 8 and arguments.get("type") == "float" and size != 32
 
 
+def _inputs(arguments: object, what: str) -> str | None:
+    """How inputs are quantized, by the arguments of a group."""
+    if arguments is None:
+        return None
+    return DYNAMIC if _object(arguments, what).get("dynamic") else STATIC
+
+
 def compressed_facts(config: dict[str, Any]) -> QuantFacts:
     """What a `quantization_config` of compressed-tensors says."""
     _known(config, _COMPRESSED_KEYS, "config.json: quantization_config")
     formats: set[str] = set()
     faults: list[str] = []
     activations = fp8 = False
+    fp8_inputs: str | None = None
     targets: dict[str, frozenset[str]] = {}
     found = list(_groups(config))
     for what, group in found:
@@ -170,6 +185,7 @@ def compressed_facts(config: dict[str, Any]) -> QuantFacts:
         if _is_fp8(arguments):
             fp8 = True
             targets |= {name: targets.get(name, frozenset()) | {FP8} for name in listed}
+            fp8_inputs = _inputs(group.get("input_activations"), f"{what}.input_activations")
             continue
         text = group.get("format") or config.get("format")
         if not isinstance(text, str) or text not in COMPRESSED_FORMATS:
@@ -197,6 +213,7 @@ def compressed_facts(config: dict[str, Any]) -> QuantFacts:
         "" if scheme is None else str(scheme),
         tuple(faults),
         fp8,
+        fp8_inputs,
         targets=targets if len(found) > 1 else {},
     )
 
@@ -281,9 +298,33 @@ def modelopt_facts(config: dict[str, Any] | None, hf_quant: dict[str, Any] | Non
         "" if kv_cache is None else str(kv_cache),
         tuple(faults),
         not algorithms.isdisjoint(MODELOPT_FP8),
+        next((MODELOPT_INPUTS[name] for name in algorithms if name in MODELOPT_INPUTS), None),
         modelopt.PRE_SCALED in algorithms,
         layers,
     )
+
+
+def mlx_facts(said: dict[str, Any]) -> QuantFacts:
+    """What the `quantization` of MLX says; modes that are not read here become the method's name.
+
+    Modules may have parameters of their own. mlx-lm takes those that it does not name, and that
+    have scales, by the shapes of these.
+    """
+    modes = dict(mlx.described(said, "config.json: quantization"))
+    foreign = {where: mode for where, mode in modes.items() if mode not in mlx.MODES}
+    for where, mode in foreign.items():
+        return QuantFacts(f"MLX (mode {mode!r}: {where[:80]})")
+    faults = []
+    for where, mode in modes.items():
+        module = where.removeprefix("config.json: quantization").removeprefix(".")
+        given = said[module] if module else said
+        wanted = mlx.parameters(mlx.MODES[mode])
+        for key in ("group_size", "bits"):
+            if given.get(key) != wanted[key]:
+                faults.append(
+                    f"{where}: {key} is {str(given.get(key))[:80]}, {mode} has {wanted[key]}"
+                )
+    return QuantFacts(mlx.METHOD, frozenset(modes.values()), faults=tuple(faults))
 
 
 def comfy_facts(layers: dict[str, str]) -> QuantFacts:
@@ -308,6 +349,8 @@ def detect(
         The facts, None if it does not say that it is quantized. Methods that are not read here
         come with their name and nothing else.
     """
+    if mlx.is_said(config):
+        return mlx_facts(config[mlx.KEYS[0]])
     given = config.get("quantization_config")
     if given is None and isinstance(config.get("text_config"), dict):
         given = config["text_config"].get("quantization_config")
@@ -324,7 +367,8 @@ def detect(
     if given is not None and method == deepseek.METHOD:
         what = "config.json: quantization_config.modules_to_not_convert"
         listed = strings(given.get("modules_to_not_convert"), what)
-        return QuantFacts(deepseek.METHOD, ignore=listed, fp8=True)
+        inputs = STATIC if given.get("activation_scheme") == STATIC else DYNAMIC
+        return QuantFacts(deepseek.METHOD, ignore=listed, fp8=True, fp8_inputs=inputs)
     if given is not None:
         return QuantFacts(str(method or "an unnamed method")[:80])
     layers = comfy.recorded_layers(headers, "header")

@@ -87,6 +87,21 @@ def read_facts(checkpoint: Checkpoint) -> QuantFacts | None:
     return comfy_facts(layers) if layers else None
 
 
+def quantizes_activations(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint says that the inputs of its layers are quantized as well."""
+    facts = read_facts(checkpoint)
+    if facts is not None and facts.activations:
+        return True
+    config = checkpoint.config.get("quantization_config")
+    if not isinstance(config, dict):
+        return False
+    groups = config.get("config_groups")
+    given = groups.values() if isinstance(groups, dict) else ()
+    return bool(config.get("activation_scheme")) or any(
+        isinstance(group, dict) and group.get("input_activations") for group in given
+    )
+
+
 def _by_names(checkpoint: Checkpoint) -> Layout | None:
     """The layout that the names of a file without any metadata belong to."""
     if any(name.endswith(MARKER) for name in checkpoint.tensors):
@@ -105,6 +120,8 @@ def _activations(
     source: Source, entries: Iterable[QuantizedEntry], layout: Layout
 ) -> dict[str, NDArray[np.float32]]:
     """Every activation scale that is stored as the layout has it."""
+    if layout.activation_suffix is None:
+        return {}
     modules = {module_of(entry.name) for entry in entries}
     found = {}
     for name, tensor in source.tensors.items():
@@ -158,12 +175,17 @@ def _orphans(source: Source, entries: Iterable[QuantizedEntry], layout: Layout) 
         and (
             name in coded
             or (tensor.spec.dtype in ELEMENTS and is_block_scale(source, name))
-            or (
-                name.endswith(layout.storage.second_suffix)
-                and not name.endswith(layout.activation_suffix)
-            )
+            or _is_second(name, layout)
         )
     ]
+
+
+def _is_second(name: str, layout: Layout) -> bool:
+    """Whether a name is that of a second level, and of no activation scale."""
+    suffix, activation = layout.storage.second_suffix, layout.activation_suffix
+    if suffix is None or not name.endswith(suffix):
+        return False
+    return activation is None or not name.endswith(activation)
 
 
 def _plain_advice(checkpoint: Checkpoint) -> str:

@@ -104,7 +104,7 @@ def _notes(checkpoint: Checkpoint) -> list[str]:
     if quantized.layout.by_transformers:
         formats = {entry.plan.format.name for entry in quantized.entries.values()}
         notes = reader_faults(config, formats, [module_of(name) for name in quantized.entries])
-    if checkpoint.native or checkpoint.is_diffusion:
+    if checkpoint.native or checkpoint.is_diffusion or not quantized.layout.lists_ignored:
         return notes
     unknown = architectures.unknown_types(config, architectures.models(config, ()))
     notes += [

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp4kit.checkpoint.layouts import module_of
+from fp4kit.checkpoint.layouts.base import FP8_INPUT_SUFFIX, STATIC
 from fp4kit.checkpoint.layouts.comfy import recorded_layers
 from fp4kit.checkpoint.layouts.compressed_tensors import METHOD
 from fp4kit.checkpoint.layouts.deepseek import DeepSeek
@@ -84,6 +85,7 @@ def _faults(checkpoint: Checkpoint, quantized: Quantized, others: list[str]) -> 
         yield from scale_faults(checkpoint, entry)
     yield from _group_faults(quantized)
     yield from _activation_faults(quantized)
+    yield from _input_faults(checkpoint, quantized, others)
     yield from _pre_scale_faults(checkpoint, quantized)
 
 
@@ -144,6 +146,8 @@ def _config_faults(
         dtype = checkpoint.tensors[name].dtype if name in checkpoint.tensors else "quantized"
         yield f"{name}: is {dtype}, the config says {' and '.join(sorted(facts.formats))} only"
     yield from _target_faults(checkpoint, quantized, others)
+    if not layout.lists_ignored:
+        return
     yield from _layer_faults(facts, {module_of(name) for name in (*quantized.entries, *others)})
     parts = quantized.parts() | set(others)
     shapes = {n: t.spec.shape for n, t in checkpoint.tensors.items() if n not in parts}
@@ -200,6 +204,17 @@ def _byte_faults(found: FoundViews) -> Iterator[str]:
                 view.check()
             except Fp4kitError as error:
                 yield str(error)
+
+
+def _input_faults(checkpoint: Checkpoint, quantized: Quantized, others: list[str]) -> Iterator[str]:
+    """FP8 weights without the scale of their inputs that the config announces."""
+    facts = quantized.facts
+    if facts is None or facts.fp8_inputs != STATIC or STATIC not in quantized.layout.fp8_inputs:
+        return
+    for module in map(module_of, others):
+        name = f"{module}{FP8_INPUT_SUFFIX}"
+        if name not in checkpoint.tensors:
+            yield f"{name}: is missing; the config says that activations are quantized"
 
 
 def _pre_scale_faults(checkpoint: Checkpoint, quantized: Quantized) -> Iterator[str]:

@@ -8,8 +8,10 @@ They are what stays when a weight goes from one layout to another without being 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.interface import Plan
@@ -17,10 +19,14 @@ from fp4kit.io.dequantize import entry_parts
 from fp4kit.io.read.source import Source
 from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import chunk_plan, row_step
-from fp4kit.scheme import Scheme
+from fp4kit.scheme import Scheme, as_scheme
 
 from .base import Bytes, fetch
+from .fp8 import Fp8View
 from .mxfp4 import Mxfp4View
+
+#: Bytes, or float32.
+Scales = NDArray[Any]
 
 
 def swap_nibbles(packed: Bytes) -> Bytes:
@@ -52,7 +58,7 @@ class Codes(ABC):
     step: int = 1
 
     @abstractmethod
-    def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:
+    def read(self, first: int, last: int) -> tuple[Bytes, Scales]:
         """Packed codes (low nibble first) and block scales (linear) of some rows.
 
         Args:
@@ -60,7 +66,8 @@ class Codes(ABC):
             last: a multiple of `step`, or the number of rows.
 
         Returns:
-            uint8 (last - first, bytes per row) and (last - first, blocks).
+            uint8 (last - first, bytes per row), and uint8 (last - first, blocks) or the float32
+            scales of FP8.
         """
 
 
@@ -101,3 +108,32 @@ class Mxfp4Codes(Codes):
 
     def read(self, first: int, last: int) -> tuple[Bytes, Bytes]:  # noqa: D102
         return self.view.codes(first, last)
+
+
+class Fp8Codes(Codes):
+    """An FP8 weight of a checkpoint, of any dialect.
+
+    Attributes:
+        view: the same as floats.
+    """
+
+    def __init__(self, view: Fp8View, granularity: str) -> None:
+        rows, cols = view.tensor.spec.shape
+        self.name = view.tensor.name
+        scheme = as_scheme(view.format, {"granularity": granularity})
+        self.plan = Plan(scheme.parts[0], rows, cols)
+        self.step = row_step(self.plan)
+        self.view = view
+
+    def under(self, plan: Plan) -> Fp8Codes | None:
+        """The same under the granularity of a plan, None if its format or scales are others."""
+        granularity = plan.scheme.granularity
+        if plan.format is not self.plan.format or granularity not in self.view.granularities:
+            return None
+        assert granularity is not None
+        return Fp8Codes(self.view, granularity)
+
+    def read(self, first: int, last: int) -> tuple[Bytes, Scales]:  # noqa: D102
+        granularity = self.plan.scheme.granularity
+        assert granularity is not None
+        return self.view.code_rows(first, last, granularity)

@@ -31,6 +31,7 @@ class EntryView(RowView):
 
     def __init__(self, source: Source, entry: QuantizedEntry, dtype: str) -> None:
         self._source, self._entry, self._dtype = source, entry, dtype
+        self.entry = entry
         self.consumed = tuple(spec.name for spec in entry.parts)
         note = entry.plan.format.name
         self.tensor = described(entry.name, DTYPE_CODES[dtype], entry.shape, entry.stored, note)

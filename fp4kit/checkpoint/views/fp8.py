@@ -33,7 +33,7 @@ from fp4kit.checkpoint.read.code_names import (
 )
 from fp4kit.cpu.matrices import decode_float8
 from fp4kit.errors import FileFormatError
-from fp4kit.formats import MXFP8
+from fp4kit.formats import GRANULARITIES, GRID_BLOCK, MXFP8
 from fp4kit.io.containers import DTYPES
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.stream.chunks import rows_of
@@ -56,7 +56,7 @@ TABLES = {dtype: spec.values for dtype, spec in ELEMENTS.items()} | {"I8": _SIGN
 #: Formats of fp4kit's own whose codes these are.
 FORMATS = {"F8_E4M3": "fp8", "F8_E5M2": "fp8_e5m2"}
 UNSCALED_OPTION = "--unscaled-fp8"
-DEFAULT_BLOCK = (128, 128)
+DEFAULT_BLOCK = (GRID_BLOCK, GRID_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,12 @@ class Fp8View(RowView):
 
     @property
     def scheme(self) -> Scheme | None:
-        """What the stored bytes are as a format of fp4kit's own, None if they are none."""
+        """What the stored bytes are as a format of fp4kit's own, None if they are none.
+
+        Scales in bfloat16 and float16 are float32 numbers as well.
+        """
         format = FORMATS.get(self._dtype)
-        if format is None or self._scale is None or self._scale.spec.dtype != "F32":
+        if format is None or self._scale is None or self._scale.spec.dtype not in FLOATS:
             return None
         grid, shape, scales = self._grid, self.tensor.spec.shape, self._scale.spec.shape
         granularity = None
@@ -173,8 +176,40 @@ class Fp8View(RowView):
             granularity = "channel"
         return None if granularity is None else as_scheme(format, {"granularity": granularity})
 
+    @property
+    def granularities(self) -> frozenset[str]:
+        """What may share a scale of it: a finer grid repeats the one scale of a tensor."""
+        grid = self._grid
+        if self._scale is None or self._dtype not in FORMATS or len(self.tensor.spec.shape) != 2:
+            return frozenset()
+        if prod(self._scale.spec.shape) == 1:
+            return frozenset(GRANULARITIES)
+        names = {"channel": (grid.rows, grid.col_count) == (1, 1)}
+        names["block"] = (grid.rows, grid.cols) == DEFAULT_BLOCK
+        return frozenset(name for name, fits in names.items() if fits)
+
+    @property
+    def format(self) -> str:
+        """The format of fp4kit's own whose codes these are; "" if they are none."""
+        return FORMATS.get(self._dtype, "")
+
+    def code_rows(
+        self, first: int, last: int, granularity: str
+    ) -> tuple[Bytes, NDArray[np.float32]]:
+        """Codes of some rows as they are stored, and the scales of a granularity."""
+        rows, cols = self.tensor.spec.shape
+        codes = np.empty((last - first, cols), np.uint8)
+        fetch(self._source, self.tensor.name, first * cols, codes)
+        step = {"block": GRID_BLOCK, "channel": 1}.get(granularity, rows)
+        span = first // step, -(-last // step)
+        assert self._scale is not None
+        if prod(self._scale.spec.shape) > 1:
+            return codes, self._scales(*span)
+        width = -(-cols // GRID_BLOCK) if granularity == "block" else 1
+        return codes, np.full((span[1] - span[0], width), self._scales(0, 1)[0, 0])
+
     def codes(self) -> tuple[Bytes, NDArray[np.float32]]:
-        """All codes and all scales as they are stored, flat."""
+        """All codes as they are stored and all scales as float32, flat."""
         assert self._scale is not None
         codes = np.empty(prod(self.tensor.spec.shape), np.uint8)
         fetch(self._source, self.tensor.name, 0, codes)

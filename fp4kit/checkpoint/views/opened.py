@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS, module_of
 from fp4kit.checkpoint.layouts.comfy import record_faults
@@ -27,11 +28,13 @@ from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.tensor_names import unknown_beside
 
 from .base import Overlay, TensorView, ViewOptions
-from .codes import Codes, EntryCodes, Mxfp4Codes
+from .codes import Codes, EntryCodes, Fp8Codes, Mxfp4Codes
 from .entries import SmoothedView
+from .fp8 import Fp8View
 from .logical import LogicalSource
 from .mxfp4 import Mxfp4View
 from .search import FoundViews, search
+from .stacked import ExpertEntryView, split_entries
 
 #: Quantizations of other tools that are decoded on the way: what they are called, and why.
 DECODED_METHODS = ("fp8", "mxfp4")
@@ -58,9 +61,13 @@ class Opened:
 
     @property
     def codes(self) -> dict[str, Codes]:
-        """The codes of weights that are stored as MXFP4 or in a layout, by name."""
-        views = self.source.views.items()
-        coded = {name: Mxfp4Codes(view) for name, view in views if isinstance(view, Mxfp4View)}
+        """The codes of weights that are stored as MXFP4, as FP8 or in a layout, by name."""
+        coded: dict[str, Codes] = {}
+        for name, view in self.source.views.items():
+            if isinstance(view, Mxfp4View):
+                coded[name] = Mxfp4Codes(view)
+            elif isinstance(view, Fp8View) and view.granularities:
+                coded[name] = Fp8Codes(view, min(view.granularities))
         stored = self.entries.items()
         return coded | {name: EntryCodes(self.source.checkpoint, entry) for name, entry in stored}
 
@@ -203,8 +210,15 @@ def open_quantized(
             raise FileFormatError(f"{checkpoint.path}: holds no quantized weight")
     dropped = dict(found.dropped)
     views = list(found.views)
+    experts: list[ExpertEntryView] = []
     if quantized is not None:
-        owned = {spec.name for entry in quantized.entries.values() for spec in entry.parts}
+        experts = list(split_entries(checkpoint, quantized.layout, quantized.entries))
+        stacked = {view.entry.name for view in experts}
+        kept = {name: each for name, each in quantized.entries.items() if name not in stacked}
+        quantized = with_changes(quantized, entries=kept)
+        views += experts
+        owned = {name for view in experts for name in view.consumed}
+        owned |= {spec.name for entry in quantized.entries.values() for spec in entry.parts}
         owned |= {tensor.name for tensor in quantized.pre_scales.values()}
         dropped |= {
             name: f"belongs to layout {quantized.layout.name}"

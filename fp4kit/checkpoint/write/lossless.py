@@ -15,8 +15,10 @@ makes smaller exponents fit. See checkpoints.md section 5 and Model-Optimizer's 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +102,30 @@ class PowerOfTwo:
     def encode(self) -> np.float32:
         """2^-m, its exact inverse."""
         return np.float32(np.ldexp(1.0, -self.exponent))
+
+
+class Recoder(ABC):
+    """From codes and scales of a weight to those of another format, rows at a time.
+
+    Attributes:
+        rounded: elements so far whose value the new format does not hold.
+    """
+
+    rounded = 0
+
+    @abstractmethod
+    def __call__(self, packed: Bytes, scale: Bytes) -> tuple[Bytes, NDArray[Any]]:
+        """The new codes and scales of some rows, the first one a multiple of the plan's step."""
+
+
+class Nvfp4Recoder(Recoder):
+    """NVFP4 under a second level that every block fits; the codes stay."""
+
+    def __init__(self, level: PowerOfTwo) -> None:
+        self._level = level
+
+    def __call__(self, packed: Bytes, scale: Bytes) -> tuple[Bytes, Bytes]:  # noqa: D102
+        return packed, block_scales(packed, scale, self._level)
 
 
 def nonzero_blocks(packed: Bytes) -> NDArray[np.bool_]:

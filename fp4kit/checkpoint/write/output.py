@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fp4kit.checkpoint.layouts import mlx
 from fp4kit.checkpoint.models.mistral import new_params
 from fp4kit.checkpoint.options import ConvertOptions
 from fp4kit.checkpoint.plan.checkpoint_plan import WRITTEN_KEY, CheckpointPlan
@@ -188,14 +189,19 @@ def copy_file(source: Path, target: Path) -> None:
         writer.commit()
 
 
-def new_config(config: dict[str, Any], quantization: dict[str, Any] | None) -> dict[str, Any]:
-    """config.json of the output: the source's, with the quantization replaced."""
-    result = {key: value for key, value in config.items() if key not in OLD_KEYS}
+def new_config(
+    config: dict[str, Any],
+    quantization: dict[str, Any] | None,
+    keys: Sequence[str] = ("quantization_config",),
+) -> dict[str, Any]:
+    """config.json of the output: the source's, with the quantization under some keys replaced."""
+    old = (*OLD_KEYS, *mlx.KEYS) if mlx.is_said(config) else OLD_KEYS
+    result = {key: value for key, value in config.items() if key not in old}
     nested = result.get("text_config")
     if isinstance(nested, dict):
         result["text_config"] = {k: v for k, v in nested.items() if k not in OLD_KEYS}
     if quantization is not None:
-        result["quantization_config"] = quantization
+        result |= dict.fromkeys(keys, quantization)
     return result
 
 
@@ -224,7 +230,9 @@ def write_documents(plan: CheckpointPlan, target: Path) -> None:
         write_json(target / PARAMS, params, permissions)
     stored = checkpoint.documents.get(CONFIG, {})
     if stored or (quantization is not None and not checkpoint.native):
-        write_json(target / CONFIG, new_config(stored | plan.config, quantization), permissions)
+        keys = plan.layout.config_keys if plan.layout is not None else ()
+        config = new_config(stored | plan.config, quantization, keys)
+        write_json(target / CONFIG, config, permissions)
 
 
 def check_result(plan: CheckpointPlan, target: Path) -> None:

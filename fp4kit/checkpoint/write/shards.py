@@ -30,7 +30,7 @@ from .state import State
 from .transfer import Transfer, run_transfers, transfers_of
 
 #: What is noted about each tensor of a finished shard.
-NOTED = {"action", "reason", "sums", "second", "recipe"}
+NOTED = {"action", "reason", "sums", "second", "recipe", "rounded"}
 
 
 def make_backend(plan: CheckpointPlan, device: str) -> DeviceBackend | None:
@@ -96,6 +96,7 @@ def _results(shard: Shard) -> dict[str, Any]:
             "action": work.action,
             "reason": work.reason,
             "sums": asdict(work.sums),
+            "rounded": work.rounded,
             "second": None if second is None else int(second.view(np.uint32)[0]),
             # That of the layout where MXFP4 codes were taken over.
             "recipe": work.entry.plan.recipe.name
@@ -121,6 +122,8 @@ def _is_complete(shard: Shard, results: dict[str, Any]) -> bool:
             return False
         if second is not None and not (type(second) is int and 0 <= second < 1 << 32):
             return False
+        if type(noted["rounded"]) is not int or noted["rounded"] < 0:
+            return False
         if recipe is not None and recipe not in list(ALL_RECIPES):
             return False
     return True
@@ -131,7 +134,7 @@ def _restore(shard: Shard, results: dict[str, Any]) -> None:
     for work in shard.works:
         noted = results[work.tensor.name]
         work.action, work.reason = noted["action"], noted["reason"]
-        work.sums = ErrorSums(**noted["sums"])
+        work.sums, work.rounded = ErrorSums(**noted["sums"]), noted["rounded"]
         if work.entry is not None and noted["second"] is not None:
             second = np.array([noted["second"]], np.uint32).view(np.float32)
             scheme = work.entry.plan.scheme

@@ -1,16 +1,24 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Second levels in NumPy: a few numbers, which every host backend makes alike."""
+"""What host backends have in common: whose arrays they take, and second levels in NumPy."""
 
 from __future__ import annotations
 
-from fp4kit.backend.interface import Backend, Plan, RawArray
+from fp4kit.backend.interface import Backend, Plan, RawArray, Request
 
 from . import scaling
 
 
-class HostSecondLevels(Backend):
-    """The part of a host backend that makes and converts second-level scales."""
+class HostBackend(Backend):
+    """A backend for arrays of the host."""
+
+    def refusal(self, request: Request) -> str | None:
+        if request.device_kind != "cpu":
+            return (
+                f"works on host arrays, not on {request.device}; copy the array to the host first "
+                "or leave backend=None"
+            )
+        return None
 
     def second_level(self, amax: RawArray, plan: Plan, dtype: str) -> RawArray:
         assert plan.recipe is not None

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of torch tensors that gradients pass through, for training with quantized numbers.
+"""Rounding and rotation that gradients pass through.
 
 Quantization is a step function, whose gradient is zero wherever it exists. These functions give the
 straight-through estimate instead: rounding counts as the identity, and all else has its own
-gradient (Bengio, Leonard and Courville 2013, arXiv:1308.3432). Importing this module imports torch.
+gradient (Bengio, Leonard and Courville 2013, arXiv:1308.3432).
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fp4kit
+from fp4kit.arrays.torch_rules import leave_uncompiled
+from fp4kit.errors import DtypeError, OptionError
 from fp4kit.scheme import Scheme, as_scheme
-
-from .arrays.torch_rules import leave_uncompiled
-from .errors import DtypeError, OptionError
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from fp4kit.api.options import Backend, Nonfinite
     from fp4kit.options import Direction, Format, RhtRounding, SchemeFields
-
-    from .api.options import Backend, Nonfinite
 
     class FakeOptions(SchemeFields, total=False):
         """Options of :func:`quantize_dequantize` beside the scheme."""
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
         undo_rht: bool
         backend: Backend | None
 
-
-__all__ = ["hadamard_transform", "quantize_dequantize"]
 
 #: Options of a call that are no fields of a Scheme.
 _OF_CALL = (

@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""Products of quantized matrices on CUDA: what is launched for them.
+
+What is computed stands in :mod:`fp4kit.reference.matmul`, what is chosen when in
+:mod:`fp4kit.cuda.matmul_choice`. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fp4kit.backend.matmul import MatmulJob, RaggedMatmulJob
+from fp4kit.backend.operations import Operations
+
+from . import blas, matmul_library, matmul_small, run
+from . import ready as cuda_ready
+from .device import capability
+from .geometry import THREADS
+from .launch import MAX_GRID
+from .matmul_choice import TILE_COLUMNS, TILE_ROWS, splits_of, tiles_of, uses_library
+from .matmul_instances import any_kernel, finish_kernel, ragged_kernel, source_of
+from .matmul_words import (
+    most_products,
+    most_weights,
+    product_words,
+    products_parameter,
+    ragged_parameter,
+)
+
+
+class _Part(NamedTuple):
+    """A product of `matmul_any`: its pieces of the depth, and bytes of scratch for their sums."""
+
+    job: MatmulJob
+    splits: int
+    size: int
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks of its tiles."""
+        return tiles_of(self.job) * self.splits
+
+    @property
+    def finish_blocks(self) -> int:
+        """Thread blocks that add its sums up."""
+        return self.job.a.rows * -(-self.job.b.rows // THREADS)
+
+
+def _part(job: MatmulJob, tiles: int) -> _Part:
+    """A product in a launch of so many tiles."""
+    processors = cuda_ready.multiprocessors(run.current_device())
+    splits = splits_of(tiles, job.a.depth, processors)
+    return _Part(job, splits, splits * job.a.rows * job.b.rows * 4 if splits > 1 else 0)
+
+
+def _grid(blocks: int) -> tuple[int]:
+    if blocks > MAX_GRID:  # results of 2^43 elements at least: no memory holds them
+        raise OverflowError(f"{blocks} tiles do not fit a CUDA grid")
+    return (blocks,)
+
+
+def _launch_batch(jobs: Sequence[MatmulJob], most: int) -> None:
+    """One launch for some products, and another one for the sums of those that are cut."""
+    a, b = source_of(jobs[0].a), source_of(jobs[0].b)
+    tiles = sum(map(tiles_of, jobs))
+    parts = [_part(job, tiles) for job in jobs]
+    with run.memory(sum(part.size for part in parts)) as address:
+        words = []
+        for part in parts:
+            words.append(product_words(part.job, part.splits, address if part.size else 0))
+            address += part.size
+        blocks = [part.blocks for part in parts]
+        parameter = products_parameter(words, blocks, most)
+        run.launch(any_kernel(a, b, most), _grid(sum(blocks)), (parameter,))
+        cut = [place for place, part in enumerate(parts) if part.size]
+        if cut:
+            blocks = [parts[place].finish_blocks for place in cut]
+            parameter = products_parameter([words[place] for place in cut], blocks, most)
+            run.launch(finish_kernel(most), _grid(sum(blocks)), (parameter, 0, 0, 0, 0))
+
+
+def launch_any(jobs: Sequence[MatmulJob]) -> None:
+    """Products whose operands are of the same kinds, by `matmul_any`."""
+    most = most_products(len(jobs))
+    for first in range(0, len(jobs), most):
+        _launch_batch(jobs[first : first + most], most)
+
+
+def _launch_library(job: MatmulJob) -> bool:
+    """A product by cuBLAS, if it is worth it and can be; False, and nothing is done, if not."""
+    if not (blas.is_available() and uses_library(job, capability(run.current_device()))):
+        return False
+    if not matmul_library.can_repeat(job):
+        return False
+    matmul_library.launch(job)
+    return True
+
+
+class CudaMatmul(Operations):
+    """The part of the CUDA backend that multiplies."""
+
+    def matmul(self, job: MatmulJob) -> None:
+        if not (matmul_small.launch(job) or _launch_library(job)):
+            launch_any((job,))
+
+    def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
+        # Members of few rows share a launch: kernels of their own would be a launch each.
+        rest: dict[tuple[str, str], list[MatmulJob]] = defaultdict(list)
+        for job in jobs:
+            if not _launch_library(job):
+                rest[source_of(job.a), source_of(job.b)].append(job)
+        for alike in rest.values():
+            launch_any(alike)
+
+    def matmul_ragged(self, job: RaggedMatmulJob) -> None:
+        across = -(-int(job.out.shape[1]) // TILE_COLUMNS)
+        a, b = source_of(job.a), source_of(job.members[0])
+        most = most_weights(len(job.members))
+        for first in range(0, len(job.members), most):
+            count = min(most, len(job.members) - first)
+            # As many tiles of rows as there can be: see kernels_cu/matmul/matmul_any.cu.
+            blocks = (job.a.rows // TILE_ROWS + count) * across
+            parameter = ragged_parameter(job, first, count, most)
+            run.launch(ragged_kernel(a, b, most), _grid(blocks), (parameter,))
