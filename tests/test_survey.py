@@ -412,3 +412,12 @@ def test_values_that_a_candidate_loses(checkpoints, tmp_path):
     assert errors["nvfp4"]["noise"] is None
     assert errors["fp8"]["noise"] < 0.01
     succeed("survey", str(source), "--formats", "nvfp4,fp8")
+
+
+def test_convert_refuses_what_it_would_say_wrongly(dense, tmp_path):
+    for name, formats in (("fp8", ["nvfp4", "fp8"]), ("mxfp4", ["nvfp4", "mxfp4"])):
+        report = fp4kit.survey(dense, ["nvfp4"], budget=5)
+        plan = dict.fromkeys(report.plan, formats[0]) | {next(iter(report.plan)): formats[1]}
+        fp4kit.quantize_checkpoint(dense, tmp_path / name, plan=plan)
+        fails("convert", str(tmp_path / name), "-o", str(tmp_path / "o"), "--layout", "modelopt")
+        assert not (tmp_path / "o").exists()
