@@ -50,42 +50,53 @@ class ReportFile:
 
 
 def check_report(given: Given, inputs: list[Path]) -> ReportFile | None:
-    """Refuses a report that would destroy something, before any work.
+    """The file of `--report`, see :func:`check_side_file`; None without one."""
+    return check_side_file(given, given.report_file, inputs, "report")
+
+
+def check_side_file(
+    given: Given, path: Path | None, inputs: list[Path], what: str
+) -> ReportFile | None:
+    """Refuses a file beside the output that would destroy something, before any work.
 
     Args:
-        given: options of the command, its output filled in.
+        given: options of the command, its output filled in if it has one.
+        path: the file, None without one.
         inputs: files and directories that are read.
+        what: what it is called, in messages and as the end of its option.
 
     Returns:
-        Where the report goes; None without one. A dry run replaces nothing but is reported.
+        Where it goes; None without one. A dry run replaces nothing but is reported.
 
     Raises:
         OptionError: if it is an input or the output, lies in one, or exists.
         OutputError: if it cannot be written.
     """
-    path, force, dry_run = given.report_file, given.force, given.dry_run
+    force, dry_run = given.force, given.dry_run
     if path is None:
         return None
     final = Path(os.path.realpath(path))
-    for held, what in [*((held, "input") for held in inputs), (given.output, "output")]:
+    taken = [(held, "input") for held in inputs]
+    taken += [] if given.target is None else [(given.target, "output")]
+    for held, role in taken:
         whole = Path(os.path.realpath(held))
         if final == whole or whole in final.parents or _is_one_of(path, held):
             raise OptionError(
-                f"{path}: the report would lie in the {what} {held} or replace it; choose another "
-                "name for --report"
+                f"{path}: the {what} would lie in the {role} {held} or replace it; choose another "
+                f"name for --{what}"
             )
     if not final.parent.is_dir():
         raise OutputError(f"{path}: cannot be written: there is no directory {final.parent}")
     if path.exists() or path.is_symlink():
-        _check_existing(path, force=force, dry_run=dry_run)
+        _check_existing(path, what, force=force, dry_run=dry_run)
     elif not os.access(final.parent, os.W_OK | os.X_OK):
         raise OutputError(f"{path}: cannot be written: Permission denied")
     return ReportFile(path, replace=force and not dry_run)
 
 
-def _check_existing(path: Path, *, force: bool, dry_run: bool) -> None:
+def _check_existing(path: Path, what: str, *, force: bool, dry_run: bool) -> None:
     if not path.exists():
-        raise OptionError(f"{path}: is a link to nothing; choose another name for --report")
+        raise OptionError(f"{path}: is a link to nothing; choose another name for --{what}")
     mode = path.stat().st_mode
     # What a shell passes as /dev/stdout or /dev/fd/63 may be a pipe that somebody reads.
     piped = stat.S_ISFIFO(mode) and path.is_relative_to("/dev")
@@ -94,18 +105,18 @@ def _check_existing(path: Path, *, force: bool, dry_run: bool) -> None:
             raise OutputError(f"{path}: cannot be written: Permission denied")
         return
     if not stat.S_ISREG(mode):
-        raise OptionError(f"{path}: is not a regular file; choose another name for --report")
+        raise OptionError(f"{path}: is not a regular file; choose another name for --{what}")
     if any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2)):
         raise OptionError(
             f"{path}: is the file that the command prints to; use --json, or choose another name "
-            "for --report"
+            f"for --{what}"
         )
     if dry_run:
         raise OptionError(
-            f"{path}: exists already; a dry run replaces nothing, choose another name for --report"
+            f"{path}: exists already; a dry run replaces nothing, choose another name for --{what}"
         )
     if not force:
-        raise OptionError(f"{path}: exists already; pass --force to replace the report")
+        raise OptionError(f"{path}: exists already; pass --force to replace the {what}")
 
 
 def _is_one_of(path: Path, given: Path) -> bool:

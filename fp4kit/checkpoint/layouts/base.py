@@ -39,6 +39,23 @@ def module_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class FormatGroup:
+    """The weights of one format in a checkpoint of several.
+
+    Attributes:
+        format: their block format.
+        granularity: what shares a scale of fp8.
+        modules: the modules that they belong to, by stored names.
+        targets: patterns that fit these modules, under all of their names, and no other module.
+    """
+
+    format: str
+    granularity: str | None
+    modules: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Summary:
     """What the JSON files say about a converted checkpoint.
 
@@ -49,6 +66,7 @@ class Summary:
         embeddings: modules of embeddings, which some layouts list as well.
         pre_scaled: some modules have the scales of AWQ beside them, for their inputs.
         granularity: what shares a scale of fp8.
+        mixed: the weights of each format, if they have several; empty for one.
     """
 
     format: str
@@ -57,6 +75,7 @@ class Summary:
     embeddings: tuple[str, ...] = ()
     pre_scaled: bool = False
     granularity: str | None = None
+    mixed: tuple[FormatGroup, ...] = ()
 
 
 class Layout(ABC):
@@ -87,6 +106,7 @@ class Layout(ABC):
         read_as_views: whether its weights are found as views only, and not by their names.
         in_params: whether readers of Mistral's own format take it from params.json.
         diffusion: whether a reader of it loads diffusion models.
+        mixes: whether its weights may have several formats.
     """
 
     name: str
@@ -108,6 +128,7 @@ class Layout(ABC):
     read_as_views: bool = False
     in_params: bool = False
     diffusion: bool = True
+    mixes: bool = False
 
     @abstractmethod
     def quantization_config(self, summary: Summary) -> dict[str, Any] | None:

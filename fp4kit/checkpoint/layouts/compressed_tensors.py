@@ -11,7 +11,7 @@ from fp4kit.checkpoint.options import DYNAMIC
 from fp4kit.formats import GRID_BLOCK
 from fp4kit.io.storage import Storage
 
-from .base import STATIC, Layout, Summary
+from .base import STATIC, FormatGroup, Layout, Summary
 
 METHOD = "compressed-tensors"
 #: Block format to the reader's name of it, and back.
@@ -20,6 +20,8 @@ FORMATS = {
     "mxfp4": "mxfp4-pack-quantized",
     "fp8": "float-quantized",
 }
+#: Its name of several formats together.
+MIXED = "mixed-precision"
 #: Version of the reader whose schema is written.
 VERSION = "0.20.0"
 
@@ -37,14 +39,14 @@ def _fp8_arguments(granularity: str | None) -> dict[str, Any]:
     }
 
 
-def _fp8_inputs(summary: Summary) -> dict[str, Any] | None:
+def _fp8_inputs(activations: str | None, granularity: str | None) -> dict[str, Any] | None:
     """The quantization arguments of inputs of weights in FP8, as llm-compressor's presets have."""
-    if summary.activations is None:
+    if activations is None:
         return None
     arguments = {"num_bits": 8, "type": "float", "symmetric": True}
-    if summary.activations != DYNAMIC:
+    if activations != DYNAMIC:
         return {**arguments, "strategy": "tensor", "dynamic": False}
-    if summary.granularity == "block":
+    if granularity == "block":
         return {**arguments, "strategy": "group", "group_size": GRID_BLOCK, "dynamic": True}
     return {**arguments, "strategy": "token", "dynamic": True}
 
@@ -63,6 +65,24 @@ def _arguments(format: str, dynamic: bool | str) -> dict[str, Any]:
     }
 
 
+def _group(group: FormatGroup, given: str | None) -> dict[str, Any]:
+    """One of config_groups."""
+    activations, weights = None, _arguments(group.format, False)
+    if group.granularity is not None:
+        weights = _fp8_arguments(group.granularity)
+        activations = _fp8_inputs(given, group.granularity)
+    elif given is not None:
+        # The second level of an input is stored, its block scales are made on the fly.
+        activations = _arguments(group.format, "local" if group.format == "nvfp4" else True)
+    return {
+        "targets": list(group.targets),
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+        "format": FORMATS[group.format],
+    }
+
+
 class CompressedTensors(Layout):
     """`X.weight_packed`, `X.weight_scale`, `X.weight_global_scale` (encode direction)."""
 
@@ -78,6 +98,7 @@ class CompressedTensors(Layout):
     decoded_dtype = "bfloat16"
     in_params = True
     diffusion = False
+    mixes = True
 
     def tail_pattern(self, tail: str) -> str:
         """A regular expression, anchored at both ends."""
@@ -85,26 +106,17 @@ class CompressedTensors(Layout):
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json; the reader refuses unknown keys."""
-        activations, weights = None, _arguments(summary.format, False)
-        if summary.granularity is not None:
-            weights, activations = _fp8_arguments(summary.granularity), _fp8_inputs(summary)
-        elif summary.activations is not None:
-            # The second level of an input is stored, its block scales are made on the fly.
-            dynamic = "local" if summary.format == "nvfp4" else True
-            activations = _arguments(summary.format, dynamic)
+        groups = summary.mixed or (
+            FormatGroup(summary.format, summary.granularity, (), ("Linear",)),
+        )
         return {
             "quant_method": METHOD,
-            "format": FORMATS[summary.format],
+            "format": MIXED if summary.mixed else FORMATS[summary.format],
             # Without it transformers leaves the weights as it initialized them.
             "quantization_status": "compressed",
             "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": weights,
-                    "input_activations": activations,
-                    "output_activations": None,
-                    "format": FORMATS[summary.format],
-                }
+                f"group_{number}": _group(group, summary.activations)
+                for number, group in enumerate(groups)
             },
             "ignore": list(summary.ignore),
             "kv_cache_scheme": None,

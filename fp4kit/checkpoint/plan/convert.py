@@ -40,6 +40,7 @@ from .convert_fp8 import fp8_codes, plan_convert_fp8
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import state_decoded_dtype
 from .quantize import embedding_modules
+from .schemes import format_groups
 
 #: Header metadata: bits of second-level scales before a conversion that does not invert itself.
 SECOND_LEVEL_KEY = "fp4kit_second_level"
@@ -167,6 +168,11 @@ def _check(checkpoint: Checkpoint, quantized: Quantized | None, layout: Layout) 
         raise OptionError(
             f"{checkpoint.path}: holds {' and '.join(sorted(foreign))}; layout {layout.name} takes "
             f"{' or '.join(layout.formats)} only"
+        )
+    if len(formats) > 1 and not layout.mixes:
+        raise OptionError(
+            f"{checkpoint.path}: holds {' and '.join(sorted(formats))}; layout {layout.name} has "
+            "no form for several formats"
         )
     check_source(checkpoint, layout)
     layout.check_names(quantized.entries, checkpoint.config)
@@ -313,6 +319,7 @@ def _plan_blocks(
             _activations(quantized),
             embedding_modules(works),
             bool(quantized.pre_scales),
+            mixed=format_groups(works, checkpoint, layout),
         ),
         dropped=_dropped(opened, works),
     )
