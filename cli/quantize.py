@@ -17,6 +17,7 @@ from fp4kit.io.report import FileReport
 from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.scheme import Scheme
 
+from .html_report import check_html
 from .options import Given, flag_of, is_given, layout, output, refuse, source, takes
 from .progress import progress_bar
 from .report_file import check_report
@@ -61,7 +62,7 @@ CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS)
     ),
     *("weights_only", "activations", "experts_layout", "unscaled_fp8", "max_shard_size", "resume"),
     *("follow_links", "void_dtype", "cast", "pad", "allow_nothing", "dry_run", "all", "report"),
-    *("force", "json"),
+    *("html", "force", "json"),
 )
 def command(given: Given) -> None:
     """Quantize the tensors of a file, or a whole checkpoint.
@@ -89,7 +90,7 @@ def command(given: Given) -> None:
     else:
         refuse(CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
     given.target = target = given.target or default_target(given.source, given.format)
-    report_file = check_report(given, inputs)
+    report_file, html = check_report(given, inputs), check_html(given, inputs)
     options = given.pick("device", "force", "dry_run")
     options |= given.pick(*(CHECKPOINT_CHOICES if whole else FILE_CHOICES))
     scheme = Scheme(**given.pick(*FILE_FIELDS))
@@ -107,7 +108,7 @@ def command(given: Given) -> None:
             )
         else:
             report = quantize_file(given.source, target, scheme, progress=progress, **options)
-    finish(report, given, quantized=True, report_file=report_file)
+    finish(report, given, quantized=True, report_file=report_file, html=html)
 
 
 def _check_format(given: Given) -> None:

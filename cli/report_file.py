@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""`--report FILE`: checked like any output before work, written after it."""
+"""`--report FILE` and `--html FILE`: checked like any output before work, written after it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ class ReportFile:
         Raises:
             OutputError: if it cannot be written.
         """
-        data = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+        self.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_text(self, text: str) -> None:
+        """Writes a text: atomically, or in place if it is a device.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+        data = text.encode()
         if not self.path.exists() or self.path.is_file():
             with AtomicFile(Output(self.path, replace=self.replace)) as file:
                 file.write_at(0, data)
@@ -50,42 +58,50 @@ class ReportFile:
 
 
 def check_report(given: Given, inputs: list[Path]) -> ReportFile | None:
+    """Where `--report` goes; see :func:`check_place`. None without one."""
+    if given.report_file is None:
+        return None
+    return check_place(given.report_file, "--report", given, inputs)
+
+
+def check_place(path: Path, flag: str, given: Given, inputs: list[Path]) -> ReportFile:
     """Refuses a report that would destroy something, before any work.
 
     Args:
-        given: options of the command, its output filled in.
+        path: where it shall go.
+        flag: the option that says so.
+        given: options of the command, its output filled in if it has one.
         inputs: files and directories that are read.
 
     Returns:
-        Where the report goes; None without one. A dry run replaces nothing but is reported.
+        Where the report goes. A dry run replaces nothing but is reported.
 
     Raises:
         OptionError: if it is an input or the output, lies in one, or exists.
         OutputError: if it cannot be written.
     """
-    path, force, dry_run = given.report_file, given.force, given.dry_run
-    if path is None:
-        return None
+    force, dry_run = given.force, given.dry_run
     final = Path(os.path.realpath(path))
-    for held, what in [*((held, "input") for held in inputs), (given.output, "output")]:
+    outputs = [] if given.target is None else [(given.target, "output")]
+    for held, what in [*((held, "input") for held in inputs), *outputs]:
         whole = Path(os.path.realpath(held))
         if final == whole or whole in final.parents or _is_one_of(path, held):
             raise OptionError(
                 f"{path}: the report would lie in the {what} {held} or replace it; choose another "
-                "name for --report"
+                f"name for {flag}"
             )
     if not final.parent.is_dir():
         raise OutputError(f"{path}: cannot be written: there is no directory {final.parent}")
     if path.exists() or path.is_symlink():
-        _check_existing(path, force=force, dry_run=dry_run)
+        _check_existing(path, flag, force=force, dry_run=dry_run)
     elif not os.access(final.parent, os.W_OK | os.X_OK):
         raise OutputError(f"{path}: cannot be written: Permission denied")
     return ReportFile(path, replace=force and not dry_run)
 
 
-def _check_existing(path: Path, *, force: bool, dry_run: bool) -> None:
+def _check_existing(path: Path, flag: str, *, force: bool, dry_run: bool) -> None:
     if not path.exists():
-        raise OptionError(f"{path}: is a link to nothing; choose another name for --report")
+        raise OptionError(f"{path}: is a link to nothing; choose another name for {flag}")
     mode = path.stat().st_mode
     # What a shell passes as /dev/stdout or /dev/fd/63 may be a pipe that somebody reads.
     piped = stat.S_ISFIFO(mode) and path.is_relative_to("/dev")
@@ -94,15 +110,14 @@ def _check_existing(path: Path, *, force: bool, dry_run: bool) -> None:
             raise OutputError(f"{path}: cannot be written: Permission denied")
         return
     if not stat.S_ISREG(mode):
-        raise OptionError(f"{path}: is not a regular file; choose another name for --report")
+        raise OptionError(f"{path}: is not a regular file; choose another name for {flag}")
     if any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2)):
         raise OptionError(
-            f"{path}: is the file that the command prints to; use --json, or choose another name "
-            "for --report"
+            f"{path}: is the file that the command prints to; choose another name for {flag}"
         )
     if dry_run:
         raise OptionError(
-            f"{path}: exists already; a dry run replaces nothing, choose another name for --report"
+            f"{path}: exists already; a dry run replaces nothing, choose another name for {flag}"
         )
     if not force:
         raise OptionError(f"{path}: exists already; pass --force to replace the report")

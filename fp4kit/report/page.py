@@ -57,7 +57,7 @@ def load_library() -> Library:
         "Vega": vl_convert.get_vega_version(),
         "Vega-Lite": vl_convert.get_vegalite_versions()[-1],
     }
-    bundle = vl_convert.javascript_bundle(vl_version=versions["Vega-Lite"])
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", versions["Vega-Lite"])
     return Library(bundle, versions)
 
 
@@ -123,6 +123,6 @@ def _policy(scripts: list[str]) -> str:
         for script in scripts
     )
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; base-uri 'none'; "
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )

@@ -11,6 +11,14 @@ from typing import Any
 #: Reasons to keep a tensor that a sentence names.
 REASONS = 3
 Json = Mapping[str, Any]
+#: Signal to noise ratio in dB that normally distributed values come out with.
+NORMAL = {"nvfp4": 20.4, "mxfp4": 18.9, "mxfp8": 31.5, "mxfp8_e5m2": 25.5}
+NORMAL_SEARCHED = {"sweep": 21.8, "four_over_six": 21.2}
+
+
+def normal_sqnr(format: str, search: str | None) -> float:
+    """What is normal for one of :data:`NORMAL`, perhaps with its scales searched."""
+    return NORMAL_SEARCHED[search] if search else NORMAL[format]
 
 
 def size(nbytes: int) -> str:
@@ -83,9 +91,11 @@ def _reasons(kept: Iterable[Json]) -> str:
     counts: dict[str, int] = {}
     for tensor in kept:
         # Without the number that differs from tensor to tensor.
-        reason = "last axis not a multiple of the block" if tensor["reason"].startswith(
-            "last axis "
-        ) else tensor["reason"]
+        reason = (
+            "last axis not a multiple of the block"
+            if tensor["reason"].startswith("last axis ")
+            else tensor["reason"]
+        )
         counts[reason] = counts.get(reason, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     shown = [f"{reason} ({number:,})" for reason, number in ordered[:REASONS]]
@@ -124,7 +134,22 @@ def _errors(report: Json) -> list[str]:
     said = f"The SQNR of all changed values together is {sqnr_text(total)}"
     if worst["exact"]:
         return [f"{said}."]
-    return [f"{said}; the worst tensor, {worst['name']}, has {sqnr_text(worst)}."]
+    return [
+        f"{said}; the worst tensor, {worst['name']}, has {sqnr_text(worst)}.",
+        *_normal(measured),
+    ]
+
+
+def _normal(tensors: Iterable[Json]) -> list[str]:
+    """What is normal for the formats at hand."""
+    known = {}
+    for tensor in tensors:
+        search = tensor["facts"].get("scale_search")
+        if tensor["format"] in NORMAL:
+            name = f"{tensor['format']} ({search})" if search else tensor["format"]
+            known[name] = normal_sqnr(tensor["format"], search)
+    values = ", ".join(f"{value:.1f} dB for {name}" for name, value in known.items())
+    return [f"About {values} is normal for weights."] if known else []
 
 
 def quality(tensor: Json) -> float:

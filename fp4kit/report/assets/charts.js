@@ -49,14 +49,17 @@ async function draw(place, label, spec) {
   return view;
 }
 
-/** What a heat map can show of a tensor; `low` says that the lowest of a cell is its worst. */
+/**
+ * What a heat map can show of a tensor. `low`: the lowest of a cell is its worst. `span`: what
+ * differs by less has no colours that differ much, so that ordinary tensors raise no alarm.
+ */
 const MEASURES = {
-  sqnr: { title: "SQNR, dB", low: true, text: decibels, of: (row) => row.sqnr },
-  rms: { title: "RMS error, %", text: digits, of: (row) => row.rms },
-  atMax: { title: "codes at max, %", text: percent, of: (row) => row.atMax, share: true },
-  flushed: { title: "block scales flushed to 0, %", text: percent, of: (row) => row.flushed, share: true },
-  subnormal: { title: "block scales subnormal, %", text: percent, of: (row) => row.subnormal, share: true },
-  change: { title: "change of SQNR, dB", low: true, text: (value) => value.toFixed(2), of: (row) => row.change },
+  sqnr: { title: "SQNR, dB", low: true, span: 3, text: decibels, of: (row) => row.sqnr },
+  rms: { title: "RMS error, %", span: 3, text: digits, of: (row) => row.rms },
+  atMax: { title: "codes at max, %", text: percent, of: (row) => row.atMax, share: true, span: 0.05 },
+  flushed: { title: "block scales flushed to 0, %", text: percent, of: (row) => row.flushed, share: true, span: 0.05 },
+  subnormal: { title: "block scales subnormal, %", text: percent, of: (row) => row.subnormal, share: true, span: 0.05 },
+  change: { title: "change of SQNR, dB", low: true, span: 1, text: (value) => value.toFixed(2), of: (row) => row.change },
 };
 
 /** Types that a chart has rows for: those with the worst values. */
@@ -125,6 +128,22 @@ function extent(values) {
   return low < high ? [low, high] : [low - 0.5, high + 0.5];
 }
 
+/** The worst in red, the best in blue, so that the worst catch the eye on white and on black. */
+const COLOURS = ["#b5123f", "#e8663c", "#f5b971", "#e6e3d3", "#9cc3dd", "#4a8fc2", "#1f5c99"];
+
+/** The extent of what is worth a colour of its own: beyond the best tenth all are good. */
+function colourExtent(cells, measure) {
+  const span = measure.span * (measure.share ? 100 : 1);
+  const finite = cells.map((cell) => cell.value).filter(Number.isFinite).sort((a, b) => a - b);
+  if (!finite.length) return [0, 1];
+  const tenth = Math.floor((finite.length - 1) / 10);
+  if (measure.low) {
+    const good = finite[finite.length - 1 - tenth];
+    return [Math.min(finite[0], good - span), good];
+  }
+  return [finite[tenth], Math.max(finite[finite.length - 1], finite[tenth] + span)];
+}
+
 /** Labels of rows that are numbers: names would be sorted, cut and perhaps taken as markup. */
 function rowAxis(types) {
   return {
@@ -136,7 +155,7 @@ function rowAxis(types) {
 /** Rows and columns of rectangles: error by layer and type. */
 function heatmapSpec(cells, types, measure, width) {
   const layers = [...new Set(cells.map((cell) => cell.layer))].sort((a, b) => a - b);
-  const step = Math.max(5, Math.min(34, Math.floor((width - 430) / layers.length)));
+  const step = Math.max(5, Math.min(40, Math.floor((width - 430) / layers.length)));
   const special = [
     { test: "datum.state === 'overflow'", value: "var(--zero)" },
     { test: "datum.state === 'exact'", value: "var(--grid)" },
@@ -145,7 +164,7 @@ function heatmapSpec(cells, types, measure, width) {
     data: { values: cells },
     params: [
       { name: "labels", value: types.map((type) => short(type, 52)) },
-      { name: "cursor", value: null },
+      { name: "chosen", value: null },
     ],
     mark: { type: "rect", tooltip: { content: "data" }, strokeWidth: 2, cursor: "pointer" },
     width: { step },
@@ -159,10 +178,13 @@ function heatmapSpec(cells, types, measure, width) {
       color: {
         condition: special,
         field: "value", type: "quantitative",
-        scale: { scheme: "viridis", domain: extent(cells.map((cell) => cell.value)), reverse: !measure.low },
+        scale: {
+          range: measure.low ? COLOURS : [...COLOURS].reverse(), interpolate: "lab", clamp: true,
+          domain: colourExtent(cells, measure),
+        },
         legend: { title: measure.title, gradientLength: Math.max(90, Math.min(200, types.length * 16)) },
       },
-      stroke: { condition: { test: "datum.key === cursor", value: "var(--ink)" }, value: null },
+      stroke: { condition: { test: "datum.key === chosen", value: "var(--ink)" }, value: null },
     },
   };
 }

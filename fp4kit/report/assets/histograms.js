@@ -13,12 +13,12 @@ function histogramSpec(found, title, unit) {
     const share = bar.count / Math.max(found.count, 1);
     return {
       index, kind: bar.kind, share: 100 * share,
-      tip: { [title]: bar.label, Share: percent(share) + " %", Count: count(bar.count) },
+      tip: { [title]: raised(bar.label), Share: percent(share) + " %", Count: count(bar.count) },
     };
   });
   return {
     data: { values },
-    params: [{ name: "labels", value: found.bars.map((bar) => bar.label) }],
+    params: [{ name: "labels", value: found.bars.map((bar) => raised(bar.label)) }],
     mark: { type: "bar", tooltip: { content: "data" } },
     width: 210,
     height: 100,
@@ -74,7 +74,7 @@ function cardOf(found, row) {
       histogramSpec(scales, "block scale (" + scales.type + ")", "% of scales")]);
   }
   const card = el("article", { class: "card" },
-    el("h3", {}, row.label), terms("facts", facts),
+    el("h3", {}, foldable(row.name)), terms("facts", facts),
     el("div", { class: "pair" }, pictures.map(([figure]) => figure)),
     scales.count > 1 ? null : el("p", { class: "note" }, "One scale for the whole tensor."));
   const drawAll = async () => {
@@ -97,7 +97,7 @@ function worstSection(later) {
       "What is stored of them, read again. Codes and block scales are counted by value; 8-bit ones "
       + "by magnitude, from a power of two up to the next. The largest element of a block belongs "
       + "at max: such codes are not clipped. "
-      + "A flushed block has a scale of 0, and so has every value of it."),
+      + "A block whose scale is flushed to 0 has lost all of its values."),
     el("ul", { class: "key" }, Object.values(KINDS).map((kind) => {
       const swatch = el("span", { class: "swatch" });
       swatch.style.background = kind.color;

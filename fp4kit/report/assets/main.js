@@ -97,7 +97,7 @@ function layersSection(later, width, search) {
 /** What the heat map of a survey can show: the error of each candidate. */
 function surveyMeasures() {
   return report.candidates.map((candidate) => [candidate, {
-    title: "RMS error of " + shown(candidate) + ", %", text: (value) => digits(value),
+    title: "RMS error of " + shown(candidate) + ", %", span: 3, text: digits,
     of: (row) => row.errors[candidate]?.relative_rms,
   }]).filter(([candidate]) => rows.some((row) => row.errors[candidate]?.noise));
 }
@@ -118,7 +118,7 @@ function walk(figure, view, cells, types, said, search) {
   let current = null;
   const go = (cell) => {
     current = cell;
-    view.signal("cursor", cell ? cell.key : null).run();
+    view.signal("chosen", cell ? cell.key : null).run();
     said.textContent = cell ? "Layer " + cell.layer + ", " + short(types[cell.row]) + ": "
       + Object.entries(cell.tip).map((pair) => pair.join(" ")).join(", ") : "";
   };
@@ -219,7 +219,11 @@ function changeSpec(some, width) {
 
 /** How the report came about. */
 function originSection() {
-  const option = (value) => shown(typeof value === "string" ? value : JSON.stringify(value));
+  const option = (value) => {
+    if (value === null || (Array.isArray(value) && !value.length)) return "none";
+    if (value === true || value === false) return value ? "yes" : "no";
+    return shown(typeof value === "string" ? value : JSON.stringify(value));
+  };
   const entries = (pairs) => Object.entries(pairs).flatMap(([term, value]) =>
     [el("dt", {}, shown(term)), el("dd", {}, option(value))]);
   return el("section", { "aria-labelledby": "origin" },

@@ -58,7 +58,9 @@ function cellOf(column, row) {
   const text = column.text ? column.text(row) : shown(column.value(row) ?? "");
   const kind = { name: "name text", text: "text", words: "words text" }[column.kind] ?? "";
   const change = column.kind === "change" && row.change ? (row.change > 0 ? "better" : "worse") : "";
-  return el("td", { class: kind || change || null }, String(text));
+  const title = column.kind === "name" && text.length > 300 ? text : null;
+  return el("td", { class: kind || change || null, title },
+    column.kind === "name" ? foldable(row.name) : String(text));
 }
 
 /** The section of the table; `table.search` filters it from elsewhere. */
@@ -106,6 +108,7 @@ function tableSection() {
       : count(state.found.length) + " of " + counted(rows.length, "tensor");
     said.textContent = part.length < state.found.length
       ? of + ", rows " + count(state.from + 1) + " to " + count(end) : of;
+    back.hidden = on.hidden = part.length === state.found.length;
     back.disabled = state.from === 0;
     on.disabled = end >= state.found.length;
   }

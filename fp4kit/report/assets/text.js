@@ -49,7 +49,7 @@ function digits(value, many = 3) {
   if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e6)) {
     return value.toExponential(many - 1);
   }
-  return String(Number(value.toPrecision(many)));
+  return Math.abs(value) >= 10 ** many ? value.toFixed(0) : value.toPrecision(many);
 }
 
 /** A share of 1 in percent; a few in a million must not read as none. */
@@ -80,4 +80,17 @@ function el(tag, attributes = {}, ...children) {
 function terms(kind, pairs) {
   return el("dl", { class: kind }, pairs.map(([term, value]) =>
     el("div", {}, el("dt", {}, term), el("dd", {}, value))));
+}
+
+/** A name that is folded behind its dots where it must be; one beyond reason is cut. */
+function foldable(name, limit = 300) {
+  return short(name, limit).split(/(?<=[./])/).flatMap((part) => [part, el("wbr")]);
+}
+
+const RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079";
+
+/** `2^-7` with its exponent set high. */
+function raised(text) {
+  return text.replace(/\^(-?)(\d+)/, (_, sign, number) =>
+    (sign ? "\u207b" : "") + [...number].map((digit) => RAISED[digit]).join(""));
 }
