@@ -171,10 +171,13 @@ def survey_report(layers=16, *, budget=True, seed=1):
     weights = sum(tensor.elements for tensor in tensors)
 
     def point(picks, label=""):
-        nbytes = sum(tensor.errors[pick].nbytes for tensor, pick in zip(tensors, picks))
-        error = mean_error(tensor.errors[pick] for tensor, pick in zip(tensors, picks))
+        nbytes = sum(
+            tensor.errors[pick].nbytes for tensor, pick in zip(tensors, picks, strict=True)
+        )
+        error = mean_error(tensor.errors[pick] for tensor, pick in zip(tensors, picks, strict=True))
         shares = {
-            name: sum(t.elements for t, pick in zip(tensors, picks) if pick == name) / weights
+            name: sum(t.elements for t, pick in zip(tensors, picks, strict=True) if pick == name)
+            / weights
             for name in CANDIDATES
         }
         whole = nbytes + kept[0].nbytes
@@ -195,7 +198,7 @@ def survey_report(layers=16, *, budget=True, seed=1):
         kept=kept,
         groups=[
             ChoiceGroup(tensor.group, (tensor.name,), pick if budget else None)
-            for tensor, pick in zip(tensors, picks)
+            for tensor, pick in zip(tensors, picks, strict=True)
         ],
         uniform=[point([name] * len(tensors), name) for name in CANDIDATES],
         frontier=[mixture for mixture, _ in mixtures] if budget else [],

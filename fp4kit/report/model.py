@@ -61,9 +61,10 @@ def page_data(report: Mapping[str, Any], run: Run) -> dict[str, Any]:
         Strict JSON; the scripts of the page say which member is for what.
     """
     tensors = report["tensors"]
+    kept = report["kept"] if run.kind == "survey" else []  # in other reports they are tensors, too
     worst = [] if run.kind == "survey" else _worst(tensors)
     counted = {} if run.coded is None else count_codes(run.coded, worst)
-    names = [tensor["name"] for tensor in tensors]
+    names = [tensor["name"] for tensor in (*tensors, *kept)]
     found = places(names)
     types = {place.type: None for place in found}
     numbers = {type: number for number, type in enumerate(types)}

@@ -64,7 +64,7 @@ def _quantized(report: Json) -> list[str]:
         f"{f' to {formats}' if formats else ''}."
     ]
     if done:
-        said.append(_sizes(report["tensors"], done))
+        said.append(_sizes(report["tensors"], done, dry_run=report["dry_run"]))
     if kept:
         said.append(f"{count(len(kept), 'tensor')} {verb_of(kept)} kept: {_reasons(kept)}.")
     return said
@@ -75,12 +75,13 @@ def verb_of(things: Sequence[object]) -> str:
     return "is" if len(things) == 1 else "are"
 
 
-def _sizes(tensors: Sequence[Json], done: Sequence[Json]) -> str:
+def _sizes(tensors: Sequence[Json], done: Sequence[Json], *, dry_run: bool) -> str:
     before, after = (sum(tensor[name] for tensor in tensors) for name in BYTES)
     elements = sum(prod(tensor["shape"]) for tensor in done)
     nbytes = sum(tensor["bytes_after"] for tensor in done)
     bits = f", {8 * nbytes / elements:.2f} bits a quantized weight" if elements else ""
-    return f"All tensors together take {size(after)} instead of {size(before)}{bits}."
+    verb = "would take" if dry_run else "take"
+    return f"All tensors together {verb} {size(after)} instead of {size(before)}{bits}."
 
 
 #: Members of a tensor's entry: bytes in the source, and in the result.
@@ -132,12 +133,9 @@ def _errors(report: Json) -> list[str]:
     if total["exact"]:
         return ["All measured values are exact."]
     said = f"The SQNR of all changed values together is {sqnr_text(total)}"
-    if worst["exact"]:
-        return [f"{said}."]
-    return [
-        f"{said}; the worst tensor, {worst['name']}, has {sqnr_text(worst)}.",
-        *_normal(measured),
-    ]
+    if len(measured) > 1 and not worst["exact"]:
+        said += f"; the worst tensor, {worst['name']}, has {sqnr_text(worst)}"
+    return [f"{said}.", *_normal(measured)]
 
 
 def _normal(tensors: Iterable[Json]) -> list[str]:

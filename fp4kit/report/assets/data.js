@@ -31,13 +31,17 @@ function rowOf(tensor, index) {
     elements: tensor.shape.reduce((all, one) => all * one, 1),
     dtype: tensor.dtype,
   };
+  if (isSurvey && !tensor.errors) {
+    return { ...row, before: tensor.nbytes, errors: {}, sqnrs: {}, choice: "",
+      what: "keep: " + tensor.reason };
+  }
   if (isSurvey) {
     const sqnrs = {};
     for (const [name, error] of Object.entries(tensor.errors)) {
       sqnrs[name] = error.sqnr === null ? Infinity : error.sqnr;
     }
     return { ...row, before: tensor.bytes, errors: tensor.errors, sqnrs,
-      choice: choices.get(tensor.name) ?? "" };
+      what: "", choice: choices.get(tensor.name) ?? "" };
   }
   const stats = tensor.stats;
   const old = page.before ? page.before.tensors[index] : null;
@@ -68,7 +72,7 @@ if (isSurvey) {
     if (group.choice !== null) for (const name of group.members) choices.set(name, group.choice);
   }
 }
-const rows = report.tensors.map(rowOf);
+const rows = [...report.tensors, ...(isSurvey ? report.kept : [])].map(rowOf);
 /** Rows with an error; plain tensors that are equal in both files are not worth a picture. */
-const measured = isSurvey ? rows
+const measured = isSurvey ? rows.filter((row) => !row.what)
   : rows.filter((row) => row.sqnr !== null && (row.format || row.sqnr !== Infinity));

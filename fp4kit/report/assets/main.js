@@ -2,19 +2,21 @@
 
 /** The totals. */
 function tiles() {
+  const small = (text) => el("small", {}, text);
+  const all = (of) => rows.reduce((sum, row) => sum + of(row), 0);
   if (isSurvey) {
     const chosen = report.chosen;
     return terms("tiles", [
-      ["Surveyed", counted(rows.length, "tensor")],
-      ["Kept", counted(report.kept.length, "tensor")],
-      ["Candidates", shown(report.candidates.join(", "))],
-      ...(chosen ? [["Chosen", digits(chosen.bits, 4) + " bits a weight"],
-        ["Size", size(chosen.total_nbytes)], ["Error", digits(chosen.error) + " %"]] : []),
+      ["Tensors", [count(rows.length), small(count(report.tensors.length) + " surveyed, "
+        + count(report.kept.length) + " kept")]],
+      ["Candidates", [count(report.candidates.length), small(shown(report.candidates.join(", ")))]],
+      ...(chosen ? [["Bits a surveyed weight", [digits(chosen.bits, 4), small("as chosen")]],
+        ["Size", [size(chosen.total_nbytes), small("from " + size(all((row) => row.before)))]],
+        ["Error", [digits(chosen.error) + " %", small(report.moments
+          ? "relative RMS of the layers\u2019 outputs" : "relative RMS of the weights")]]] : []),
     ]);
   }
   const total = report.total;
-  const small = (text) => el("small", {}, text);
-  const all = (of) => rows.reduce((sum, row) => sum + of(row), 0);
   const done = rows.filter((row) => row.format);
   const found = [["Tensors", [count(rows.length), small(page.kind === "quantize"
     ? count(done.length) + " quantized, " + count(rows.length - done.length) + " kept"
@@ -88,8 +90,10 @@ function layersSection(later, width, search) {
   choice.addEventListener("change", show);
   later.unshift(show);
   section.append(
-    el("p", { class: "note" }, "A cell is the worst tensor of its layer and type. Click on one, or press Enter, "
-      + "to see its tensors in the table; the arrow keys go from cell to cell."),
+    el("p", { class: "note" }, inLayers.length
+      ? "A cell is the worst tensor of its layer and type. Click on one, or press Enter, "
+        + "to see its tensors in the table; the arrow keys go from cell to cell."
+      : "Click on a bar to see its tensors in the table."),
     el("div", { class: "tools" }, el("label", {}, "Colour", choice)), figures, said);
   return section;
 }
@@ -99,7 +103,7 @@ function surveyMeasures() {
   return report.candidates.map((candidate) => [candidate, {
     title: "RMS error of " + shown(candidate) + ", %", span: 3, text: digits,
     of: (row) => row.errors[candidate]?.relative_rms,
-  }]).filter(([candidate]) => rows.some((row) => row.errors[candidate]?.noise));
+  }]).filter(([candidate]) => measured.some((row) => row.errors[candidate]?.noise));
 }
 
 /** Shows the tensors of a cell in the table. */
@@ -182,7 +186,8 @@ function beforeSection(later, width) {
 
 function changeSpec(some, width) {
   const [low, high] = extent(some.flatMap((row) => [row.was, row.sqnr]));
-  const axis = (field, title) => ({ field, type: "quantitative", title, scale: { domain: [low, high], nice: true } });
+  const scale = { domain: [low, high], zero: false, nice: false, padding: 8 };
+  const axis = (field, title) => ({ field, type: "quantitative", title, scale });
   const values = some.map((row) => ({
     was: row.was, now: row.sqnr, kind: row.change > 0 ? "better" : row.change < 0 ? "worse" : "alike",
     tip: { Tensor: short(row.name, 160), Before: decibels(row.was) + " dB", After: decibels(row.sqnr) + " dB" },
@@ -195,7 +200,7 @@ function changeSpec(some, width) {
       {
         data: { values: [{ at: low }, { at: high }] },
         mark: { type: "line", color: "var(--muted)", strokeDash: [4, 4], strokeWidth: 1 },
-        encoding: { x: { field: "at", type: "quantitative" }, y: { field: "at", type: "quantitative" } },
+        encoding: { x: axis("at", "SQNR before, dB"), y: axis("at", "SQNR after, dB") },
       },
       {
         data: { values },

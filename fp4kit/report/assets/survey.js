@@ -19,7 +19,9 @@ function frontierSpec(width) {
     bits: point.bits, error: point.error, group, text, rank, tip: pointTip(point, text || group),
   });
   report.frontier.forEach((point) => add(point, "mixture", point.label, 0));
-  report.uniform.forEach((point) => add(point, "one for all", point.label, 1));
+  // Names of neighbours in turn above and below, so that they do not meet.
+  [...report.uniform].sort((a, b) => a.bits - b.bits || a.error - b.error)
+    .forEach((point, index) => add(point, "one for all", point.label, point.error ? index % 2 : 0));
   if (report.chosen) add(report.chosen, "chosen", "chosen", 2);
   const x = { field: "bits", type: "quantitative", title: "bits a weight", scale: { zero: false, padding: 20 } };
   const y = {
@@ -29,30 +31,41 @@ function frontierSpec(width) {
   };
   const only = (group) => [{ filter: { field: "group", equal: group } }];
   const tooltip = { content: "data" };
+  const named = (rank, dy) => ({
+    transform: [{ filter: { and: [{ field: "group", equal: "one for all" }, { field: "rank", equal: rank }] } }],
+    mark: { type: "text", dy, color: "var(--ink)", fontSize: 11 },
+    encoding: { text: { field: "text" } },
+  });
+  const mixtures = [
+    { transform: only("mixture"), mark: { type: "line", color: "var(--accent)", interpolate: "step-after" } },
+    { transform: only("mixture"), mark: { type: "point", filled: true, size: 22, color: "var(--accent)", tooltip } },
+  ];
+  const chosen = [
+    {
+      transform: only("chosen"),
+      mark: { type: "point", shape: "diamond", filled: true, opacity: 1, size: 240, color: "var(--max)",
+        stroke: "var(--paper)", strokeWidth: 1.5, tooltip },
+    },
+    {
+      transform: only("chosen"),
+      mark: { type: "text", dx: 12, align: "left", color: "var(--max)", fontWeight: "bold", fontSize: 12 },
+      encoding: { text: { field: "text" } },
+    },
+  ];
   return {
     data: { values: points },
     width: Math.max(260, Math.min(760, width - 90)),
     height: 300,
     encoding: { x, y },
     layer: [
-      { transform: only("mixture"), mark: { type: "line", color: "var(--accent)", interpolate: "step-after" } },
-      { transform: only("mixture"), mark: { type: "point", filled: true, size: 22, color: "var(--accent)", tooltip } },
-      { transform: only("one for all"), mark: { type: "point", filled: true, size: 70, color: "var(--muted)", tooltip } },
+      ...(report.frontier.length ? mixtures : []),
       {
         transform: only("one for all"),
-        mark: { type: "text", dy: -11, color: "var(--ink)", fontSize: 11 },
-        encoding: { text: { field: "text" } },
+        mark: { type: "point", filled: true, opacity: 1, size: 60, color: "var(--muted)", tooltip },
       },
-      {
-        transform: only("chosen"),
-        mark: { type: "point", shape: "diamond", filled: true, size: 180, color: "var(--max)",
-          stroke: "var(--paper)", strokeWidth: 1.5, tooltip },
-      },
-      {
-        transform: only("chosen"),
-        mark: { type: "text", dx: 12, align: "left", color: "var(--max)", fontWeight: "bold", fontSize: 12 },
-        encoding: { text: { field: "text" } },
-      },
+      ...(report.uniform.length ? [named(0, -11)] : []),
+      ...(report.uniform.length > 1 ? [named(1, 14)] : []),
+      ...(report.chosen ? chosen : []),
     ],
   };
 }
@@ -85,14 +98,18 @@ function candidatesSpec(some, width) {
     params: [{ name: "labels", value: labels }],
     width: Math.max(200, Math.min(620, width - 520)),
     height: { step: 24 },
-    mark: { type: "point", filled: true, size: 75, tooltip: { content: "data" } },
+    mark: { type: "point", filled: true, size: 75, opacity: 1, tooltip: { content: "data" } },
     encoding: {
-      x: { field: "error", type: "quantitative", title: "RMS error of the weight, %" },
+      x: {
+        field: "error", type: "quantitative", title: "RMS error of the weight, %",
+        scale: { padding: 10, nice: false },
+      },
       y: { ...rowAxis(labels), axis: { labelExpr: "labels[datum.value]", labelLimit: 330, grid: true, ticks: false } },
       color: {
         field: "candidate", type: "nominal", sort: report.candidates,
         scale: { domain: report.candidates, scheme: "tableau10" }, legend: { title: "candidate" },
       },
+      shape: { field: "candidate", type: "nominal", scale: { domain: report.candidates } },
       stroke: { condition: { test: "datum.chosen", value: "var(--ink)" }, value: null },
       strokeWidth: { value: 2 },
     },

@@ -16,7 +16,8 @@ function columnsOf() {
         title: candidate + " dB",
         value: (row) => row.sqnrs[candidate] ?? null,
         text: (row) => decibels(row.sqnrs[candidate]),
-      }))];
+      })),
+      { title: "Kept", kind: "words", value: (row) => row.what }];
   }
   return [name, place, shape, dtype,
     { title: "Format", kind: "text", value: (row) => row.format },
