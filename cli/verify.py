@@ -58,7 +58,10 @@ def command(given: Given) -> None:
             source=report.source,
             target=None,
             tensors=report.tensors or path_tensors(given.source),
-            options=given.pick("against", "experts_layout", "device"),
+            options={
+                **given.pick("experts_layout", "device"),
+                "against": None if given.against is None else str(given.against),
+            },
             seconds=time.perf_counter() - started,
         )
         html.write(report_json(tensors, **found), given.source)

@@ -171,13 +171,11 @@ def survey_report(layers=16, *, budget=True, seed=1):
     weights = sum(tensor.elements for tensor in tensors)
 
     def point(picks, label=""):
-        nbytes = sum(
-            tensor.errors[pick].nbytes for tensor, pick in zip(tensors, picks, strict=True)
-        )
-        error = mean_error(tensor.errors[pick] for tensor, pick in zip(tensors, picks, strict=True))
+        picked = list(zip(tensors, picks, strict=True))
+        nbytes = sum(tensor.errors[pick].nbytes for tensor, pick in picked)
+        error = mean_error(tensor.errors[pick] for tensor, pick in picked)
         shares = {
-            name: sum(t.elements for t, pick in zip(tensors, picks, strict=True) if pick == name)
-            / weights
+            name: sum(tensor.elements for tensor, pick in picked if pick == name) / weights
             for name in CANDIDATES
         }
         whole = nbytes + kept[0].nbytes
