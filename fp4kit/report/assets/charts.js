@@ -182,7 +182,7 @@ function heatmapSpec(cells, types, measure, width) {
           range: measure.low ? COLOURS : [...COLOURS].reverse(), interpolate: "lab", clamp: true,
           domain: colourExtent(cells, measure),
         },
-        legend: { title: measure.title, gradientLength: Math.max(90, Math.min(200, types.length * 16)) },
+        legend: { title: measure.title, format: ".3~g", gradientLength: Math.max(90, Math.min(200, types.length * 16)) },
       },
       stroke: { condition: { test: "datum.key === chosen", value: "var(--ink)" }, value: null },
     },

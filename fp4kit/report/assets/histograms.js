@@ -20,7 +20,7 @@ function histogramSpec(found, title, unit) {
     data: { values },
     params: [{ name: "labels", value: found.bars.map((bar) => raised(bar.label)) }],
     mark: { type: "bar", tooltip: { content: "data" } },
-    width: 210,
+    width: Math.min(210, 34 * values.length), // a few bars are no wall
     height: 100,
     encoding: {
       x: {

@@ -81,7 +81,10 @@ function layersSection(later, width, search) {
       const drawn = chartCells(cells, types, measure);
       const view = await draw(figure, measure.title + (title ? "" : " by layer and type")
         + "; the table below has the numbers", spec(drawn, types, measure, width()));
-      if (spec === heatmapSpec) walk(figure, view, drawn, types, said, search);
+      if (spec === heatmapSpec) {
+        figure.after(said);
+        walk(figure, view, drawn, types, said, search);
+      }
       view.addEventListener("click", (event, item) => {
         if (item && item.datum && item.datum.key) goTo(item.datum, types, search);
       });
@@ -94,7 +97,7 @@ function layersSection(later, width, search) {
       ? "A cell is the worst tensor of its layer and type. Click on one, or press Enter, "
         + "to see its tensors in the table; the arrow keys go from cell to cell."
       : "Click on a bar to see its tensors in the table."),
-    el("div", { class: "tools" }, el("label", {}, "Colour", choice)), figures, said);
+    el("div", { class: "tools" }, el("label", {}, "Colour", choice)), figures);
   return section;
 }
 

@@ -82,7 +82,8 @@ function tableSection() {
   const headings = columns.map((column) => {
     const button = el("button", { type: "button" }, shown(column.title));
     const left = ["name", "text", "words"].includes(column.kind);
-    const heading = el("th", { scope: "col", class: left ? "text" : null, "aria-sort": "none" }, button);
+    const heading = el("th", { scope: "col", class: left ? "text" : null, "aria-sort": "none" }, button,
+      el("span", { class: "paper", "aria-hidden": "true" }, shown(column.title)));
     button.addEventListener("click", () => {
       state.direction = state.column === column ? -state.direction : 1;
       state.column = column;
