@@ -112,8 +112,10 @@ def _check_existing(path: Path, flag: str, *, force: bool, dry_run: bool) -> Non
     if not stat.S_ISREG(mode):
         raise OptionError(f"{path}: is not a regular file; choose another name for {flag}")
     if any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2)):
+        instead = "use --json, or " if flag == "--report" else ""
         raise OptionError(
-            f"{path}: is the file that the command prints to; choose another name for {flag}"
+            f"{path}: is the file that the command prints to; {instead}choose another name for "
+            f"{flag}"
         )
     if dry_run:
         raise OptionError(

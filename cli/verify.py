@@ -64,7 +64,9 @@ def command(given: Given) -> None:
             },
             seconds=time.perf_counter() - started,
         )
-        html.write(report_json(tensors, **found), given.source)
+        # What has faults that are seen without values may not even open.
+        opens = bool(report.tensors) or not faults
+        html.write(report_json(tensors, **found), given.source if opens else None)
     if given.as_json:
         print_json(found)
     else:

@@ -63,7 +63,7 @@ def page_data(report: Mapping[str, Any], run: Run) -> dict[str, Any]:
     tensors = report["tensors"]
     kept = report["kept"] if run.kind == "survey" else []  # in other reports they are tensors, too
     worst = [] if run.kind == "survey" else _worst(tensors)
-    counted = {} if run.coded is None else count_codes(run.coded, worst)
+    counted = count_codes(run.coded, worst) if run.coded is not None and worst else {}
     names = [tensor["name"] for tensor in (*tensors, *kept)]
     found = places(names)
     types = {place.type: None for place in found}

@@ -15,6 +15,7 @@ import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from string import Template
@@ -41,6 +42,7 @@ class Library:
     versions: Mapping[str, str]
 
 
+@cache
 def load_library() -> Library:
     """The library that draws, from the package that ships it.
 

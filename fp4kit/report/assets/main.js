@@ -245,7 +245,7 @@ const later = [];
 const width = () => main.clientWidth;
 const main = document.getElementById("page");
 const table = tableSection();
-const target = report.target ?? report.against ?? report.options.other;
+const target = report.target ?? report.options.against ?? report.options.other;
 main.replaceChildren(...[
   el("header", {}, el("h1", {}, shown(page.title)),
     el("p", { class: "path" }, shown(report.source) + (target ? (page.kind === "verify" ? " against " : " \u2192 ") + shown(target) : "")),
