@@ -19,7 +19,7 @@ from fp4kit.report.page import Library, load_library, page
 
 from .main import ARGUMENTS
 from .options import Given
-from .report_file import ReportFile, check_place
+from .report_file import ReportFile, check_side_file
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def check_html(given: Given, inputs: list[Path]) -> HtmlReport | None:
         Where the page goes; None without `--html`.
 
     Raises:
-        OptionError: as :func:`check_place`, if the library is missing, or if `--report` goes there.
+        OptionError: as :func:`check_side_file`, if the library is missing, or if another file of
+            the command goes there.
         FileFormatError: if the report of an earlier run is none.
         OutputError: if it cannot be written.
     """
@@ -77,8 +78,10 @@ def check_html(given: Given, inputs: list[Path]) -> HtmlReport | None:
         if before is not None:
             raise click.UsageError("--before is shown in the page of --html; name one")
         return None
-    other = given.report_file
-    if other is not None and os.path.realpath(other) == os.path.realpath(path):
-        raise OptionError(f"{path}: --report and --html name the same file; choose another for one")
-    file = check_place(path, "--html", given, [*inputs, *([] if before is None else [before])])
+    for flag, other in (("--report", given.report_file), ("--save-plan", given.plan_file)):
+        if other is not None and os.path.realpath(other) == os.path.realpath(path):
+            raise OptionError(f"{path}: {flag} and --html name the same file; choose another")
+    held = [*inputs, *([] if before is None else [before])]
+    file = check_side_file(given, path, held, "html")
+    assert file is not None
     return HtmlReport(file, load_library(), None if before is None else read_before(before))

@@ -24,6 +24,8 @@ from .text import describe_os_error, example, one_line
 #: them; a test compares it with each command's own help.
 COMMANDS = {
     "quantize": "Quantize the tensors of a file, or a whole checkpoint.",
+    "survey": "Measure what each format would do to a model, and choose within a budget.",
+    "calibrate": "Run a model on text, and keep what its layers were given.",
     "dequantize": "Turn a quantized file or model directory back into plain numbers.",
     "convert": "Store a quantized checkpoint in another layout, codes verbatim.",
     "verify": "Check a quantized checkpoint or file from any tool.",

@@ -27,6 +27,7 @@ from fp4kit.formats import (
     SCALE_LAYOUTS,
     SCALE_RULES,
 )
+from fp4kit.io.candidates import DEFAULT_CANDIDATES
 from fp4kit.io.read.cast import CASTS
 from fp4kit.options import E4M3_MAXIMA, SCALE_SEARCHES, SEARCH_ERRORS
 
@@ -69,6 +70,14 @@ class Given:
     void_dtype: str | None = None
     cast: str | None = None
     pad: bool = False
+    plan: Path | None = None
+    plan_file: Path | None = None
+    budget: str | None = None
+    pins: tuple[str, ...] = ()
+    moments: Path | None = None
+    text: Path | None = None
+    length: int = 0
+    formats: str = ",".join(DEFAULT_CANDIDATES)
     allow_nothing: bool = False
     against: Path | None = None
     min_sqnr: float | None = None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .text import cut_pieces, printable
+from .text import number as number_text
 
 #: Cells that a column of names needs at least; columns of a higher rank go before it gets fewer.
 MIN_NAME_WIDTH = 24
@@ -27,6 +29,8 @@ MIN_TEXT_WIDTH = 24
 UNLIMITED_WIDTH = 100_000
 #: Cells between columns: one of padding, one of the box.
 GAP = 2
+#: Cells that a chart takes at most.
+CHART_WIDTH = 72
 #: No frame; a rule under the heading and above the total. In ASCII too, so that it looks the same
 #: on every console.
 RULES = "    \n    \n {0}{0} \n    \n {0}{0} \n    \n    \n    \n"
@@ -121,6 +125,24 @@ def print_table(
             _in_one_line(title) for index, title in enumerate(titles) if index not in kept
         )
         say(f"(terminal too narrow for: {left_out}; widen it, pipe the output, or use --json)")
+
+
+def print_chart(bars: Sequence[tuple[str, float]]) -> None:
+    """Draws a bar for each label to stdout, with its number; the longest fills the line.
+
+    Args:
+        bars: labels and numbers of at least 0, of which not all need be finite.
+    """
+    console = _console()
+    finite = [value for _, value in bars if math.isfinite(value)]
+    largest = max(finite, default=0.0) or 1.0
+    wide = max(cell_len(label) for label, _ in bars)
+    room = max(min(console.width, CHART_WIDTH) - wide - 10, 10)
+    mark = "#" if console.options.ascii_only else "\u2588"
+    for label, value in bars:
+        share = min(value / largest, 1.0) if math.isfinite(value) else 1.0
+        bar = mark * max(round(share * room), 1 if value else 0)
+        print_lines(f"{label:>{wide}}  {bar} {number_text(value, '.2f')}")
 
 
 def _print_folded(

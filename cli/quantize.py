@@ -10,18 +10,23 @@ import click
 
 from fp4kit.checkpoint.options import UNCALIBRATED
 from fp4kit.files.choices import CheckpointChoices, FileChoices
-from fp4kit.files.quantize import default_target, quantize_checkpoint, quantize_file
+from fp4kit.files.quantize import MIXED, default_target, quantize_checkpoint, quantize_file
+from fp4kit.files.survey_plan import plan_content
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport
 from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.scheme import Scheme
 
+from .choice_options import BUDGET, FORMATS, MOMENTS, PINS, PLAN, SAVE_PLAN
 from .html_report import check_html
 from .options import Given, flag_of, is_given, layout, output, refuse, source, takes
+from .output import print_lines, say
 from .progress import progress_bar
-from .report_file import check_report
+from .report_file import check_report, check_side_file
 from .reports import finish, resumable
+from .survey import PLAN_FILE, run_survey
+from .survey_tables import print_frontier
 from .tables import GLOSSARY
 from .text import example
 
@@ -33,11 +38,21 @@ CHECKPOINT_ONLY = (
     "max_shard_size",
     "resume",
     "follow_links",
+    "plan",
+    "budget",
+    "pins",
+    "moments",
+    "formats",
+    "plan_file",
 )
 FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
 #: What the library takes beside a Scheme.
 FILE_CHOICES = FileChoices.__optional_keys__ - set(FILE_FIELDS)
-CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS)
+CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS) - {"plan"}
+#: Options of one format for all tensors.
+ONE_FORMAT = (
+    *("format", "recipe", "scale_rule", "granularity", "scale_search", "search_error", "e4m3_max"),
+)
 
 
 @click.command(
@@ -60,6 +75,7 @@ CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS)
         "Model directories: for which engines to store the result. comfy also takes a single "
         "file.  [default: compressed-tensors]"
     ),
+    *(PLAN, BUDGET, PINS, MOMENTS, FORMATS, SAVE_PLAN),
     *("weights_only", "activations", "experts_layout", "unscaled_fp8", "max_shard_size", "resume"),
     *("follow_links", "void_dtype", "cast", "pad", "allow_nothing", "dry_run", "all", "report"),
     *("html", "force", "json"),
@@ -89,8 +105,15 @@ def command(given: Given) -> None:
             inputs.append(Path(str(given.activations)))
     else:
         refuse(CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
-    given.target = target = given.target or default_target(given.source, given.format)
+    planned = given.plan is not None or given.budget is not None
+    if planned:
+        refuse(ONE_FORMAT, "not for a plan, which says the format of each tensor")
+    inputs += [path for path in (given.plan, given.moments) if path is not None]
+    name = MIXED if planned else given.format
+    given.target = target = given.target or default_target(given.source, name)
     report_file, html = check_report(given, inputs), check_html(given, inputs)
+    plan_file = check_side_file(given, given.plan_file, inputs, PLAN_FILE)
+    plan = _plan(given)
     options = given.pick("device", "force", "dry_run")
     options |= given.pick(*(CHECKPOINT_CHOICES if whole else FILE_CHOICES))
     scheme = Scheme(**given.pick(*FILE_FIELDS))
@@ -103,12 +126,31 @@ def command(given: Given) -> None:
                 scheme,
                 layout=given.layout or "compressed-tensors",
                 resume=given.resume,
+                plan=plan,
                 progress=progress,
                 **options,
             )
         else:
             report = quantize_file(given.source, target, scheme, progress=progress, **options)
+    if plan_file is not None and isinstance(plan, dict):
+        plan_file.write(plan_content(plan))
     finish(report, given, quantized=True, report_file=report_file, html=html)
+
+
+def _plan(given: Given) -> Path | dict[str, str] | None:
+    """The format of each group of tensors, None if all get one."""
+    if given.budget is None:
+        refuse(("pins", "moments", "formats", "plan_file"), "for --budget; give one")
+        return given.plan
+    if given.plan is not None:
+        raise click.UsageError("--plan and --budget exclude each other")
+    report = run_survey(given)
+    if not given.as_json:
+        print_frontier(report)
+        print_lines("", *report.recommendation, "")
+    for warning in report.warnings:
+        say(f"Warning: {warning}")
+    return report.plan
 
 
 def _check_format(given: Given) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""`--report FILE` and `--html FILE`: checked like any output before work, written after it."""
+"""`--report FILE`: checked like any output before work, written after it."""
 
 from __future__ import annotations
 
@@ -58,50 +58,53 @@ class ReportFile:
 
 
 def check_report(given: Given, inputs: list[Path]) -> ReportFile | None:
-    """Where `--report` goes; see :func:`check_place`. None without one."""
-    if given.report_file is None:
-        return None
-    return check_place(given.report_file, "--report", given, inputs)
+    """The file of `--report`, see :func:`check_side_file`; None without one."""
+    return check_side_file(given, given.report_file, inputs, "report")
 
 
-def check_place(path: Path, flag: str, given: Given, inputs: list[Path]) -> ReportFile:
-    """Refuses a report that would destroy something, before any work.
+def check_side_file(
+    given: Given, path: Path | None, inputs: list[Path], what: str
+) -> ReportFile | None:
+    """Refuses a file beside the output that would destroy something, before any work.
 
     Args:
-        path: where it shall go.
-        flag: the option that says so.
         given: options of the command, its output filled in if it has one.
+        path: the file, None without one.
         inputs: files and directories that are read.
+        what: what it is called, in messages and as the end of its option.
 
     Returns:
-        Where the report goes. A dry run replaces nothing but is reported.
+        Where it goes; None without one. A dry run replaces nothing but is reported.
 
     Raises:
         OptionError: if it is an input or the output, lies in one, or exists.
         OutputError: if it cannot be written.
     """
     force, dry_run = given.force, given.dry_run
+    if path is None:
+        return None
     final = Path(os.path.realpath(path))
-    outputs = [] if given.target is None else [(given.target, "output")]
-    for held, what in [*((held, "input") for held in inputs), *outputs]:
+    taken = [(held, "input") for held in inputs]
+    taken += [] if given.target is None else [(given.target, "output")]
+    for held, role in taken:
         whole = Path(os.path.realpath(held))
         if final == whole or whole in final.parents or _is_one_of(path, held):
             raise OptionError(
-                f"{path}: the report would lie in the {what} {held} or replace it; choose another "
-                f"name for {flag}"
+                f"{path}: the {what} would lie in the {role} {held} or replace it; choose another "
+                f"name for --{what}"
             )
     if not final.parent.is_dir():
         raise OutputError(f"{path}: cannot be written: there is no directory {final.parent}")
     if path.exists() or path.is_symlink():
-        _check_existing(path, flag, force=force, dry_run=dry_run)
+        _check_existing(path, what, force=force, dry_run=dry_run)
     elif not os.access(final.parent, os.W_OK | os.X_OK):
         raise OutputError(f"{path}: cannot be written: Permission denied")
     return ReportFile(path, replace=force and not dry_run)
 
 
-def _check_existing(path: Path, flag: str, *, force: bool, dry_run: bool) -> None:
+def _check_existing(path: Path, what: str, *, force: bool, dry_run: bool) -> None:
     if not path.exists():
-        raise OptionError(f"{path}: is a link to nothing; choose another name for {flag}")
+        raise OptionError(f"{path}: is a link to nothing; choose another name for --{what}")
     mode = path.stat().st_mode
     # What a shell passes as /dev/stdout or /dev/fd/63 may be a pipe that somebody reads.
     piped = stat.S_ISFIFO(mode) and path.is_relative_to("/dev")
@@ -110,19 +113,18 @@ def _check_existing(path: Path, flag: str, *, force: bool, dry_run: bool) -> Non
             raise OutputError(f"{path}: cannot be written: Permission denied")
         return
     if not stat.S_ISREG(mode):
-        raise OptionError(f"{path}: is not a regular file; choose another name for {flag}")
+        raise OptionError(f"{path}: is not a regular file; choose another name for --{what}")
     if any(os.path.samestat(path.stat(), os.fstat(number)) for number in (1, 2)):
-        instead = "use --json, or " if flag == "--report" else ""
         raise OptionError(
-            f"{path}: is the file that the command prints to; {instead}choose another name for "
-            f"{flag}"
+            f"{path}: is the file that the command prints to; use --json, or choose another name "
+            f"for --{what}"
         )
     if dry_run:
         raise OptionError(
-            f"{path}: exists already; a dry run replaces nothing, choose another name for {flag}"
+            f"{path}: exists already; a dry run replaces nothing, choose another name for --{what}"
         )
     if not force:
-        raise OptionError(f"{path}: exists already; pass --force to replace the report")
+        raise OptionError(f"{path}: exists already; pass --force to replace the {what}")
 
 
 def _is_one_of(path: Path, given: Path) -> bool:

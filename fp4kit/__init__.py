@@ -28,10 +28,13 @@ if TYPE_CHECKING:
         OptionError,
         ShapeError,
     )
+    from .files.calibrate import CalibrationReport, calibrate
     from .files.convert import convert_checkpoint, dequantize_checkpoint, dequantize_file
     from .files.open import TensorFile, open
     from .files.quantize import quantize_checkpoint, quantize_file
     from .files.save import save
+    from .files.survey import survey
+    from .files.survey_report import SurveyReport
     from .files.verify import VerifyReport, verify
     from .formats import ALL_FORMATS, ALL_RECIPES, FormatSpec, Recipe
     from .scheme import Scheme
@@ -43,6 +46,7 @@ __all__ = [
     "ALL_RECIPES",
     "BackendStatus",
     "BackendUnavailableError",
+    "CalibrationReport",
     "DirectionPair",
     "DtypeError",
     "ErrorStats",
@@ -59,11 +63,13 @@ __all__ = [
     "ResidualTensor",
     "Scheme",
     "ShapeError",
+    "SurveyReport",
     "TensorFile",
     "VerifyReport",
     "__version__",
     "amax",
     "backend_status",
+    "calibrate",
     "convert_checkpoint",
     "convert_second_level",
     "dequantize",
@@ -83,6 +89,7 @@ __all__ = [
     "quantize_grouped",
     "quantize_residual",
     "save",
+    "survey",
     "swizzle",
     "unswizzle",
     "verify",
@@ -134,6 +141,12 @@ _HOMES = {
         "open",
     ),
     "files.save": ("save",),
+    "files.survey": ("survey",),
+    "files.survey_report": ("SurveyReport",),
+    "files.calibrate": (
+        "CalibrationReport",
+        "calibrate",
+    ),
     "files.convert": (
         "convert_checkpoint",
         "dequantize_checkpoint",

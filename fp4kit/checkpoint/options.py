@@ -54,6 +54,8 @@ class CheckpointOptions(CommonOptions):
         e4m3_max: largest block scale of a search, 448 or 256.
         include: name patterns quantized although a default rule leaves them alone.
         exclude: name patterns left alone; wins over `include`.
+        choices: name of a weight to that of its candidate (:mod:`fp4kit.io.candidates`), which
+            takes the place of `format` and what belongs to it; None for one format.
         activations: None for weights only (W4A16), `uncalibrated`, or the path of a JSON file with
             the activation amax of each module (W4A4).
         experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
@@ -73,6 +75,7 @@ class CheckpointOptions(CommonOptions):
     e4m3_max: int = 448
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    choices: dict[str, str] | None = None
     activations: str | None = None
     experts_layout: str | None = None
     max_shard_size: int = 5 * 10**9
@@ -135,17 +138,22 @@ class ConvertOptions(CommonOptions):
     max_shard_size: int = 5 * 10**9
 
 
+def size_of(text: str) -> int | None:
+    """Bytes of a size such as `5GB` or `512MiB`, None if it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    return None if match is None or unit is None else int(float(match.group(1)) * unit)
+
+
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `5GB` or `512MiB`.
+    """Bytes of a size of files.
 
     Raises:
         OptionError: if it is none, or less than 1 MB.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get(match.group(2).upper()) if match else None
-    if match is None or unit is None:
+    nbytes = size_of(text)
+    if nbytes is None:
         raise OptionError(f"max_shard_size={text!r} is no size; give one like 5GB or 512MiB")
-    nbytes = int(float(match.group(1)) * unit)
     if nbytes < 10**6:
         raise OptionError(f"max_shard_size={text!r} is too small; give at least 1MB")
     return nbytes

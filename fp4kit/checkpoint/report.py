@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fp4kit import __version__
-from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.report import FileReport, overflow_warnings
 
 from .plan.checkpoint_plan import CheckpointPlan
@@ -53,8 +52,12 @@ def make_report(
     """The report of a plan, or of what became of it."""
     checkpoint = plan.source.checkpoint
     warnings = [*checkpoint.warnings, *plan.warnings]
-    flushed = sum(work.sums.scale_subnormal for work in plan.works)
-    if target is not None and flushed and ALL_FORMATS[plan.summary.format].scale_type == "e4m3":
+    flushed = sum(
+        work.sums.scale_subnormal
+        for work in plan.works
+        if work.entry is not None and work.entry.plan.format.scale_type == "e4m3"
+    )
+    if target is not None and flushed:
         warnings.append(
             f"{flushed} block scales are below 2^-6: weight-only Marlin kernels may flush them to 0"
         )

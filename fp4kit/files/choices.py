@@ -61,6 +61,18 @@ class CheckpointChoices(Choices, total=False):
     experts_layout: ExpertsLayout | None
     max_shard_size: str | None
     follow_links: bool
+    plan: Mapping[str, str] | str | os.PathLike[str] | None
+
+
+class SurveyChoices(TypedDict, total=False):
+    """The choices of :func:`survey`."""
+
+    include: Sequence[str]
+    exclude: Sequence[str]
+    cast: Literal["float32"] | None
+    unscaled_fp8: bool
+    experts_layout: ExpertsLayout | None
+    follow_links: bool
 
 
 class RestoreChoices(TypedDict, total=False):
@@ -98,10 +110,10 @@ def _is_mapping(value: object) -> bool:
 
 #: What arguments may be, by their names: a test, and words for it.
 _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("source target path against", _is_path, "a path"),
+    ("source target path against moments text", _is_path, "a path"),
     ("force resume dry_run raw pad", _is_flag, "True or False"),
     ("unscaled_fp8 allow_nothing follow_links", _is_flag, "True or False"),
-    ("include exclude", _is_list_of_text, "a list of patterns"),
+    ("include exclude pins formats", _is_list_of_text, "a list of patterns"),
     ("metadata", _is_mapping, "a mapping of strings"),
     ("device", _is_text, "the name of a device"),
     ("experts_layout", _is_text, "the name of a layout of experts"),
@@ -111,7 +123,15 @@ _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
 )
 _KIND_OF = {name: (test, words) for names, test, words in _KINDS for name in names.split()}
 _MAY_BE_NONE = (
-    *("against", "progress", "metadata", "max_shard_size", "activations", "experts_layout"),
+    *(
+        "against",
+        "progress",
+        "moments",
+        "metadata",
+        "max_shard_size",
+        "activations",
+        "experts_layout",
+    ),
 )
 
 

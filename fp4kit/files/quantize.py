@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace as with_changes
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,10 @@ from .choices import (
     shard_size,
 )
 from .devices import resolve_device, resolve_devices
+from .survey_plan import choices_of
+
+#: What the name of a result gets whose tensors have several formats.
+MIXED = "mixed"
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -155,7 +160,8 @@ def quantize_checkpoint(
             :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, or a JSON
             file with the amax of each module's input. `experts_layout`: how fused experts are
             stored where that is not clear. `max_shard_size`: like 5GB. `follow_links`: copy what
-            links out of the source point to.
+            links out of the source point to. `plan`: the format of each group of tensors, from
+            :func:`fp4kit.survey` or as the path of a file; it takes the place of `scheme`.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.
@@ -180,6 +186,7 @@ def quantize_checkpoint(
     check_arguments(locals(), ("target",))
     given = known_with_scheme(choices, CheckpointChoices, scheme)
     path = checked(source)
+    plan = given.pop("plan", None)
     size = shard_size(given.pop("max_shard_size", None))
     if given.get("activations") is not None:
         given["activations"] = os.fspath(given["activations"])
@@ -188,11 +195,16 @@ def quantize_checkpoint(
         layout=layout,
         max_shard_size=size,
     )
+    if plan is not None:
+        if options.scheme != Scheme():
+            raise OptionError("a plan says the format of each tensor; leave format and scheme out")
+        options = with_changes(options, choices=choices_of(path, options, plan))
     if dry_run:
         return checkpoints.plan_quantize_checkpoint(path, options)
+    name = MIXED if plan is not None else given["format"]
     return checkpoints.quantize_checkpoint(
         path,
-        default_target(path, given["format"]) if target is None else Path(target),
+        default_target(path, name) if target is None else Path(target),
         options,
         devices=resolve_devices(device),
         resume=resume,

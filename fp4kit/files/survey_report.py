@@ -137,7 +137,7 @@ class ChoiceGroup:
         key: its name in a plan, for example `model.layers.0.self_attn.{q_proj,k_proj,v_proj}`; of
             a tensor alone its module.
         members: names of its tensors.
-        choice: the candidate that the budget chose, None without a budget.
+        choice: the candidate that a pin or the budget chose, None without either.
         pin: the pattern that fixed the choice, None without one.
     """
 
@@ -221,14 +221,11 @@ class SurveyReport:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def choices(self) -> dict[str, str]:
-        """Tensor to chosen candidate; empty without a budget."""
-        return {
-            name: group.choice
-            for group in self.groups
-            if group.choice is not None
-            for name in group.members
-        }
+    def plan(self) -> dict[str, str]:
+        """Group to chosen candidate, as a plan has it; empty without a budget."""
+        if self.chosen is None:
+            return {}
+        return {group.key: group.choice for group in self.groups if group.choice is not None}
 
     def by_layer(self, *, kinds: bool = False) -> list[LayerError]:
         """The error by layer, of tensors whose name has a layer's number.

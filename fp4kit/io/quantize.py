@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace as with_changes
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
+from fp4kit.io.candidates import Candidate
 from fp4kit.io.metadata import METADATA_KEY, describe, find_quantized, orphan_codes
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions, refuse_nothing
 from fp4kit.io.quantize_tensors import quantize_tensors
@@ -21,12 +24,16 @@ from fp4kit.io.report import FileReport, QuantizeOptions, overflow_warnings
 from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import Progress, Tally
 from fp4kit.io.stream.device import DeviceBackend
+from fp4kit.io.survey_tensors import SurveyWork, survey_work
 from fp4kit.io.tensor_names import Patterns, refuse_adapter
 from fp4kit.io.write.files import check_output, output_suffix
 from fp4kit.io.write.safetensors import SafetensorsWriter
 from fp4kit.plan import plan_of
+from fp4kit.scheme import Scheme
 
 Decode = Callable[[Source], Source]
+#: A scheme that takes rows of any length.
+ANY_ROWS = Scheme("fp8")
 
 
 def _reason_to_keep(tensor: SourceTensor, include: Patterns, exclude: Patterns, block: int) -> str:
@@ -94,6 +101,43 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
     if not options.allow_nothing:
         refuse_nothing(source.path, plans, _idle(plans, options), padding=True)
     return plans
+
+
+@contextmanager
+def open_file_survey(
+    path: Path, options: QuantizeOptions, candidates: Sequence[Candidate]
+) -> Iterator[tuple[Source, list[SurveyWork], list[TensorPlan]]]:
+    """What a survey of a file has to measure; no data is read.
+
+    Args:
+        path: .safetensors, .npy or .npz file.
+        options: which tensors; its scheme counts for nothing.
+        candidates: what is compared.
+
+    Yields:
+        Where tensors are read, those that some candidate quantizes, and all others.
+    """
+    check_cast(options.cast)
+    with with_cast(open_source(path), options.cast) as source:
+        works: list[SurveyWork] = []
+        kept: list[TensorPlan] = []
+        for plan in plan_tensors(source, with_changes(options, scheme=ANY_ROWS)):
+            shape = plan.tensor.spec.shape
+            entries = {
+                each.name: QuantizedEntry(
+                    plan.tensor.name, shape, plan.tensor.dtype, plan_of(shape, each.scheme.parts[0])
+                )
+                for each in candidates
+                if each.scheme is not None
+                and plan.entry is not None
+                and shape[-1] % each.scheme.spec.block_size == 0
+            }
+            if entries:
+                works.append(survey_work(plan.tensor, entries))
+            else:
+                reason = plan.reason or f"last axis {shape[-1]} is a multiple of no block"
+                kept.append(TensorPlan(plan.tensor, "keep", reason))
+        yield source, works, kept
 
 
 def _idle(plans: list[TensorPlan], options: QuantizeOptions) -> list[str]:

@@ -110,7 +110,7 @@ class _Unit:
     second: Any = None
 
 
-class _Quantizer:
+class Quantizer:
     """Launches the kernels of every chunk of a source."""
 
     def __init__(self, backend: DeviceBackend | None, pipeline: Pipeline, write: Write) -> None:
@@ -159,10 +159,8 @@ class _Quantizer:
                 self._pipeline.free(chunk)
             if step.end and unit.maxima:
                 amax = self._pipeline.largest(unit.maxima, kernels)
-                serving = self._backend.serving(first.plan)
-                unit.second = serving.second_level(amax, first.plan, first.dtype)
+                unit.second = self._second_level(self._backend, step.rows[0].plan, amax)
                 unit.maxima = []
-                self._seconds.append((step.rows[0].plan.second, unit.second))
             if unit.second is not None or not first.plan.needs_amax:
                 for held, resident in unit.held:
                     for rows, part in zip(held.rows, resident.parts, strict=True):
@@ -171,6 +169,14 @@ class _Quantizer:
                 unit.held = []
         if step.end and step.encode:
             self._unit = _Unit()
+
+    def _second_level(self, backend: DeviceBackend, work: TensorPlan, amax: Any) -> Any:
+        """The second level of a unit, of which `work` is a tensor."""
+        first = self._unit.first
+        assert first is not None
+        value = backend.serving(first.plan).second_level(amax, first.plan, first.dtype)
+        self._seconds.append((work.second, value))
+        return value
 
     def _encode(self, backend: DeviceBackend, rows: Rows, part: Any, second: Any) -> None:
         """Launches quantizing and measuring of some rows, and has the result written."""
@@ -259,7 +265,7 @@ def quantize_tensors(
         NonFiniteError: if a tensor holds NaN or infinity.
     """
     with open_pipeline(backend, source) as pipeline:
-        bad = _Quantizer(backend, pipeline, write).run(source, plans, tally)
+        bad = Quantizer(backend, pipeline, write).run(source, plans, tally)
     if bad is not None and backend is not None:
         raise_nonfinite(source, bad, backend)
     for plan in plans:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from fp4kit.formats import one_of
 
-from .base import Layout, Summary, module_of
+from .base import FormatGroup, Layout, Summary, module_of
 from .comfy import Comfy
 from .compressed_tensors import CompressedTensors
 from .deepseek import DeepSeek
@@ -16,7 +16,7 @@ ALL_LAYOUTS: dict[str, Layout] = {
     layout.name: layout for layout in (CompressedTensors(), ModelOpt(), Comfy(), DeepSeek())
 }
 
-__all__ = ["ALL_LAYOUTS", "Layout", "Summary", "get_layout", "module_of"]
+__all__ = ["ALL_LAYOUTS", "FormatGroup", "Layout", "Summary", "get_layout", "module_of"]
 
 
 def get_layout(name: str) -> Layout:

@@ -35,6 +35,23 @@ def module_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class FormatGroup:
+    """The weights of one format in a checkpoint of several.
+
+    Attributes:
+        format: their block format.
+        granularity: what shares a scale of fp8.
+        modules: the modules that they belong to, by stored names.
+        targets: patterns that fit these modules, under all of their names, and no other module.
+    """
+
+    format: str
+    granularity: str | None
+    modules: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Summary:
     """What the JSON files say about a converted checkpoint.
 
@@ -45,6 +62,7 @@ class Summary:
         embeddings: modules of embeddings, which some layouts list as well.
         pre_scaled: some modules have the scales of AWQ beside them, for their inputs.
         granularity: what shares a scale of fp8.
+        mixed: the weights of each format, if they have several; empty for one.
     """
 
     format: str
@@ -53,6 +71,7 @@ class Summary:
     embeddings: tuple[str, ...] = ()
     pre_scaled: bool = False
     granularity: str | None = None
+    mixed: tuple[FormatGroup, ...] = ()
 
 
 class Layout(ABC):
@@ -79,6 +98,7 @@ class Layout(ABC):
         read_as_views: whether its weights are found as views only, and not by their names.
         in_params: whether readers of Mistral's own format take it from params.json.
         diffusion: whether a reader of it loads diffusion models.
+        mixes: whether its weights may have several formats.
     """
 
     name: str
@@ -98,6 +118,7 @@ class Layout(ABC):
     read_as_views: bool = False
     in_params: bool = False
     diffusion: bool = True
+    mixes: bool = False
 
     @abstractmethod
     def quantization_config(self, summary: Summary) -> dict[str, Any] | None:
@@ -142,12 +163,18 @@ class Layout(ABC):
         """
         plan = shared_plan(shape, self.laid_out(scheme))
         constants = self.markers(name)
-        if activation_amax is not None and plan.needs_amax:
+        scaled = plan.grid is None or self.fp8_inputs
+        if activation_amax is not None and plan.needs_amax and scaled:
             constants += (self._activation(name, activation_amax, plan),)
         return QuantizedEntry(name, shape, dtype, plan, storage=self.storage, constants=constants)
 
-    def check(self, scheme: Scheme, activations: str | None) -> None:
+    def check(self, scheme: Scheme, activations: str | None, *, mixed: bool = False) -> None:
         """Refuses what this layout does not hold.
+
+        Args:
+            scheme: what is wanted of some weights.
+            activations: what is said of the inputs of all.
+            mixed: there are weights of other formats, which the inputs may be meant for.
 
         Raises:
             OptionError: for another granularity, or activation scales where there are none.
@@ -165,7 +192,7 @@ class Layout(ABC):
                 f"readers of fp8 in layout {self.name} take a scale of each module's input: pass "
                 "--activations uncalibrated, or a file of amaxes"
             )
-        if activations is not None and not self.fp8_inputs:
+        if activations is not None and not self.fp8_inputs and not mixed:
             raise OptionError(
                 f"readers of fp8 in layout {self.name} scale inputs as they come; leave "
                 "--activations out"

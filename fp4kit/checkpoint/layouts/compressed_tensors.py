@@ -10,7 +10,7 @@ from typing import Any
 from fp4kit.formats import GRID_BLOCK
 from fp4kit.io.storage import Storage
 
-from .base import Layout, Summary
+from .base import FormatGroup, Layout, Summary
 
 METHOD = "compressed-tensors"
 #: Block format to the reader's name of it, and back.
@@ -19,6 +19,8 @@ FORMATS = {
     "mxfp4": "mxfp4-pack-quantized",
     "fp8": "float-quantized",
 }
+#: Its name of several formats together.
+MIXED = "mixed-precision"
 #: Version of the reader whose schema is written.
 VERSION = "0.20.0"
 
@@ -50,6 +52,23 @@ def _arguments(format: str, dynamic: bool | str) -> dict[str, Any]:
     }
 
 
+def _group(group: FormatGroup, activated: bool) -> dict[str, Any]:
+    """One of config_groups."""
+    activations, weights = None, _arguments(group.format, False)
+    if group.granularity is not None:
+        weights = _fp8_arguments(group.granularity)
+    elif activated:
+        # The second level of an input is stored, its block scales are made on the fly.
+        activations = _arguments(group.format, "local" if group.format == "nvfp4" else True)
+    return {
+        "targets": list(group.targets),
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+        "format": FORMATS[group.format],
+    }
+
+
 class CompressedTensors(Layout):
     """`X.weight_packed`, `X.weight_scale`, `X.weight_global_scale` (encode direction)."""
 
@@ -64,6 +83,7 @@ class CompressedTensors(Layout):
     decoded_dtype = "bfloat16"
     in_params = True
     diffusion = False
+    mixes = True
 
     def tail_pattern(self, tail: str) -> str:
         """A regular expression, anchored at both ends."""
@@ -71,26 +91,17 @@ class CompressedTensors(Layout):
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json; the reader refuses unknown keys."""
-        activations, weights = None, _arguments(summary.format, False)
-        if summary.granularity is not None:
-            weights = _fp8_arguments(summary.granularity)
-        if summary.activations is not None:
-            # The second level of an input is stored, its block scales are made on the fly.
-            dynamic = "local" if summary.format == "nvfp4" else True
-            activations = _arguments(summary.format, dynamic)
+        groups = summary.mixed or (
+            FormatGroup(summary.format, summary.granularity, (), ("Linear",)),
+        )
         return {
             "quant_method": METHOD,
-            "format": FORMATS[summary.format],
+            "format": MIXED if summary.mixed else FORMATS[summary.format],
             # Without it transformers leaves the weights as it initialized them.
             "quantization_status": "compressed",
             "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": weights,
-                    "input_activations": activations,
-                    "output_activations": None,
-                    "format": FORMATS[summary.format],
-                }
+                f"group_{number}": _group(group, summary.activations is not None)
+                for number, group in enumerate(groups)
             },
             "ignore": list(summary.ignore),
             "kv_cache_scheme": None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fp4kit.io.storage import Storage
 
-from .base import Layout, Summary
+from .base import FormatGroup, Layout, Summary
 
 METHOD = "modelopt"
 #: Engines choose their reader by the producer's name; the version is that of the form we write.
@@ -25,12 +25,43 @@ GROUP_SIZE = 16
 FP8 = "FP8"
 
 
-def _algorithm(summary: Summary) -> str:
-    if summary.granularity is not None:
+def _algorithm(summary: Summary, group: FormatGroup | None = None) -> str:
+    """The algorithm of a whole checkpoint, or of a group of its weights."""
+    if summary.mixed and group is None:
+        return MIXED
+    granularity = summary.granularity if group is None else group.granularity
+    if granularity is not None:
         return FP8
     if summary.pre_scaled:
         return PRE_SCALED
     return WEIGHTS_ONLY if summary.activations is None else WITH_ACTIVATIONS
+
+
+def _group_size(granularity: str | None) -> dict[str, int]:
+    """What is said of the size of blocks, nothing for FP8."""
+    return {} if granularity else {"group_size": GROUP_SIZE}
+
+
+def _layers(summary: Summary) -> dict[str, Any]:
+    """What is said of every module where they differ."""
+    layers = {
+        module: {"quant_algo": _algorithm(summary, group), **_group_size(group.granularity)}
+        for group in summary.mixed
+        for module in group.modules
+    }
+    return {"quantized_layers": dict(sorted(layers.items()))} if layers else {}
+
+
+def _group(summary: Summary, group: FormatGroup) -> dict[str, Any]:
+    """One of config_groups."""
+    bits = 4 if group.granularity is None else 8
+    arguments = {"dynamic": False, "num_bits": bits, "type": "float"}
+    arguments |= _group_size(group.granularity)
+    said: dict[str, Any] = {}
+    if summary.activations is not None:
+        said["input_activations"] = dict(arguments)
+    targets = sorted(group.modules) or list(group.targets)
+    return said | {"weights": dict(arguments), **_awq(summary), "targets": targets}
 
 
 def _excluded(summary: Summary) -> list[str]:
@@ -63,6 +94,7 @@ class ModelOpt(Layout):
     pre_scale_suffix = ".pre_quant_scale"
     matches_inside = True  # vLLM does
     in_hf_quant_config = True
+    mixes = True
 
     def tail_pattern(self, tail: str) -> str:
         """A glob: ModelOpt has no regular expressions."""
@@ -70,17 +102,16 @@ class ModelOpt(Layout):
 
     def quantization_config(self, summary: Summary) -> dict[str, Any]:
         """The `quantization_config` of config.json."""
-        arguments: dict[str, Any] = {"dynamic": False, "num_bits": 8, "type": "float"}
-        if summary.granularity is None:
-            arguments |= {"num_bits": 4, "group_size": GROUP_SIZE}
-        group: dict[str, Any] = {}
-        if summary.activations is not None:
-            group["input_activations"] = dict(arguments)
-        group |= {"weights": dict(arguments), **_awq(summary), "targets": ["Linear"]}
+        groups = summary.mixed or (
+            FormatGroup(summary.format, summary.granularity, (), ("Linear",)),
+        )
         return {
-            "config_groups": {"group_0": group},
+            "config_groups": {
+                f"group_{number}": _group(summary, group) for number, group in enumerate(groups)
+            },
             "ignore": _excluded(summary),
             "quant_algo": _algorithm(summary),
+            **_layers(summary),
             "producer": dict(PRODUCER),
             "quant_method": METHOD,
         }
@@ -92,7 +123,8 @@ class ModelOpt(Layout):
             "quantization": {
                 "quant_algo": _algorithm(summary),
                 "kv_cache_quant_algo": None,
-                **({} if summary.granularity else {"group_size": GROUP_SIZE}),
+                **({} if summary.mixed else _group_size(summary.granularity)),
+                **_layers(summary),
                 **_awq(summary),
                 "exclude_modules": _excluded(summary),
             },

@@ -23,8 +23,10 @@ from fp4kit.io.quantize_plan import TensorPlan
 
 from .rules import WRAPPERS, is_linear_weight, setting
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
-_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+#: A number of a layer or expert, as a whole part of a name.
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+#: The number of an expert in the name of its module.
+EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
 #: Convolutions along the tokens, which engines build as linear layers.
 SHORT_CONVOLUTIONS = ("conv", "short_conv")
 # Output heads that are not stored, as they share the weight of the embedding, for model types that
@@ -134,7 +136,7 @@ class Unquantized:
             was added to the stored names fits a quantized module.
         """
         taken = self._taken
-        alike = "\n".join({_EXPERT.sub("0", module) for module in taken})
+        alike = "\n".join({EXPERT.sub("0", module) for module in taken})
         models = self._models if layout.by_transformers else self._models[:1]
         added = set(self._added(models)) - set(self.stored) - taken
         if layout.matches_inside:
@@ -157,9 +159,9 @@ class Unquantized:
     def _patterns(self, layout: Layout, taken: Collection[str]) -> Iterator[str]:
         """Patterns of the ends of names, for engines that name modules in a way of their own."""
         fits = _Fits(layout, taken)
-        tails = [_tail(module) for module in self.stored]
+        tails = [module_tail(module) for module in self.stored]
         for tail in dict.fromkeys([*tails, *self._heads(layout)]):
-            for text in (_NUMBER.sub("*", tail), tail):
+            for text in (NUMBER.sub("*", tail), tail):
                 pattern = layout.tail_pattern(text)
                 if not fits.any(pattern):
                     yield pattern
@@ -178,7 +180,7 @@ class _Fits:
 
     def __init__(self, layout: Layout, taken: Collection[str]) -> None:
         self._layout = layout
-        self._modules = {_EXPERT.sub("0", module) for module in taken}
+        self._modules = {EXPERT.sub("0", module) for module in taken}
         self._known: dict[str, bool] = {}
 
     def any(self, pattern: str) -> bool:
@@ -188,7 +190,7 @@ class _Fits:
         return self._known[pattern]
 
 
-def _tail(module: str) -> str:
+def module_tail(module: str) -> str:
     """A name without what only wraps a model, which differs between engines."""
     parts = module.split(".")
     while len(parts) > 1 and parts[0] in WRAPPERS:

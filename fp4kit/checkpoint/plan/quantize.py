@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from fp4kit.checkpoint.layouts import Layout, Summary, get_layout, module_of
+from fp4kit.checkpoint.layouts import Layout, Summary, module_of
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.checkpoint.models.fusion import fusion_group, groups, settle
 from fp4kit.checkpoint.options import UNCALIBRATED, CheckpointOptions
@@ -27,6 +27,7 @@ from .expert_restore import note
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import model_dtype, state_decoded_dtype
 from .rules import Rules, is_embedding, setting
+from .schemes import Schemes, check_layout, format_groups
 
 #: Element type of a kept weight whose stored form (FP8, MXFP4) no engine reads beside the new one.
 DECODED_DTYPE = "bfloat16"
@@ -38,24 +39,10 @@ def uncalibrated_amax(format: str) -> float:
     return spec.element.max if spec.has_scale_grid else float(SECOND_LEVEL_RANGE)
 
 
-def check_options(options: CheckpointOptions) -> Layout:
-    """The layout that options name."""
-    layout = get_layout(options.layout)
-    spec = get_format(options.format)
-    if spec.name not in layout.formats:
-        raise OptionError(
-            f"layout {layout.name} holds {' or '.join(layout.formats)}, not {spec.name}; choose "
-            "another --layout or --format"
-        )
-    layout.check(options.scheme, options.activations)
-    return layout
-
-
 def _reasons(
-    source: LogicalSource, options: CheckpointOptions, rules: Rules, config: dict[str, Any]
+    source: LogicalSource, layout: Layout, schemes: Schemes, rules: Rules, config: dict[str, Any]
 ) -> dict[str, str]:
     """Why each tensor is kept; "" for those that are quantized, fusion groups settled."""
-    block = get_format(options.format).block_size
     tied = bool(setting(config, "tie_word_embeddings"))
     reasons = {}
     for name, tensor in source.tensors.items():
@@ -70,16 +57,24 @@ def _reasons(
             reason = mistral_native.reason_to_keep(name)
         if not reason and 0 in shape:
             reason = "empty"
-        if not reason and shape[-1] % block:
-            reason = f"last axis {shape[-1]} is not a multiple of {block}"
+        if not reason and shape[-1] % schemes.block:
+            reason = f"last axis {shape[-1]} is not a multiple of {schemes.block}"
         reasons[name] = reason
     # An engine's quantized layer has no place for what it may have to compute with.
     chosen = [name for name, reason in reasons.items() if not reason]
-    storage, spec = get_layout(options.layout).storage, get_format(options.format)
-    taken = {part for name in chosen for part in storage.part_names(name, spec).all()}
+    specs = [scheme.spec for scheme in schemes.distinct]
+    taken = {
+        part
+        for name in chosen
+        for spec in specs
+        for part in layout.storage.part_names(name, spec).all()
+    }
     for other, module in unknown_beside(source.tensors, chosen, taken).items():
         reasons[f"{module}.weight"] = f"{other} beside it is not understood"
-    return settle(reasons, groups(reasons))
+    settled = settle(reasons, groups(reasons))
+    for name, reason in settled.items():
+        settled[name] = reason or schemes.reason_to_keep(name, source.tensors[name].spec.shape)
+    return settle(settled, groups(settled))
 
 
 def _units(
@@ -152,10 +147,13 @@ def _amax(module: str, value: object, path: object) -> float:
     return float(number)
 
 
-def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dict[str, float]:
+def activation_amaxes(
+    options: CheckpointOptions, schemes: Schemes, modules: Iterable[str]
+) -> dict[str, float]:
     """The activation amax of each module, modules that an engine fuses sharing the largest.
 
     Args:
+        schemes: what each weight gets.
         options: weights only, `uncalibrated`, or a JSON file `{module: amax}` (or
             `{module: {"input_amax": amax}}`).
         modules: the modules whose weights are quantized.
@@ -167,7 +165,12 @@ def activation_amaxes(options: CheckpointOptions, modules: Iterable[str]) -> dic
     if options.activations is None:
         return {}
     if options.activations == UNCALIBRATED:
-        return dict.fromkeys(wanted, uncalibrated_amax(options.format))
+        chosen = {module: schemes.of(f"{module}.weight") for module in wanted}
+        return {
+            module: uncalibrated_amax(scheme.format)
+            for module, scheme in chosen.items()
+            if scheme is not None
+        }
     (path,) = options.files
     given = {name: _amax(name, value, path) for name, value in read_json(path).items()}
     missing = [module for module in wanted if module not in given]
@@ -233,33 +236,29 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
         FileFormatError: if the checkpoint is quantized already in a way that is not a source, or
             names would collide.
     """
-    layout = check_options(options)
+    schemes = Schemes(options)
+    layout = check_layout(options, schemes)
     checkpoint.refuse_adapter()
     check_source(checkpoint, layout)
     config = checkpoint.config
     rules = Rules(options.include, options.exclude, config, checkpoint.tensors)
     opened = open_logical(checkpoint, options, rules.excludes)
     source, codes = opened.source, opened.codes
-    reasons = _reasons(source, options, rules, config)
+    reasons = _reasons(source, layout, schemes, rules, config)
     rules.check_used(source.tensors)
     _rejoin(source, reasons)
     dtype = model_dtype(config) or DECODED_DTYPE
     weights = [name for name, reason in reasons.items() if not reason]
-    amaxes = activation_amaxes(options, [module_of(name) for name in weights])
-    spec = get_format(options.format)
-    scheme = options.scheme
+    amaxes = activation_amaxes(options, schemes, [module_of(name) for name in weights])
     works: dict[str, TensorPlan] = {}
     for name, tensor in list(source.tensors.items()):
         if reasons[name]:
             works[name] = _kept(source, tensor, reasons[name], dtype)
             continue
-        entry = layout.entry(
-            name,
-            tensor.spec.shape,
-            tensor.dtype,
-            scheme,
-            amaxes.get(module_of(name)),
-        )
+        scheme = schemes.of(name)
+        assert scheme is not None
+        shape, amax = tensor.spec.shape, amaxes.get(module_of(name))
+        entry = layout.entry(name, shape, tensor.dtype, scheme, amax)
         works[name] = TensorPlan(tensor, "quantize", tensor.note, entry=entry)
     refuse_collisions(checkpoint.path, works.values())
     fused = {
@@ -271,17 +270,19 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
     if options.files:
         calibration = "calibrated"
     units = _units(source, codes, works, fused)
+    first = layout.laid_out(schemes.distinct[0])
     plan = CheckpointPlan(
         source=source,
         options=options,
         layout=layout,
         shards=pack(units, checkpoint, options.max_shard_size),
         summary=Summary(
-            spec.name,
+            first.format,
             ignored_modules(works, checkpoint, layout),
             calibration,
             embedding_modules(works),
-            granularity=layout.laid_out(scheme).granularity,
+            granularity=first.granularity,
+            mixed=format_groups(works, checkpoint, layout),
         ),
         dropped=opened.dropped,
         groups=fused,

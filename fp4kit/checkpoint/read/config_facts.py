@@ -32,7 +32,7 @@ COMPRESSED_FORMATS = {text: name for name, text in compressed_tensors.FORMATS.it
 COMPRESSED_FORMATS |= {"mxfp8-quantized": "mxfp8"}
 #: Formats of groups whose weights are FP8 with a scale per tensor, channel or block.
 COMPRESSED_FP8 = ("float-quantized", "naive-quantized")
-MIXED = "mixed-precision"
+MIXED = compressed_tensors.MIXED
 
 # Keys that are understood; anything else that holds something is refused.
 _COMPRESSED_KEYS = frozenset((

@@ -48,7 +48,8 @@ def make_backend(plan: CheckpointPlan, device: str) -> DeviceBackend | None:
     if not entries:
         return None
     dtypes = {entry.dtype for entry in entries}
-    return DeviceBackend(device, dtypes, "quantize", [entries[0].plan])
+    schemes = {entry.plan.scheme: entry.plan for entry in entries}
+    return DeviceBackend(device, dtypes, "quantize", schemes.values())
 
 
 def write_shard(

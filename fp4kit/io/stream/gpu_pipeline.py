@@ -167,6 +167,10 @@ class GpuPipeline(Pipeline):
         buffer, _ = self._results.take(end(positions), self._check)
         return buffer, [buffer[at : at + count] for at, count in positions]
 
+    def drop(self, buffer: Any) -> None:
+        # What uses it next comes after them on the same stream.
+        self._results.give(buffer, None)
+
     def store(
         self, buffer: Any, counts: Sequence[int], write: Callable[[list[Bytes]], None]
     ) -> None:

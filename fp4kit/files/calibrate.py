@@ -1,0 +1,311 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""`fp4kit.calibrate`: runs a model on text and keeps what its layers were given.
+
+transformers runs the model on the CPU. It maps plain weights from their files and copies none of
+them, and the pages of a layer are given back once the layer has run: memory holds one layer. Only
+weights that transformers puts together when it loads them (experts stored one by one) stay in
+memory as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp4kit.checkpoint.layouts import module_of
+from fp4kit.checkpoint.models import architectures
+from fp4kit.checkpoint.options import CheckpointOptions
+from fp4kit.checkpoint.read.directory import listed, read_json
+from fp4kit.checkpoint.survey import choice_groups, open_survey
+from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.io.candidates import candidate
+from fp4kit.io.moments import write_moments
+from fp4kit.io.stream.chunks import Progress
+from fp4kit.io.write.files import check_output
+
+from .choices import StrPath, check_arguments, checked
+
+#: Tokens of one text at most; longer ones are cut into pieces.
+LENGTH = 512
+#: Tokens that go through the model together.
+BATCH_TOKENS = 2048
+#: What a user needs.
+EXTRA = ("torch", "transformers")
+#: A line of /proc/self/maps: its addresses and, from here on, its file.
+_FILE_COLUMN = 5
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """What a calibration saw.
+
+    Attributes:
+        source: the model.
+        target: the file that was written.
+        texts: texts, or pieces of long ones.
+        tokens: tokens in all.
+        modules: modules whose inputs were seen.
+        unseen: modules that no token reached; their errors stay those of the weights.
+        warnings: what the user should know.
+    """
+
+    source: str
+    target: str
+    texts: int
+    tokens: int
+    modules: list[str]
+    unseen: list[str]
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Inputs:
+    """What the modules that share a weight were given."""
+
+    modules: list[str]
+    squares: NDArray[np.float64] | None = None
+    rows: int = 0
+    amax: float = 0.0
+
+    def add(self, x: Any) -> None:
+        """Takes the rows of an input."""
+        flat = x.detach().reshape(-1, x.shape[-1]).float()
+        if not len(flat):
+            return
+        squares = flat.square().sum(0, dtype=flat.new_empty(0).double().dtype).numpy()
+        self.squares = squares if self.squares is None else self.squares + squares
+        self.rows += len(flat)
+        self.amax = max(self.amax, float(flat.abs().max()))
+
+
+def calibrate(
+    path: StrPath,
+    text: StrPath,
+    target: StrPath,
+    *,
+    length: int = LENGTH,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> CalibrationReport:
+    """Measures the inputs of every layer that would be quantized: `fp4kit calibrate`.
+
+    Needs the extra `calibrate` (torch and transformers).
+
+    Args:
+        path: model directory, with its tokenizer.
+        text: file with a text on each line.
+        target: .safetensors file to write, atomically: second moments and amaxes, for `moments` of
+            :func:`fp4kit.survey` and `activations` of :func:`fp4kit.quantize_checkpoint`.
+        length: tokens of a text at most; longer ones are cut into pieces.
+        force: replace an older target.
+        progress: called with (tokens done, tokens in all).
+
+    Raises:
+        OptionError: if torch or transformers is missing, or there is no text.
+        FileFormatError: if transformers cannot load the model.
+        OutputError: if the target cannot be written.
+    """
+    check_arguments(locals())
+    source, texts, out = checked(path), Path(text), Path(target)
+    if not source.is_dir():
+        raise OptionError(f"{source}: is a file; calibrate runs a model directory")
+    if not texts.is_file():
+        raise OptionError(f"{texts}: no such file; give one with a text on each line")
+    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f"calibrate needs {' and '.join(missing)}: pip install 'fp4kit[calibrate]'"
+        )
+    output = check_output(source, out, force=force, nbytes=0)
+    with open_survey(source, CheckpointOptions(), [candidate("fp8")]) as found:
+        names = [work.tensor.name for work in found.works]
+        stored = [*names, *(work.tensor.name for work in found.kept)]
+        widths = {module_of(w.tensor.name): w.tensor.spec.shape[-1] for w in found.works}
+    model, tokenizer = _load(source)
+    inputs = _watched(model, source, names, stored)
+    batches = list(_batches(tokenizer, texts, length))
+    tokens = sum(len(piece) for batch in batches for piece in batch)
+    _run(model, inputs, batches, tokens, progress)
+    second: dict[str, NDArray[np.float64]] = {}
+    amax: dict[str, float] = {}
+    for each in {id(each): each for each in inputs.values()}.values():
+        for module in each.modules if each.squares is not None else ():
+            assert each.squares is not None
+            if len(each.squares) == widths[module]:
+                second[module], amax[module] = each.squares / each.rows, each.amax
+    unseen = [module_of(name) for name in names if module_of(name) not in second]
+    warnings = _fall_back(names, amax, unseen)
+    facts = {"texts": str(sum(map(len, batches))), "tokens": str(tokens), "model": source.name}
+    write_moments(output, second, amax, facts)
+    return CalibrationReport(
+        str(source), str(out), sum(map(len, batches)), tokens, list(second), unseen, warnings
+    )
+
+
+def _fall_back(names: Sequence[str], amax: dict[str, float], unseen: Sequence[str]) -> list[str]:
+    """Gives unseen experts the largest amax of their layer's; says what was not seen."""
+    for members in choice_groups(names).values():
+        seen = [amax[module_of(name)] for name in members if module_of(name) in amax]
+        for name in members if seen else ():
+            amax.setdefault(module_of(name), max(seen))
+    if not unseen:
+        return []
+    return [
+        f"no token reached {len(unseen)} of {len(names)} modules: {listed(list(unseen))}; their "
+        "errors stay those of the weights, and experts have the largest input of their layer's"
+    ]
+
+
+def _load(source: Path) -> tuple[Any, Any]:
+    """The model as its config.json names it, and its tokenizer."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    config = read_json(source / "config.json")
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else ""
+    loader = getattr(transformers, str(name), transformers.AutoModel)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        model = loader.from_pretrained(source, dtype="auto", local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise FileFormatError(
+            f"{source}: transformers cannot load it: {str(error).splitlines()[0][:200]}"
+        ) from None
+    # One product for each expert, whose input can be told from those of the others.
+    for part in model.modules():
+        if hasattr(part, "config") and hasattr(part.config, "_experts_implementation"):
+            part.config._experts_implementation = "eager"
+    return model.eval(), tokenizer
+
+
+def _watched(
+    model: Any, source: Path, names: Sequence[str], stored: Sequence[str]
+) -> dict[int, _Inputs]:
+    """Address of a weight to the modules that it is the weight of."""
+    config = read_json(source / "config.json")
+    models = architectures.models(config, stored)
+    parameters = dict(model.named_parameters())
+    found: dict[int, _Inputs] = {}
+    for name in names:
+        module = module_of(name)
+        for built in dict.fromkeys([name, *(text for each in models for text in each.built(name))]):
+            weight = parameters.get(built)
+            if weight is None:
+                continue
+            if weight.dim() == 3:  # all experts of a layer
+                weight = weight[_expert_of(module)]
+            found.setdefault(weight.data_ptr(), _Inputs([])).modules.append(module)
+            break
+    if not found:
+        raise FileFormatError(
+            f"{source}: none of its weights is a parameter of {type(model).__name__} under a name "
+            "that is known, so that nothing can be measured"
+        )
+    return found
+
+
+def _expert_of(module: str) -> int:
+    """The number of an expert in the name of its module."""
+    return next(int(part) for part in reversed(module.split(".")) if part.isdigit())
+
+
+def _batches(tokenizer: Any, text: Path, length: int) -> Iterator[list[list[int]]]:
+    """Texts of equal length together, so that none is padded."""
+    by_length: dict[int, list[list[int]]] = {}
+    for line in text.read_text("utf-8").splitlines():
+        tokens = tokenizer(line)["input_ids"] if line.strip() else []
+        for first in range(0, len(tokens), length):
+            piece = tokens[first : first + length]
+            by_length.setdefault(len(piece), []).append(piece)
+    if not by_length:
+        raise OptionError(f"{text}: holds no text; give a file with a text on each line")
+    for size, pieces in by_length.items():
+        step = max(BATCH_TOKENS // size, 1)
+        for first in range(0, len(pieces), step):
+            yield pieces[first : first + step]
+
+
+def _run(
+    model: Any,
+    inputs: dict[int, _Inputs],
+    batches: Sequence[Sequence[Sequence[int]]],
+    total: int,
+    progress: Progress | None,
+) -> None:
+    """Runs all batches, and notes what each watched weight is multiplied with."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Watch(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.nn.functional.linear and len(args) > 1:
+                found = inputs.get(args[1].data_ptr())
+                if found is not None:
+                    found.add(args[0])
+            return func(*args, **(kwargs or {}))
+
+    done = 0
+    with _released(model), torch.no_grad(), Watch():
+        for batch in batches:
+            model(torch.tensor(batch))
+            done += sum(map(len, batch))
+            if progress is not None:
+                progress(done, total)
+
+
+@contextlib.contextmanager
+def _released(model: Any) -> Iterator[None]:
+    """Has the memory of each layer's mapped weights given back once the layer has run."""
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    hooks = [
+        part.register_forward_hook(lambda module, *_: _release(module.parameters()))
+        for part in model.modules()
+        if type(part).__name__ in kinds
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _release(parameters: Iterable[Any]) -> None:
+    """Gives back the pages of parameters that are mapped from files, which can be read again."""
+    mapped = _mapped_files()
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = mmap.PAGESIZE
+    for parameter in parameters:
+        first = parameter.data_ptr()
+        last = first + parameter.numel() * parameter.element_size()
+        if any(low <= first and last <= high for low, high in mapped):
+            begin, end = -(-first // page) * page, last // page * page
+            if end > begin:
+                libc.madvise(
+                    ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED
+                )
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """Addresses at which weight files are mapped; elsewhere nothing could be read again."""
+    found = []
+    for line in Path(f"/proc/{os.getpid()}/maps").read_text().splitlines():
+        parts = line.split(maxsplit=_FILE_COLUMN)
+        if len(parts) > _FILE_COLUMN and parts[_FILE_COLUMN].endswith(".safetensors"):
+            low, _, high = parts[0].partition("-")
+            found.append((int(low, 16), int(high, 16)))
+    return found
