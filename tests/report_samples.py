@@ -5,6 +5,9 @@
 import math
 import random
 
+import ml_dtypes
+import numpy as np
+
 from fp4kit.files.survey_report import (
     CandidateError,
     ChoiceGroup,
@@ -206,3 +209,31 @@ def survey_report(layers=16, *, budget=True, seed=1):
         versions={"fp4kit": "0.1.0"},
         seconds=3.2,
     ).to_json()
+
+
+def model_tensors(layers=12, width=256):
+    """Weights of a small model: heavy tails in some modules, a block that is flushed."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (width // 4, width),
+        "self_attn.v_proj": (width // 4, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (2 * width, width),
+        "mlp.up_proj": (2 * width, width),
+        "mlp.down_proj": (width, 2 * width),
+    }
+    bfloat16 = ml_dtypes.bfloat16
+    tensors = {"model.embed_tokens.weight": rng.standard_normal((1000, width)) * 0.02}
+    for layer in range(layers):
+        for module, shape in shapes.items():
+            values = rng.standard_t(3 + layer, shape) * 0.02
+            if layer in (0, layers - 1) and module == "self_attn.o_proj":
+                values = rng.uniform(-0.05, 0.05, shape)  # many values between large codes
+            elif layer in (0, layers - 1) and module == "mlp.down_proj":
+                # A few large rows: whole blocks of the others are flushed.
+                values = rng.uniform(-0.05, 0.05, shape) * np.exp(rng.normal(size=(width, 1)) * 2.5)
+            tensors[f"model.layers.{layer}.{module}.weight"] = values
+        tensors[f"model.layers.{layer}.input_layernorm.weight"] = np.ones(width)
+    tensors["lm_head.weight"] = rng.standard_normal((1000, width)) * 0.02
+    return {name: values.astype(bfloat16) for name, values in tensors.items()}

@@ -12,11 +12,20 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 
+from command_line import succeed
 from fp4kit.report.before import read_before
 from fp4kit.report.model import Run, page_data
 from fp4kit.report.page import load_library, page
-from report_samples import HOSTILE, entry_of, quantize_report, stats_of, survey_report
+from report_samples import (
+    HOSTILE,
+    entry_of,
+    model_tensors,
+    quantize_report,
+    stats_of,
+    survey_report,
+)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright (make browser)")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -136,7 +145,7 @@ def test_searching_says_what_it_found(show):
     query = shown.tab.locator("#query")
     query.fill("LAYER:3 proj")
     assert shown.found() == "7 of 258 tensors"
-    assert {text for text in shown.column(2)} == {"3"}
+    assert set(shown.column(2)) == {"3"}
     query.fill("no such thing")
     assert shown.column(1) == ["No tensor has all of these words."]
 
@@ -280,3 +289,54 @@ def test_an_earlier_run(show, tmp_path):
     assert section.locator("tbody tr").count() == 4
     assert section.locator("figure .mark-symbol path").count() == 28 + 3  # and the key
     assert "Change dB" in shown.tab.locator("th button").all_inner_texts()
+
+
+# ------------------------------------------------------------------------------------------------
+# Pictures of the documentation
+# ------------------------------------------------------------------------------------------------
+
+#: Picture to the page, the part of it, the scheme and the size.
+PICTURES = {
+    "report-summary": ("quantize", "h1", "light", (1100, 900)),
+    "report-worst": ("quantize", "#worst", "dark", (1100, 700)),
+    "report-table": ("quantize", "#tensors", "light", (1100, 420)),
+    "report-frontier": ("survey", "#frontier", "light", (1000, 460)),
+    "report-before": ("compare", "#before", "dark", (1000, 660)),
+}
+#: Of the documentation's pictures.
+LARGEST = 200_000
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Pages of three commands that were run on a small model."""
+    folder = tmp_path_factory.mktemp("model")
+    model = folder / "tiny-llama"
+    model.mkdir()
+    safetensors.numpy.save_file(model_tensors(), model / "model.safetensors", {"format": "pt"})
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    kept = os.getcwd()  # noqa: PTH109 so that the pages show short paths
+    os.chdir(folder)
+    try:
+        plain, better, earlier = "tiny-llama-nvfp4", "tiny-llama-sweep", "nvfp4.json"
+        succeed("quantize", model.name, "-o", plain, "--html", "quantize.html", "--report", earlier)
+        succeed("quantize", model.name, "-o", better, "--scale-search", "sweep")
+        succeed("compare", model.name, better, "--before", earlier, "--html", "compare.html")
+        succeed("survey", model.name, "--budget", "5.0", "--html", "survey.html")
+    finally:
+        os.chdir(kept)
+    return folder
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_screenshot(chromium, written, tmp_path, name):
+    command, part, scheme, (width, height) = PICTURES[name]
+    path = written / f"{command}.html"
+    tab = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    shown = Opened(tab, path)
+    tab.locator(part).evaluate("part => part.scrollIntoView()")
+    picture = Path(os.environ.get("FP4KIT_SCREENSHOTS", tmp_path)) / f"{name}.png"
+    tab.screenshot(path=picture)
+    shown.check(path)
+    tab.close()
+    assert picture.stat().st_size < LARGEST

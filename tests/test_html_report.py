@@ -387,3 +387,46 @@ def test_pages_of_readers_destroy_nothing(model_file, quantized_file, tmp_path, 
 def test_an_earlier_run_needs_a_page(model_file, quantized_file):
     said = fail("compare", model_file, quantized_file, "--before", "x.json", code=2)
     assert "--html" in said
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt", "comfy"])
+def test_the_worst_of_a_checkpoint(checkpoints, tmp_path, layout):
+    folder = checkpoints.save(tmp_path / "in", *checkpoints.llama(1), others=["tokenizer.json"])
+    html = tmp_path / "q.html"
+    given = folder / "model.safetensors" if layout == "comfy" else folder
+    target = tmp_path / ("q.safetensors" if layout == "comfy" else "q")
+    succeed("quantize", given, "-o", target, "--layout", layout, "--html", html)
+    data = read(html).data
+    done = [row for row in data["report"]["tensors"] if row["format"]]
+    assert len(data["worst"]) == min(len(done), 10) > 1
+    for one in data["worst"]:
+        (row,) = [row for row in done if row["name"] == one["name"]]
+        largest = sum(bar["count"] for bar in one["codes"]["bars"] if bar["kind"] == "max")
+        assert largest / one["codes"]["count"] == pytest.approx(row["stats"]["saturated"])
+        assert one["codes"]["count"] == row["stats"]["elements"]
+
+
+def test_the_worst_of_a_pipeline(checkpoints, tmp_path):
+    folder = tmp_path / "in"
+    index = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
+    config = {"_class_name": "FluxTransformer2DModel"}
+    weights = {"blocks.0.attn.to_q.weight": checkpoints.normal((64, 64))}
+    checkpoints.save(folder / "transformer", weights, config, base="diffusion_pytorch_model")
+    (folder / "model_index.json").write_text(json.dumps(index))
+    html = tmp_path / "q.html"
+    succeed("quantize", folder, "-o", tmp_path / "out", "--html", html)
+    assert [one["name"] for one in read(html).data["worst"]] == [
+        "transformer/blocks.0.attn.to_q.weight"
+    ]
+
+
+def test_a_survey_has_a_page(model_file, tmp_path):
+    report, html = tmp_path / "s.json", tmp_path / "s.html"
+    flags = ("--budget", "6", "--report", report, "--html", html)
+    succeed("survey", model_file, *flags)
+    data = check_safe(html.read_text()).data
+    assert data["report"] == json.loads(report.read_text())
+    assert data["summary"] == data["report"]["recommendation"]
+    assert len(data["places"]) == 5
+    said = fail("survey", model_file, "--budget", "6", "--save-plan", html, "--html", html)
+    assert "--save-plan and --html" in said

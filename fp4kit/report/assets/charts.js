@@ -131,17 +131,18 @@ function extent(values) {
 /** The worst in red, the best in blue, so that the worst catch the eye on white and on black. */
 const COLOURS = ["#b5123f", "#e8663c", "#f5b971", "#e6e3d3", "#9cc3dd", "#4a8fc2", "#1f5c99"];
 
-/** The extent of what is worth a colour of its own: beyond the best tenth all are good. */
+/** The extent of what is worth a colour of its own: beyond the best tenth all are good, and what is
+ * common is not bad, also where some tensors have a wider format. */
 function colourExtent(cells, measure) {
   const span = measure.span * (measure.share ? 100 : 1);
   const finite = cells.map((cell) => cell.value).filter(Number.isFinite).sort((a, b) => a - b);
   if (!finite.length) return [0, 1];
   const tenth = Math.floor((finite.length - 1) / 10);
+  const middle = finite[Math.floor(finite.length / 2)];
   if (measure.low) {
-    const good = finite[finite.length - 1 - tenth];
-    return [Math.min(finite[0], good - span), good];
+    return [Math.min(finite[0], middle - span), finite[finite.length - 1 - tenth]];
   }
-  return [finite[tenth], Math.max(finite[finite.length - 1], finite[tenth] + span)];
+  return [finite[tenth], Math.max(finite[finite.length - 1], middle + span)];
 }
 
 /** Labels of rows that are numbers: names would be sorted, cut and perhaps taken as markup. */

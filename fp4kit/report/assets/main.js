@@ -225,12 +225,30 @@ function changeSpec(some, width) {
   };
 }
 
+/** Members of an option that are shown one by one. */
+const MOST_MEMBERS = 8;
+
+/** How many of some values are alike: formats of a plan. */
+function tally(values) {
+  const counts = new Map();
+  for (const value of values.map((one) => typeof one === "string" ? one : JSON.stringify(one))) {
+    counts.set(value, (counts.get(value) ?? 0) + 1);
+  }
+  const most = [...counts].sort((a, b) => b[1] - a[1]).slice(0, MOST_MEMBERS);
+  return count(values.length) + " entries: "
+    + most.map(([value, many]) => count(many) + " " + short(value)).join(", ")
+    + (counts.size > most.length ? ", \u2026" : "");
+}
+
 /** How the report came about. */
 function originSection() {
   const option = (value) => {
     if (value === null || (Array.isArray(value) && !value.length)) return "none";
     if (value === true || value === false) return value ? "yes" : "no";
-    return shown(typeof value === "string" ? value : JSON.stringify(value));
+    if (typeof value === "object" && !Array.isArray(value) && Object.keys(value).length > MOST_MEMBERS) {
+      return tally(Object.values(value));
+    }
+    return short(typeof value === "string" ? value : JSON.stringify(value), 2000);
   };
   const entries = (pairs) => Object.entries(pairs).flatMap(([term, value]) =>
     [el("dt", {}, shown(term)), el("dd", {}, option(value))]);

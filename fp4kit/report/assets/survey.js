@@ -13,6 +13,9 @@ function pointTip(point, label) {
   return said;
 }
 
+/** The ground of a text that stands on lines. */
+const HALO = { stroke: "var(--paper)", strokeWidth: 3 };
+
 function frontierSpec(width) {
   const points = [];
   const add = (point, group, text, rank) => points.push({
@@ -33,7 +36,7 @@ function frontierSpec(width) {
   const tooltip = { content: "data" };
   const named = (rank, dy) => ({
     transform: [{ filter: { and: [{ field: "group", equal: "one for all" }, { field: "rank", equal: rank }] } }],
-    mark: { type: "text", dy, color: "var(--ink)", fontSize: 11 },
+    mark: { type: "text", dy, color: "var(--ink)", fontSize: 11, ...HALO },
     encoding: { text: { field: "text" } },
   });
   const mixtures = [
@@ -48,7 +51,8 @@ function frontierSpec(width) {
     },
     {
       transform: only("chosen"),
-      mark: { type: "text", dx: 12, align: "left", color: "var(--max)", fontWeight: "bold", fontSize: 12 },
+      mark: { type: "text", dx: 12, align: "left", color: "var(--max)", fontWeight: "bold",
+        fontSize: 12, ...HALO },
       encoding: { text: { field: "text" } },
     },
   ];
