@@ -297,7 +297,7 @@ def test_an_earlier_run(show, tmp_path):
 
 #: Picture to the page, the part of it, the scheme and the size.
 PICTURES = {
-    "report-summary": ("quantize", "h1", "light", (1100, 900)),
+    "report-summary": ("quantize", "main", "light", (1100, 900)),
     "report-worst": ("quantize", "#worst", "dark", (1100, 700)),
     "report-table": ("quantize", "#tensors", "light", (1100, 420)),
     "report-frontier": ("survey", "#frontier", "light", (1000, 460)),

@@ -54,8 +54,8 @@ async function draw(place, label, spec) {
  * differs by less has no colours that differ much, so that ordinary tensors raise no alarm.
  */
 const MEASURES = {
-  sqnr: { title: "SQNR, dB", low: true, span: 3, text: decibels, of: (row) => row.sqnr },
-  rms: { title: "RMS error, %", span: 3, text: digits, of: (row) => row.rms },
+  sqnr: { title: "SQNR, dB", low: true, span: 2, text: decibels, of: (row) => row.sqnr },
+  rms: { title: "RMS error, %", span: 2, text: digits, of: (row) => row.rms },
   atMax: { title: "codes at max, %", text: percent, of: (row) => row.atMax, share: true, span: 0.05 },
   flushed: { title: "block scales flushed to 0, %", text: percent, of: (row) => row.flushed, share: true, span: 0.05 },
   subnormal: { title: "block scales subnormal, %", text: percent, of: (row) => row.subnormal, share: true, span: 0.05 },

@@ -104,7 +104,7 @@ function layersSection(later, width, search) {
 /** What the heat map of a survey can show: the error of each candidate. */
 function surveyMeasures() {
   return report.candidates.map((candidate) => [candidate, {
-    title: "RMS error of " + shown(candidate) + ", %", span: 3, text: digits,
+    title: "RMS error of " + shown(candidate) + ", %", span: 2, text: digits,
     of: (row) => row.errors[candidate]?.relative_rms,
   }]).filter(([candidate]) => measured.some((row) => row.errors[candidate]?.noise));
 }
