@@ -257,7 +257,7 @@ OPTIONS: dict[str, Decorator] = {
         "--activations",
         metavar="uncalibrated|FILE",
         help="Model directories: W4A4, with activation scales of 1.0, or from a JSON file that "
-        "maps each module to the amax of its input.",
+        "maps each module to the amax of its input, or from what `fp4kit calibrate` wrote.",
     ),
     "experts_layout": click.option(
         "--experts-layout",

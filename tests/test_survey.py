@@ -363,3 +363,37 @@ def test_moments_of_another_model(second, message, dense, tmp_path):
 def test_what_is_no_file_of_moments(dense):
     said = fails("survey", str(dense), "--moments", str(dense / "model.safetensors"))
     assert "holds no moments" in said
+
+
+# ------------------------------------------------------------------------------------------------
+# What the config says, and activations
+# ------------------------------------------------------------------------------------------------
+
+
+def test_verify_sees_groups_that_are_wrong(dense, tmp_path):
+    out = tmp_path / "out"
+    report = fp4kit.survey(dense, ["nvfp4", "fp8"], budget=6)
+    fp4kit.quantize_checkpoint(dense, out, plan=report.plan)
+    assert fp4kit.verify(out).ok
+    config = json.loads((out / "config.json").read_text())
+    groups = config["quantization_config"]["config_groups"]
+    one, other = groups["group_0"], groups["group_1"]
+    one["targets"], other["targets"] = other["targets"], ["model.layers.7"]
+    (out / "config.json").write_text(json.dumps(config))
+    faults = fp4kit.verify(out).faults
+    assert any("the config says" in fault for fault in faults)
+    assert any("the config has no group for it" in fault for fault in faults)
+
+
+def test_activations_from_moments(dense, tmp_path):
+    report = fp4kit.survey(dense, ["nvfp4"])
+    modules = [tensor.name.removesuffix(".weight") for tensor in report.tensors]
+    amaxes = {module: 2.0 + number for number, module in enumerate(modules)}
+    second = {t.name.removesuffix(".weight"): np.ones(t.shape[1]) for t in report.tensors}
+    file = tmp_path / "m.safetensors"
+    write_moments(Output(file), second, amaxes, {})
+    (tmp_path / "m.json").write_text(json.dumps(amaxes))
+    for name in ("m.safetensors", "m.json"):
+        fp4kit.quantize_checkpoint(dense, tmp_path / name[2:], activations=tmp_path / name)
+    one, other = (contents(tmp_path / name) for name in ("safetensors", "json"))
+    assert list(one.values()) == list(other.values())

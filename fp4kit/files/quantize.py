@@ -157,11 +157,12 @@ def quantize_checkpoint(
         progress: called with (bytes done, bytes in all) of the source.
         **choices: `recipe`, `scale_rule`, `granularity`, `scale_search`, `search_error`,
             `e4m3_max`, `include`, `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for
-            :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, or a JSON
-            file with the amax of each module's input. `experts_layout`: how fused experts are
-            stored where that is not clear. `max_shard_size`: like 5GB. `follow_links`: copy what
-            links out of the source point to. `plan`: the format of each group of tensors, from
-            :func:`fp4kit.survey` or as the path of a file; it takes the place of `scheme`.
+            :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, a JSON file
+            with the amax of each module's input, or one that :func:`fp4kit.calibrate` wrote.
+            `experts_layout`: how fused experts are stored where that is not clear.
+            `max_shard_size`: like 5GB. `follow_links`: copy what links out of the source point to.
+            `plan`: the format of each group of tensors, from :func:`fp4kit.survey` or as the path
+            of a file; it takes the place of `scheme`.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.

@@ -14,6 +14,8 @@ from fp4kit.checkpoint.models.fusion import groups
 from .expressions import PatternError, compiled
 
 EXPRESSION = "re:"
+#: The name of a class of modules, which compressed-tensors matches too.
+LINEAR = "Linear"
 #: Expressions of one list; each is matched against every module.
 MAX_EXPRESSIONS = 1000
 #: What makes a name of ModelOpt's list a glob.
@@ -78,7 +80,7 @@ class IgnoreList:
             parents = (".".join(parts[:count]) for count in range(1, len(parts)))
             if any(parent in self._names for parent in parents):
                 return True
-        elif "Linear" in self._names:
+        elif LINEAR in self._names:
             return True
         return any(self._test(pattern, test, module) for pattern, test in self._tests)
 

@@ -12,7 +12,8 @@ from fp4kit.checkpoint.layouts import Layout, Summary, module_of
 from fp4kit.checkpoint.models import mistral as mistral_native
 from fp4kit.checkpoint.models.fusion import fusion_group, groups, settle
 from fp4kit.checkpoint.options import UNCALIBRATED, CheckpointOptions
-from fp4kit.checkpoint.read.directory import Checkpoint, listed, read_json
+from fp4kit.checkpoint.read.activations import read_amaxes
+from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.views.codes import Codes
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import open_logical
@@ -155,7 +156,7 @@ def activation_amaxes(
     Args:
         schemes: what each weight gets.
         options: weights only, `uncalibrated`, or a JSON file `{module: amax}` (or
-            `{module: {"input_amax": amax}}`).
+            `{module: {"input_amax": amax}}`), or moments that `calibrate` wrote.
         modules: the modules whose weights are quantized.
 
     Returns:
@@ -172,7 +173,7 @@ def activation_amaxes(
             if scheme is not None
         }
     (path,) = options.files
-    given = {name: _amax(name, value, path) for name, value in read_json(path).items()}
+    given = {name: _amax(name, value, path) for name, value in read_amaxes(path).items()}
     missing = [module for module in wanted if module not in given]
     if missing:
         raise OptionError(

@@ -33,6 +33,8 @@ COMPRESSED_FORMATS |= {"mxfp8-quantized": "mxfp8"}
 #: Formats of groups whose weights are FP8 with a scale per tensor, channel or block.
 COMPRESSED_FP8 = ("float-quantized", "naive-quantized")
 MIXED = compressed_tensors.MIXED
+#: What weights in FP8 are called among formats.
+FP8 = "fp8"
 
 # Keys that are understood; anything else that holds something is refused.
 _COMPRESSED_KEYS = frozenset((
@@ -71,6 +73,8 @@ class QuantFacts:
         fp8: some weights are FP8 beside those in a block format.
         pre_scaled: the readers multiply inputs by the scales that AWQ stores.
         layers: what is said about single modules: name to format.
+        targets: pattern of modules to the formats that groups with it have, if there are several
+            groups; `fp8` is one.
     """
 
     method: str
@@ -82,6 +86,7 @@ class QuantFacts:
     fp8: bool = False
     pre_scaled: bool = False
     layers: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def layout(self) -> str:
@@ -156,12 +161,15 @@ def compressed_facts(config: dict[str, Any]) -> QuantFacts:
     formats: set[str] = set()
     faults: list[str] = []
     activations = fp8 = False
-    for what, group in _groups(config):
+    targets: dict[str, frozenset[str]] = {}
+    found = list(_groups(config))
+    for what, group in found:
         _known(group, _GROUP_KEYS, what)
         arguments = _weights(group, what)
-        strings(group.get("targets"), f"{what}.targets")
+        listed = strings(group.get("targets"), f"{what}.targets")
         if _is_fp8(arguments):
             fp8 = True
+            targets |= {name: targets.get(name, frozenset()) | {FP8} for name in listed}
             continue
         text = group.get("format") or config.get("format")
         if not isinstance(text, str) or text not in COMPRESSED_FORMATS:
@@ -170,7 +178,9 @@ def compressed_facts(config: dict[str, Any]) -> QuantFacts:
                 f"known are {', '.join(sorted({*COMPRESSED_FORMATS, *COMPRESSED_FP8}))}"
             )
         faults += _block_faults(arguments, COMPRESSED_FORMATS[text])
-        formats.add(COMPRESSED_FORMATS[text])
+        format = COMPRESSED_FORMATS[text]
+        targets |= {name: targets.get(name, frozenset()) | {format} for name in listed}
+        formats.add(format)
         activations |= group.get("input_activations") is not None
     if config.get("quantization_status") != "compressed":
         faults.append(
@@ -187,6 +197,7 @@ def compressed_facts(config: dict[str, Any]) -> QuantFacts:
         "" if scheme is None else str(scheme),
         tuple(faults),
         fp8,
+        targets=targets if len(found) > 1 else {},
     )
 
 

@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from fp4kit.checkpoint.layouts import module_of
 from fp4kit.checkpoint.layouts.comfy import recorded_layers
+from fp4kit.checkpoint.layouts.compressed_tensors import METHOD
 from fp4kit.checkpoint.layouts.deepseek import DeepSeek
-from fp4kit.checkpoint.layouts.ignore_list import check_ignore
+from fp4kit.checkpoint.layouts.ignore_list import EXPRESSION, LINEAR, IgnoreList, check_ignore
+from fp4kit.checkpoint.models import architectures
 from fp4kit.checkpoint.models.experts import Excluded, nothing
 from fp4kit.checkpoint.models.fusion import groups
 from fp4kit.checkpoint.models.mistral import built_name
 from fp4kit.checkpoint.plan.ignored import Unquantized
 from fp4kit.checkpoint.read.components import component_faults, is_pipeline
-from fp4kit.checkpoint.read.config_facts import QuantFacts
+from fp4kit.checkpoint.read.config_facts import FP8, QuantFacts
 from fp4kit.checkpoint.read.directory import CONFIG, HF_QUANT_CONFIG, PARAMS, Checkpoint, read_json
 from fp4kit.checkpoint.read.quantized import (
     Quantized,
@@ -141,6 +143,7 @@ def _config_faults(
     for name in () if facts.fp8 else others:
         dtype = checkpoint.tensors[name].dtype if name in checkpoint.tensors else "quantized"
         yield f"{name}: is {dtype}, the config says {' and '.join(sorted(facts.formats))} only"
+    yield from _target_faults(checkpoint, quantized, others)
     yield from _layer_faults(facts, {module_of(name) for name in (*quantized.entries, *others)})
     parts = quantized.parts() | set(others)
     shapes = {n: t.spec.shape for n, t in checkpoint.tensors.items() if n not in parts}
@@ -153,6 +156,32 @@ def _config_faults(
         return  # DeepSeek's own list nothing: readers know their models
     for fault in check_ignore(modules, kept, facts.ignore, layout.name):
         yield f"{where}: {fault}"
+
+
+def _target_faults(
+    checkpoint: Checkpoint, quantized: Quantized, others: list[str]
+) -> Iterator[str]:
+    """Where groups of the config name modules: one that fits a module has its format."""
+    targets = {} if quantized.facts is None else quantized.facts.targets
+    if not targets:
+        return
+    stored = {name: entry.plan.format.name for name, entry in quantized.entries.items()}
+    stored |= dict.fromkeys(others, FP8)
+    patterns = {
+        text: IgnoreList([text], METHOD)
+        for text in targets
+        if text.startswith(EXPRESSION) or text == LINEAR
+    }
+    models = architectures.models(checkpoint.config, list(stored))
+    for name, format in stored.items():
+        built = (module_of(text) for model in models for text in model.built(name))
+        names = dict.fromkeys([module_of(name), *built])
+        said = {one for text in names for one in targets.get(text, ())}
+        for text, listed in patterns.items():
+            said |= targets[text] if any(map(listed.matches, names)) else frozenset()
+        if format not in said:
+            what = f"says {' or '.join(sorted(said))}" if said else "has no group for it"
+            yield f"{module_of(name)}: is stored as {format}, the config {what}"
 
 
 def _layer_faults(facts: QuantFacts, modules: set[str]) -> Iterator[str]:

@@ -31,6 +31,7 @@ import numpy as np
 
 from fp4kit import __version__
 from fp4kit.checkpoint.options import CommonOptions
+from fp4kit.checkpoint.read.activations import read_amaxes
 from fp4kit.checkpoint.read.directory import STATE_DIR, Checkpoint, read_json
 from fp4kit.checkpoint.read.other_files import REPLACEMENT
 from fp4kit.checkpoint.read.weight_files import INDEX_NAME
@@ -73,7 +74,7 @@ def fingerprint(checkpoint: Checkpoint, options: CommonOptions) -> dict[str, Any
             header = hashlib.sha256(file.read(length)).hexdigest()
         files[path.name] = [facts.st_size, facts.st_mtime_ns, header]
     documents = [checkpoint.config, checkpoint.hf_quant_config]
-    documents += [read_json(path) for path in options.files]
+    documents += [read_amaxes(path) for path in options.files]
     content = json.dumps(documents, sort_keys=True).encode()
     return {
         "fp4kit": __version__,
