@@ -8,7 +8,6 @@
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -53,11 +52,17 @@ class Opened:
         tab.on("pageerror", lambda error: self.wrong.append(str(error)))
         tab.on("dialog", lambda dialog: self.wrong.append(dialog.message) or dialog.dismiss())
         tab.on("request", lambda request: self.asked.append(request.url))
-        started = time.perf_counter()
+        # Time of the processor: the machine may be busy with something else.
+        self._meter = tab.context.new_cdp_session(tab)
+        self._meter.send("Performance.enable", {"timeDomain": "threadTicks"})
         tab.goto(path.as_uri())
         tab.wait_for_selector("tbody tr")
-        self.seconds = time.perf_counter() - started
         tab.wait_for_selector("html[data-drawn]", state="attached")
+
+    def seconds(self):
+        """What the thread of the page has worked since it was opened."""
+        found = self._meter.send("Performance.getMetrics")["metrics"]
+        return {one["name"]: one["value"] for one in found}["TaskDuration"]
 
     def check(self, path):
         assert self.wrong == []
@@ -91,14 +96,14 @@ def show(chromium, tmp_path):
 
 
 def test_5000_tensors_are_there_in_time(show):
-    """Read, sorted, searched and turned to the next rows: each within the time."""
+    """Read and drawn within the time; then sorted, searched and turned to the next rows, too."""
     report = quantize_report(layers=40, experts=40)
     shown = show(report)
     assert len(report["tensors"]) == 5002
-    assert shown.seconds < INTERACTIVE
+    opened = shown.seconds()
+    assert 0.01 < opened < INTERACTIVE
     assert shown.found() == "5,002 tensors, rows 1 to 100"
     tab = shown.tab
-    started = time.perf_counter()
     tab.get_by_role("button", name="SQNR dB").click()
     first = shown.column(8)[0]
     tab.locator("#query").fill("experts.7. down_proj")
@@ -106,7 +111,7 @@ def test_5000_tensors_are_there_in_time(show):
     tab.locator("#query").fill("")
     tab.locator("#next").click()
     assert shown.found() == "5,002 tensors, rows 101 to 200"
-    assert time.perf_counter() - started < INTERACTIVE
+    assert shown.seconds() - opened < INTERACTIVE
     sqnrs = [row["stats"]["sqnr"] for row in report["tensors"] if row["stats"]]
     assert float(first) == pytest.approx(min(sqnrs), abs=0.006)
     tab.locator("#many").select_option(label="all")
