@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from fp4kit.files.survey_report import Point, SurveyedTensor, SurveyReport, mean_error
+from fp4kit.io.candidates import KEPT
 
 from .output import Column, print_chart, print_lines, print_table
 from .text import UNKNOWN, number, shape_text, size
@@ -95,17 +96,18 @@ def _print_layers(report: SurveyReport, name: str) -> None:
 
 def _print_tensors(report: SurveyReport, tensors: list[SurveyedTensor], title: str) -> None:
     plan = report.plan
+    names = [name for name in report.candidates if name != KEPT]
     columns = [
         Column("tensor", number=False, name=True),
         Column("shape", rank=1),
-        *(Column(f"{name}\nerr %".replace("+", "\n+")) for name in report.candidates),
+        *(Column(f"{name}\nerr %".replace("+", "\n+")) for name in names),
         *([Column("choice", number=False)] if plan else []),
     ]
     rows = [
         [
-            tensor.name,
+            tensor.name.removesuffix(".weight"),
             shape_text(tensor.shape),
-            *(_cell(tensor, name) for name in report.candidates),
+            *(_cell(tensor, name) for name in names),
             *([plan[tensor.group]] if plan else []),
         ]
         for tensor in tensors
