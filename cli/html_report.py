@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,17 @@ class HtmlReport:
         file: where it goes.
         library: what draws it.
         before: an earlier run to compare with.
+        survey: the survey that chose the formats, as JSON.
     """
 
     file: ReportFile
     library: Library
     before: dict[str, Any] | None
+    survey: dict[str, Any] | None = None
+
+    def with_survey(self, survey: dict[str, Any]) -> HtmlReport:
+        """One that also shows what a budget chose from, by the JSON of the survey."""
+        return with_changes(self, survey=survey)
 
     def write(self, report: dict[str, Any], coded: Path | None) -> None:
         """Writes the page.
@@ -52,6 +59,7 @@ class HtmlReport:
             command=shlex.join(["fp4kit", *context.meta[ARGUMENTS]]),
             coded=coded,
             before=self.before,
+            survey=self.survey,
             versions=self.library.versions,
         )
         self.file.write_text(page(page_data(report, run), self.library))

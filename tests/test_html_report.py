@@ -430,3 +430,16 @@ def test_a_survey_has_a_page(model_file, tmp_path):
     assert len(data["places"]) == 5
     said = fail("survey", model_file, "--budget", "6", "--save-plan", html, "--html", html)
     assert "--save-plan and --html" in said
+
+
+def test_a_budget_shows_what_it_chose_from(model_file, tmp_path):
+    html = tmp_path / "q.html"
+    checkpoint = tmp_path / "in"
+    checkpoint.mkdir()
+    model_file.rename(checkpoint / "model.safetensors")
+    (checkpoint / "config.json").write_text('{"model_type": "llama"}')
+    succeed("quantize", checkpoint, "-o", tmp_path / "out", "--budget", "6", "--html", html)
+    data = read(html).data
+    assert data["kind"] == "quantize"
+    assert data["choice"]["chosen"]["bits"] <= 6
+    assert "fp8" in {point["label"] for point in data["choice"]["uniform"]}

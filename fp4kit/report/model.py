@@ -21,6 +21,8 @@ from .words import quality, sentences
 
 #: Tensors whose codes and scales are counted.
 WORST = 10
+#: What a page shows of the survey that chose the formats.
+CHOICE = ("uniform", "frontier", "chosen", "moments")
 #: What each command's page is called.
 TITLES = {
     "quantize": "Quantization",
@@ -40,6 +42,7 @@ class Run:
         coded: what holds the codes that it measured; None if nothing does.
         before: an earlier run to compare with, as :func:`fp4kit.report.before.read_before` gives
             it; None without one.
+        survey: JSON of the survey that chose the formats, None without one.
         versions: of what else took part.
     """
 
@@ -47,6 +50,7 @@ class Run:
     command: str
     coded: Path | None = None
     before: Mapping[str, Any] | None = None
+    survey: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,6 +89,7 @@ def page_data(report: Mapping[str, Any], run: Run) -> dict[str, Any]:
         "places": [[place.layer, numbers[place.type]] for place in found],
         "worst": [{"name": name, **counted[name]} for name in worst if name in counted],
         "before": None if run.before is None else _aligned(run.before, names),
+        "choice": None if run.survey is None else {name: run.survey[name] for name in CHOICE},
         "report": report,
     }
 

@@ -140,9 +140,11 @@ function colourExtent(cells, measure) {
   const tenth = Math.floor((finite.length - 1) / 10);
   const middle = finite[Math.floor(finite.length / 2)];
   if (measure.low) {
-    return [Math.min(finite[0], middle - span), finite[finite.length - 1 - tenth]];
+    const good = Math.min(finite[finite.length - 1 - tenth], middle + span);
+    return [Math.min(finite[0], middle - span), good];
   }
-  return [finite[tenth], Math.max(finite[finite.length - 1], middle + span)];
+  const good = Math.max(finite[tenth], middle - span);
+  return [good, Math.max(finite[finite.length - 1], middle + span)];
 }
 
 /** Labels of rows that are numbers: names would be sorted, cut and perhaps taken as markup. */

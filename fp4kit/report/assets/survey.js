@@ -1,5 +1,8 @@
 // Size against error: what each candidate alone gives, the mixtures between, and the one chosen.
 
+/** What was chosen from: of a survey, or of a quantization within a budget. */
+const choice = isSurvey ? report : page.choice;
+
 /** What a pointer on a point tells. */
 function pointTip(point, label) {
   const said = { Stored: label, "Bits a weight": digits(point.bits, 4),
@@ -21,15 +24,15 @@ function frontierSpec(width) {
   const add = (point, group, text, rank) => points.push({
     bits: point.bits, error: point.error, group, text, rank, tip: pointTip(point, text || group),
   });
-  report.frontier.forEach((point) => add(point, "mixture", point.label, 0));
+  choice.frontier.forEach((point) => add(point, "mixture", point.label, 0));
   // Names of neighbours in turn above and below, so that they do not meet.
-  [...report.uniform].sort((a, b) => a.bits - b.bits || a.error - b.error)
+  [...choice.uniform].sort((a, b) => a.bits - b.bits || a.error - b.error)
     .forEach((point, index) => add(point, "one for all", point.label, point.error ? index % 2 : 0));
-  if (report.chosen) add(report.chosen, "chosen", "chosen", 2);
+  if (choice.chosen) add(choice.chosen, "chosen", "chosen", 2);
   const x = { field: "bits", type: "quantitative", title: "bits a weight", scale: { zero: false, padding: 20 } };
   const y = {
     field: "error", type: "quantitative",
-    title: (report.moments ? "output error" : "weight error") + ", relative RMS in %",
+    title: (choice.moments ? "output error" : "weight error") + ", relative RMS in %",
     scale: { zero: true },
   };
   const only = (group) => [{ filter: { field: "group", equal: group } }];
@@ -62,30 +65,30 @@ function frontierSpec(width) {
     height: 300,
     encoding: { x, y },
     layer: [
-      ...(report.frontier.length ? mixtures : []),
+      ...(choice.frontier.length ? mixtures : []),
       {
         transform: only("one for all"),
         mark: { type: "point", filled: true, opacity: 1, size: 60, color: "var(--muted)", tooltip },
       },
-      ...(report.uniform.length ? [named(0, -11)] : []),
-      ...(report.uniform.length > 1 ? [named(1, 14)] : []),
-      ...(report.chosen ? chosen : []),
+      ...(choice.uniform.length ? [named(0, -11)] : []),
+      ...(choice.uniform.length > 1 ? [named(1, 14)] : []),
+      ...(choice.chosen ? chosen : []),
     ],
   };
 }
 
-/** The section of size against error; null for other commands. */
+/** The section of size against error; null where nothing was surveyed. */
 function frontierSection(later, width) {
-  if (!isSurvey) return null;
+  if (!choice) return null;
   const figure = el("figure");
   later.unshift(() => draw(figure, "Size against error of every candidate and mixture", frontierSpec(width())));
   return el("section", { "aria-labelledby": "frontier" },
     el("h2", { id: "frontier" }, "Size against error"),
     el("p", { class: "note" },
       "Grey: every surveyed tensor in one format. "
-      + (report.frontier.length ? "Blue: mixtures, a format for each fused group by the error that it saves per byte. " : "")
-      + (report.chosen ? "Orange: the chosen one. " : "No budget was given, so that nothing is chosen. ")
-      + (report.moments ? "The error is that of the layers' outputs." : "The error is that of the weights.")),
+      + (choice.frontier.length ? "Blue: mixtures, a format for each fused group by the error that it saves per byte. " : "")
+      + (choice.chosen ? "Orange: the chosen one. " : "No budget was given, so that nothing is chosen. ")
+      + (choice.moments ? "The error is that of the layers' outputs." : "The error is that of the weights.")),
     figure);
 }
 
