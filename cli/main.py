@@ -36,6 +36,8 @@ COMMANDS = {
     "env": "Show versions, GPUs, and which backends can run here.",
 }
 
+#: Where the context of a command keeps how the program was called.
+ARGUMENTS = "fp4kit.arguments"
 INTERRUPTED = 128 + signal.SIGINT
 #: Address space that the compiler of the kernels and the threads need, in bytes: with less they
 #: end the process in their own way.
@@ -70,6 +72,7 @@ class LazyGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses, and prints `--help` and `--version`, which a full disk refuses too."""
+        ctx.meta[ARGUMENTS] = list(args)  # which click takes apart
         try:
             return super().parse_args(ctx, args)
         except OSError as error:

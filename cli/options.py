@@ -85,6 +85,8 @@ class Given:
     dry_run: bool = False
     every: bool = False
     report_file: Path | None = None
+    html: Path | None = None
+    before: Path | None = None
     force: bool = False
     as_json: bool = False
 
@@ -341,10 +343,20 @@ OPTIONS: dict[str, Decorator] = {
         help="Write the JSON that --json prints to a file as well. It may not lie in IN or OUT, "
         "and an older one needs --force.",
     ),
+    "html": click.option(
+        "--html",
+        metavar="FILE",
+        type=FILE,
+        help="Write a page that shows the result in pictures and a table, one file that loads "
+        "nothing else. The same rules as for --report; needs pip install 'fp4kit[report]'.",
+    ),
     "force": click.option(
         "--force",
         is_flag=True,
         help="Replace the output if it exists; in a directory only what fp4kit wrote, others stay.",
+    ),
+    "force_html": click.option(
+        "--force", is_flag=True, help="Replace an older page of --html if it exists."
     ),
     "json": click.option(
         "--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables."

@@ -12,6 +12,7 @@ from fp4kit.checkpoint.options import DYNAMIC, UNCALIBRATED
 from fp4kit.files.choices import CheckpointChoices, FileChoices
 from fp4kit.files.quantize import MIXED, default_target, quantize_checkpoint, quantize_file
 from fp4kit.files.survey_plan import plan_content
+from fp4kit.files.survey_report import SurveyReport
 from fp4kit.formats import ALL_FORMATS
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport
@@ -19,6 +20,7 @@ from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.scheme import Scheme
 
 from .choice_options import BUDGET, FORMATS, MOMENTS, PINS, PLAN, SAVE_PLAN
+from .html_report import check_html
 from .options import Given, flag_of, is_given, layout, output, refuse, source, takes
 from .output import print_lines, say
 from .progress import progress_bar
@@ -78,7 +80,7 @@ ONE_FORMAT = (
     *(PLAN, BUDGET, PINS, MOMENTS, FORMATS, SAVE_PLAN),
     *("weights_only", "activations", "experts_layout", "unscaled_fp8", "lossless"),
     *("max_shard_size", "resume", "follow_links", "void_dtype", "cast", "pad", "allow_nothing"),
-    *("dry_run", "all", "report", "force", "json"),
+    *("dry_run", "all", "report", "html", "force", "json"),
 )
 def command(given: Given) -> None:
     """Quantize the tensors of a file, or a whole checkpoint.
@@ -111,9 +113,9 @@ def command(given: Given) -> None:
     inputs += [path for path in (given.plan, given.moments) if path is not None]
     name = MIXED if planned else given.format
     given.target = target = given.target or default_target(given.source, name)
-    report_file = check_report(given, inputs)
+    report_file, html = check_report(given, inputs), check_html(given, inputs)
     plan_file = check_side_file(given, given.plan_file, inputs, PLAN_FILE)
-    plan = _plan(given)
+    plan, surveyed = _plan(given)
     options = given.pick("device", "force", "dry_run")
     options |= given.pick(*(CHECKPOINT_CHOICES if whole else FILE_CHOICES))
     scheme = Scheme(**given.pick(*FILE_FIELDS))
@@ -134,14 +136,16 @@ def command(given: Given) -> None:
             report = quantize_file(given.source, target, scheme, progress=progress, **options)
     if plan_file is not None and isinstance(plan, dict):
         plan_file.write(plan_content(plan))
-    finish(report, given, quantized=True, report_file=report_file)
+    if html is not None and surveyed is not None:
+        html = html.with_survey(surveyed.to_json())
+    finish(report, given, quantized=True, report_file=report_file, html=html)
 
 
-def _plan(given: Given) -> Path | dict[str, str] | None:
-    """The format of each group of tensors, None if all get one."""
+def _plan(given: Given) -> tuple[Path | dict[str, str] | None, SurveyReport | None]:
+    """The format of each group of tensors, None if all get one; and the survey that chose them."""
     if given.budget is None:
         refuse(("pins", "moments", "formats", "plan_file"), "for --budget; give one")
-        return given.plan
+        return given.plan, None
     if given.plan is not None:
         raise click.UsageError("--plan and --budget exclude each other")
     report = run_survey(given)
@@ -150,7 +154,7 @@ def _plan(given: Given) -> Path | dict[str, str] | None:
         print_lines("", *report.recommendation, "")
     for warning in report.warnings:
         say(f"Warning: {warning}")
-    return report.plan
+    return report.plan, report
 
 
 def _check_format(given: Given) -> None:

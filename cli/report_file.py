@@ -36,7 +36,15 @@ class ReportFile:
         Raises:
             OutputError: if it cannot be written.
         """
-        data = (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+        self.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_text(self, text: str) -> None:
+        """Writes a text: atomically, or in place if it is a device.
+
+        Raises:
+            OutputError: if it cannot be written.
+        """
+        data = text.encode()
         if not self.path.exists() or self.path.is_file():
             with AtomicFile(Output(self.path, replace=self.replace)) as file:
                 file.write_at(0, data)

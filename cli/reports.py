@@ -15,6 +15,7 @@ from fp4kit.checkpoint.read.directory import STATE_DIR, listed
 from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.io.report import FileReport, TensorReport, advice, named
 
+from .html_report import HtmlReport
 from .options import Given
 from .output import print_json, say
 from .report_file import ReportFile
@@ -53,6 +54,7 @@ def finish(
     *,
     quantized: bool = False,
     report_file: ReportFile | None = None,
+    html: HtmlReport | None = None,
 ) -> None:
     """Writes and prints the report of a command that (perhaps) wrote something.
 
@@ -61,11 +63,16 @@ def finish(
         given: options of the command.
         quantized: whether tensors were quantized, and so have errors.
         report_file: where it goes as well.
+        html: where its page goes.
     """
     whole = report if isinstance(report, CheckpointReport) else None
     extra = {} if whole is None else whole.extra()
-    if report_file is not None:  # first: whoever reads stdout may stop reading
+    # First: whoever reads stdout may stop reading.
+    if report_file is not None:
         report_file.write(report_json(report, dry_run=given.dry_run, **extra))
+    if html is not None:
+        coded = None if report.target is None else Path(report.target)
+        html.write(report_json(report, dry_run=given.dry_run, **extra), coded)
     show(report, given, with_stats=quantized and not given.dry_run, dry_run=given.dry_run, **extra)
     if whole is not None:
         _say_left_out(whole)

@@ -15,6 +15,7 @@ from fp4kit.files.survey_report import SurveyReport
 from fp4kit.io.read.open import check_source
 
 from .choice_options import BUDGET, FORMATS, MOMENTS, PINS, SAVE_PLAN
+from .html_report import check_html
 from .options import Given, layout, refuse, source, takes
 from .output import print_json, say
 from .progress import progress_bar
@@ -42,17 +43,17 @@ PLAN_FILE = "save-plan"
     ),
     SAVE_PLAN,
     *("device", "threads", "include", "exclude", "experts_layout", "unscaled_fp8"),
-    *("follow_links", "cast", "all", "report", "force", "json"),
+    *("follow_links", "cast", "all", "report", "html", "force", "json"),
 )
 def command(given: Given) -> None:
     """Compare formats on a model, and choose within a budget.
 
     IN is a model directory, or a .safetensors, .npy or .npz file. It is read once, and nothing is
-    written but the report and the plan.
+    written but the reports and the plan.
     """
     check_source(given.source)
     inputs = [given.source, *([] if given.moments is None else [given.moments])]
-    report_file = check_report(given, inputs)
+    report_file, html = check_report(given, inputs), check_html(given, inputs)
     plan_file = check_side_file(given, given.plan_file, inputs, PLAN_FILE)
     if given.budget is None:
         refuse(("plan_file",), "for what --budget chooses; give one")
@@ -60,6 +61,8 @@ def command(given: Given) -> None:
     content = report.to_json()
     if report_file is not None:
         report_file.write(content)
+    if html is not None:
+        html.write(content, None)
     if plan_file is not None:
         plan_file.write(plan_content(report.plan))
     if given.as_json:

@@ -10,15 +10,13 @@ from dataclasses import replace as with_changes
 
 from fp4kit import ErrorStats
 from fp4kit.io.report import FileReport, TensorReport, kind_of
+from fp4kit.report.words import NORMAL, normal_sqnr
 
 from .output import Column, print_lines, print_table
 from .text import UNKNOWN, decibels, number, percent, shape_text, size
 
 #: Rows of a table unless all were asked for: what is worth a look, and the total in sight.
 SHOWN = 10
-#: Signal to noise ratio in dB that normally distributed values come out with.
-NORMAL = {"nvfp4": 20.4, "mxfp4": 18.9, "mxfp8": 31.5, "mxfp8_e5m2": 25.5}
-NORMAL_SEARCHED = {"sweep": 21.8, "four_over_six": 21.2}
 
 #: Ranks say what a narrow terminal can spare: the share of largest codes first, shapes last.
 BASE_COLUMNS = [
@@ -123,7 +121,7 @@ def _normal(tensors: Iterable[TensorReport]) -> list[str]:
         if tensor.format in NORMAL:
             search = tensor.facts.get("scale_search")
             name = f"{tensor.format} ({search})" if search else tensor.format
-            known[name] = NORMAL_SEARCHED[search] if search else NORMAL[tensor.format]
+            known[name] = normal_sqnr(tensor.format, search)
     if not known:
         return []
     values = ", ".join(f"{value:.1f} dB for {name}" for name, value in known.items())

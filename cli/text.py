@@ -8,6 +8,7 @@ import math
 import re
 
 from fp4kit.errors import shortened
+from fp4kit.report.words import size as size  # the same words everywhere
 
 #: A cell without a value.
 UNKNOWN = "-"
@@ -51,18 +52,6 @@ def describe_os_error(error: OSError) -> str:
     return one_line(
         f"{name.decode(errors='replace') if isinstance(name, bytes) else name}: {reason}"
     )
-
-
-def size(nbytes: int) -> str:
-    """A byte count in the largest binary unit that leaves a whole part."""
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    value = float(nbytes)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007 the last unit is kept on purpose
-        value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.1f} {unit}"
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time
 
 import click
 
+from fp4kit.checkpoint.verify.paths import path_tensors
 from fp4kit.files.verify import verify
+from fp4kit.io.report import FileReport
 
+from .html_report import check_html
 from .options import FILE, Given, source, takes
 from .output import print_json, say
 from .progress import progress_bar
+from .reports import report_json
 from .text import example, one_line
 
 
@@ -31,7 +35,7 @@ from .text import example, one_line
         type=FILE,
         help="The file or checkpoint that IN was made from: also compare the values.",
     ),
-    *("experts_layout", "device", "json"),
+    *("experts_layout", "device", "html", "force_html", "json"),
 )
 def command(given: Given) -> None:
     """Check a quantized checkpoint or file from any tool.
@@ -42,12 +46,29 @@ def command(given: Given) -> None:
     file without a fault.
     """
     options = given.pick("experts_layout", "device")
+    inputs = [given.source, *([] if given.against is None else [given.against])]
+    html, started = check_html(given, inputs), time.perf_counter()
     idle = given.against is None
     with progress_bar(f"Comparing {given.source.name}", idle=idle) as progress:
         report = verify(given.source, given.against, progress=progress, **options)
     faults = report.faults
+    found = {"source": report.source, "faults": faults, "notes": report.notes}
+    if html is not None:
+        tensors = FileReport(
+            source=report.source,
+            target=None,
+            tensors=report.tensors or path_tensors(given.source),
+            options={
+                **given.pick("experts_layout", "device"),
+                "against": None if given.against is None else str(given.against),
+            },
+            seconds=time.perf_counter() - started,
+        )
+        # What has faults that are seen without values may not even open.
+        opens = bool(report.tensors) or not faults
+        html.write(report_json(tensors, **found), given.source if opens else None)
     if given.as_json:
-        print_json(asdict(report))
+        print_json(found)
     else:
         for note in report.notes:
             say(f"note: {note}")

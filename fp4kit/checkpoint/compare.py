@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fp4kit.io.compare import Side, cast_like, compare_sides, file_side
@@ -77,30 +78,37 @@ def compare_paths(
         }
         return joined(b, parts)
     with ExitStack() as stack:
-        other = stack.enter_context(_opened(b, experts_layout, None, {}))
+        other = stack.enter_context(opened_side(b, experts_layout, None, {}))
         config = other.source.checkpoint.config if isinstance(other.source, LogicalSource) else {}
         one = stack.enter_context(
-            _opened(a, experts_layout, cast_like(other.tensors.values()), config)
+            opened_side(a, experts_layout, cast_like(other.tensors.values()), config)
         )
         one, other = _same_experts(one, other), _same_experts(other, one)
         return compare_sides(one, other, device=device, progress=progress)
 
 
 @contextmanager
-def _opened(
+def opened_side(
     path: Path,
-    experts_layout: str | None,
-    cast: str | None,
-    config: dict[str, Any],
+    experts_layout: str | None = None,
+    cast: str | None = None,
+    config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Side]:
-    """The logical tensors of a path; `config` is that of a model whose file it may be."""
+    """The logical tensors of a file or checkpoint, quantized or not, while it is open.
+
+    Args:
+        path: file or model directory, no diffusers pipeline.
+        experts_layout: how fused experts are stored, None to decide by model type and sizes.
+        cast: what float64 is taken as.
+        config: that of a model whose file it may be.
+    """
     if not is_checkpoint(path) and not _is_plain_model(path):
         with with_cast(open_source(path), cast) as source:
             yield file_side(source)
         return
     with Checkpoint(path, cast=cast) as checkpoint:
         if not checkpoint.is_directory:
-            checkpoint.config = config
+            checkpoint.config = dict(config)
         yield _checkpoint_side(checkpoint, experts_layout)
 
 

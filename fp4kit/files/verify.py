@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fp4kit.checkpoint.verify.paths import path_faults, path_value_faults, reader_notes
+from fp4kit.checkpoint.verify.paths import compared_paths, path_faults, reader_notes
+from fp4kit.io.report import TensorReport
 from fp4kit.io.stream.chunks import Progress
 
 from .choices import ExpertsLayout, StrPath, check_arguments, checked
@@ -21,11 +22,14 @@ class VerifyReport:
         source: path that was looked at.
         faults: one line each; empty if there is none.
         notes: readers that are known to fail on it although it has no fault.
+        tensors: those that were compared with `against`, with error statistics; empty without it,
+            or if there were faults before.
     """
 
     source: str
     faults: list[str]
     notes: list[str]
+    tensors: list[TensorReport] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -70,8 +74,9 @@ def verify(
     original = None if against is None else checked(against)
     used = "cpu" if original is None else resolve_device(device)
     faults = path_faults(source)
+    tensors: list[TensorReport] = []
     if original is not None and not faults:
-        faults = path_value_faults(
+        faults, tensors = compared_paths(
             source, original, experts_layout=experts_layout, device=used, progress=progress
         )
-    return VerifyReport(str(source), faults, reader_notes(source))
+    return VerifyReport(str(source), faults, reader_notes(source), tensors)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fp4kit.checkpoint.compare import compare_paths, is_checkpoint
+from fp4kit.checkpoint.inspect import inspect_checkpoint
 from fp4kit.checkpoint.layouts import module_of
 from fp4kit.checkpoint.models import architectures
 from fp4kit.checkpoint.models.reader_faults import reader_faults
@@ -16,12 +17,13 @@ from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.read.quantized import find_quantized_weights
 from fp4kit.errors import Fp4kitError
 from fp4kit.io.dequantize import open_quantized
+from fp4kit.io.inspect import inspect_file
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import TensorReport
 from fp4kit.io.stream.chunks import Progress
 
 from .structure import scale_faults, second_faults, structure_faults
-from .values import far, value_faults
+from .values import Compared, compared_values, far
 
 
 def path_faults(path: Path) -> list[str]:
@@ -44,26 +46,27 @@ def path_faults(path: Path) -> list[str]:
         return [str(error)]
 
 
-def path_value_faults(
+def compared_paths(
     path: Path,
     against: Path,
     *,
     experts_layout: str | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> list[str]:
-    """As :func:`.values.value_faults`; either path is a file or a directory."""
+) -> Compared:
+    """As :func:`.values.compared_values`; either path is a file or a directory."""
     try:
         if is_checkpoint(path) and (against.is_dir() or not path.is_dir()):
-            return value_faults(
+            return compared_values(
                 path, against, experts_layout=experts_layout, device=device, progress=progress
             )
         report = compare_paths(
             against, path, experts_layout=experts_layout, device=device, progress=progress
         )
     except Fp4kitError as error:
-        return [str(error)]
-    return [fault for tensor in report.tensors for fault in _faults(tensor)]
+        return Compared([str(error)], [])
+    faults = [fault for tensor in report.tensors for fault in _faults(tensor)]
+    return Compared(faults, report.tensors)
 
 
 def _faults(tensor: TensorReport) -> Iterator[str]:
@@ -75,6 +78,22 @@ def _faults(tensor: TensorReport) -> Iterator[str]:
         yield f"{tensor.name}: is not quantized, but its values differ from the source"
     elif tensor.reason not in ("", "equal"):
         yield f"{tensor.name}: is not quantized, but {tensor.reason} from the source"
+
+
+def path_tensors(path: Path) -> list[TensorReport]:
+    """The tensors of a file or checkpoint and how they are stored, by the headers.
+
+    Args:
+        path: model directory or file, from any tool.
+
+    Returns:
+        None of them if it has faults that keep it from being read (:func:`path_faults` tells them).
+    """
+    try:
+        inspect = inspect_checkpoint if is_checkpoint(path) else inspect_file
+        return inspect(path).tensors
+    except Fp4kitError:
+        return []
 
 
 def reader_notes(path: Path) -> list[str]:

@@ -6,19 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace as with_changes
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from fp4kit.api.metrics import ErrorStats
 from fp4kit.checkpoint.compare import rejoin_like
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.read.components import component_faults, is_pipeline
+from fp4kit.checkpoint.read.components import is_pipeline, quantized_components
 from fp4kit.checkpoint.read.directory import Checkpoint, listed
 from fp4kit.checkpoint.views.logical import LogicalSource
 from fp4kit.checkpoint.views.opened import Opened, open_logical, open_quantized
 from fp4kit.errors import Fp4kitError
 from fp4kit.formats import DTYPES
 from fp4kit.io.compare import ComparedPair, Side, cast_like, measure
+from fp4kit.io.report import TensorReport
 from fp4kit.io.stream.chunks import Progress
 
 #: Signal to noise ratio in dB that 4-bit weights reach by far unless something is wrong with
@@ -88,15 +91,27 @@ def _pair_faults(pair: ComparedPair) -> Iterator[str]:
         )
 
 
-def value_faults(
+class Compared(NamedTuple):
+    """What a comparison with the source found.
+
+    Attributes:
+        faults: one line each; empty if there is none.
+        tensors: every tensor of both, with error statistics; empty if it came to no comparison.
+    """
+
+    faults: list[str]
+    tensors: list[TensorReport]
+
+
+def compared_values(
     path: Path,
     against: Path,
     *,
     experts_layout: str | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> list[str]:
-    """Every tensor of a quantized checkpoint that is not what its source makes it.
+) -> Compared:
+    """Every tensor of a quantized checkpoint, and which are not what its source makes them.
 
     Kept tensors must be equal bit for bit; the values of quantized ones must be near.
 
@@ -107,23 +122,28 @@ def value_faults(
             and sizes.
         device: `cpu` or a CUDA device.
         progress: called with (bytes done, bytes in all) of the source.
-
-    Returns:
-        One line per fault; empty if there is none.
     """
 
-    def component(name: str) -> list[str]:
-        return value_faults(
+    def component(name: str) -> Compared:
+        found = compared_values(
             path / name,
             against / name,
             experts_layout=experts_layout,
             device=device,
             progress=progress,
         )
+        return Compared(
+            [f"{name}: {fault}" for fault in found.faults],
+            [with_changes(each, name=f"{name}/{each.name}") for each in found.tensors],
+        )
 
     try:
         if is_pipeline(path):
-            return component_faults(path, component)
+            parts = [component(name) for name in quantized_components(path)]
+            return Compared(
+                [fault for part in parts for fault in part.faults],
+                [tensor for part in parts for tensor in part.tensors],
+            )
         with ExitStack() as stack:
             opened = open_quantized(stack.enter_context(Checkpoint(path)))
             result = opened.source
@@ -138,6 +158,14 @@ def value_faults(
             pairs, faults = _pairs(source, opened)
             sides = Side(against, {}, source, original), Side(path, {}, result, result.checkpoint)
             measure(*sides, pairs, device=device, progress=progress)
-            return faults + [fault for pair in pairs for fault in _pair_faults(pair)]
+            faults += [fault for pair in pairs for fault in _pair_faults(pair)]
+            return Compared(faults, [pair.report() for pair in pairs])
     except Fp4kitError as error:
-        return [str(error)]
+        return Compared([str(error)], [])
+
+
+def value_faults(
+    path: Path, against: Path, *, experts_layout: str | None = None, device: str = "cpu"
+) -> list[str]:
+    """The faults of :func:`compared_values`."""
+    return compared_values(path, against, experts_layout=experts_layout, device=device).faults
