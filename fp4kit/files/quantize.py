@@ -15,6 +15,8 @@ from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.views.search import decoded_file
 from fp4kit.errors import OptionError
 from fp4kit.io import quantize as files
+from fp4kit.io.containers import GGUF
+from fp4kit.io.gguf_model import default_target as gguf_target
 from fp4kit.io.report import FileReport, QuantizeOptions
 from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.io.stream.chunks import Progress
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 def default_target(source: Path, format: str) -> Path:
     """Where the result of a quantization goes: beside the source, the format added to its name."""
+    if source.suffix.lower() == GGUF and not source.is_dir():
+        return gguf_target(source, format)
     if not source.is_dir():
         return source.with_name(f"{source.stem}-{format}.safetensors")
     real = source.resolve()  # `.` has a name, too

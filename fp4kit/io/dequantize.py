@@ -27,8 +27,7 @@ from fp4kit.io.stream.chunks import (
     Write,
     byte_ranges,
     chunk_plan,
-    row_ranges,
-    row_step,
+    plan_ranges,
     scale_range,
 )
 from fp4kit.io.stream.device import DeviceBackend
@@ -93,7 +92,7 @@ def _chunks(
     for tensor in tensors:
         if isinstance(tensor, QuantizedEntry):
             plan = tensor.plan
-            for first, last in row_ranges(plan.rows, plan.cols * itemsize, row_step(plan), limit):
+            for first, last in plan_ranges(plan, plan.cols * itemsize, limit):
                 yield Chunk((tensor, first, last), entry_parts(source, tensor, first, last))
         else:
             for first, last in byte_ranges(tensor, limit):
@@ -198,7 +197,7 @@ def dequantize_tensors(
                 plan = chunk_plan(tensor.plan.decoding, last - first)
                 counts = [plan.rows * plan.cols * itemsize]
                 with pipeline.computing():
-                    second = backend.put(tensor.second)
+                    second = backend.put(tensor.second_of(first))
                     buffer, (out,) = pipeline.result(counts)
                     backend.dequantize(plan, packed, scale, second, out, dtype)
                     at = first * plan.cols * itemsize
