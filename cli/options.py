@@ -206,7 +206,7 @@ OPTIONS: dict[str, Decorator] = {
         "--dtype",
         type=click.Choice(DTYPES),
         help="Element type of the dequantized tensors.  [default: float32 for a file of fp4kit's "
-        "own, bfloat16 for a model directory or a file in a layout]",
+        "own or a .gguf, bfloat16 for a model directory or a file in a layout]",
     ),
     "device": click.option(
         "--device",
@@ -229,9 +229,9 @@ OPTIONS: dict[str, Decorator] = {
         metavar="PATTERN",
         multiple=True,
         help="Quantize only tensors whose name matches: a glob, or re: and a regular expression "
-        "that matches from the start; one that matches nothing is an error. In a model directory: "
-        "quantize them as well, although a default rule leaves them alone (embeddings, norms and "
-        "what is not 2-D never are). Repeatable.",
+        "that matches from the start; one that matches nothing is an error. In a model directory "
+        "or .gguf: quantize them as well, although a default rule leaves them alone (norms, and in "
+        "directories embeddings and what is not 2-D, never are). Repeatable.",
     ),
     "exclude": click.option(
         "--exclude",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numba kernels of :mod:`fp4kit.cpu.ggml_blocks`."""
 
-# ruff: noqa: ANN001, ANN201 - numba infers the types
+# ruff: noqa: ANN001, ANN201, ANN202 - numba infers the types
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .jit import jit, jit_part
 
 
 @jit_part
-def _interleave(packed, source, out, target, quarter) -> None:
+def _interleave(packed, source, out, target, quarter):
     """The codes of one scale, `quarter` bytes of either half, in ggml's order."""
     for pair in range(quarter):
         first, second = packed[source + pair], packed[source + quarter + pair]
@@ -21,7 +21,7 @@ def _interleave(packed, source, out, target, quarter) -> None:
 
 
 @jit_part
-def _separate(blocks, source, packed, target, quarter) -> None:
+def _separate(blocks, source, packed, target, quarter):
     """The inverse of `_interleave`."""
     for pair in range(quarter):
         even, odd = blocks[source + 2 * pair], blocks[source + 2 * pair + 1]

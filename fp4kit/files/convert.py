@@ -36,9 +36,10 @@ def dequantize_file(
     """Turns a quantized file back into plain numbers: `fp4kit dequantize`.
 
     Args:
-        source: a file of fp4kit's own, or in the layout of an engine, or with FP8 weights.
+        source: a file of fp4kit's own, or in the layout of an engine, or with FP8 weights, or a
+            .gguf model.
         target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor; for a
-            source in a layout .safetensors.
+            source in a layout .safetensors; .gguf for a .gguf, of which all else is kept.
         dtype: element type of what was quantized, by name or as a dtype of any framework; None for
             float32, or bfloat16 of a layout.
         device: as for :func:`quantize_file`.

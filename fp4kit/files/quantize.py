@@ -65,12 +65,13 @@ def quantize_file(
 
     The result is a self-describing .safetensors file. All other tensors are carried through
     unchanged, byte for byte, and listed with the reason. The data is streamed: memory stays
-    bounded whatever the size of the file.
+    bounded whatever the size of the file. A .gguf model becomes another one, for llama.cpp: the
+    weights that it would quantize itself are, everything else stays.
 
     Args:
-        source: .safetensors, .npy or .npz file.
-        target: .safetensors file to write, atomically; None for the source's name with the format
-            added.
+        source: .safetensors, .npy, .npz or .gguf file; of a .gguf model in parts, the first.
+        target: .safetensors file (.gguf of a .gguf) to write, atomically; None for the source's
+            name with the format added.
         scheme: a :class:`fp4kit.Scheme`, or the name of a block format with fields of a scheme as
             keywords.
         device: `auto` (cuda where it can run), `cpu`, `cuda` or `cuda:N`; the bytes are the same.

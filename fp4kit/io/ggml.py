@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,23 +50,21 @@ class GgmlType:
     dtype: str = ""
 
 
-GGML_TYPES = {
-    number: GgmlType(number, *facts)
-    for number, facts in {
-        0: ("F32", 1, 4, "F32"), 1: ("F16", 1, 2, "F16"), 2: ("Q4_0", 32, 18),
-        3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
-        9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
-        12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
-        15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
-        18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
-        21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
-        24: ("I8", 1, 1, "I8"), 25: ("I16", 1, 2, "I16"), 26: ("I32", 1, 4, "I32"),
-        27: ("I64", 1, 8, "I64"), 28: ("F64", 1, 8, "F64"), 29: ("IQ1_M", 256, 56),
-        30: ("BF16", 1, 2, "BF16"), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-        39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
-        42: ("Q2_0", 64, 18),
-    }.items()
+_FACTS: dict[int, tuple[Any, ...]] = {
+    0: ("F32", 1, 4, "F32"), 1: ("F16", 1, 2, "F16"), 2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1, "I8"), 25: ("I16", 1, 2, "I16"), 26: ("I32", 1, 4, "I32"),
+    27: ("I64", 1, 8, "I64"), 28: ("F64", 1, 8, "F64"), 29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2, "BF16"), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
 }  # fmt: skip
+GGML_TYPES = {number: GgmlType(number, *facts) for number, facts in _FACTS.items()}
 TYPES_BY_NAME = {one.name: one for one in GGML_TYPES.values()}
 #: From safetensors' names of element types.
 TYPES_BY_DTYPE = {one.dtype: one for one in GGML_TYPES.values() if one.dtype}

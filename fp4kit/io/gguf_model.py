@@ -8,7 +8,6 @@ All metadata is carried over as its bytes, except for the few entries that say w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 
 from fp4kit.errors import OptionError
@@ -162,4 +161,4 @@ def _entries(header: GgufHeader, file_type: int | None, tensors: int) -> list[by
 
 def second_levels(shape: tuple[int, ...], name: str) -> int:
     """Second levels of a weight: one for each expert of a stack, else one."""
-    return shape[0] if len(shape) == 3 and "_exps" in name and prod(shape) else 1
+    return shape[0] if len(shape) == 3 and "_exps" in name and shape[0] else 1

@@ -31,7 +31,7 @@ from fp4kit.io.quantize_plan import SecondLevel, TensorPlan, refuse_nothing
 from fp4kit.io.quantize_tensors import quantize_tensors
 from fp4kit.io.read.gguf import GgufSource, VerbatimSource, bytes_of
 from fp4kit.io.read.gguf_header import GgufTensor
-from fp4kit.io.read.source import SourceTensor
+from fp4kit.io.read.source import OpaqueTensor, SourceTensor
 from fp4kit.io.report import FileReport, QuantizeOptions, TensorReport, grouped, overflow_warnings
 from fp4kit.io.storage import QuantizedEntry
 from fp4kit.io.stream.chunks import Progress, Tally
@@ -100,9 +100,10 @@ def _reason_to_keep(
     reason = never(name)
     if reason:
         return reason
+    if isinstance(tensor, OpaqueTensor):
+        return f"{tensor.dtype} is not decoded; give the model in F32, F16, BF16 or Q8_0"
     if tensor.dtype not in DTYPES:
-        known = "give the model in F32, F16, BF16 or Q8_0"
-        return f"{tensor.dtype} is not decoded; {known}" if tensor.note else f"{tensor.dtype}"
+        return f"{tensor.dtype} is not quantized"
     excluded = Patterns(options.exclude, "exclude").match(name)
     if excluded is not None:
         return f"excluded by {excluded}"
@@ -167,7 +168,7 @@ def plan_model(
 
 
 def _kept(stored: GgufTensor, reason: str) -> TensorPlan:
-    return TensorPlan(bytes_of(stored, stored.type.name.lower()), "keep", reason)
+    return TensorPlan(bytes_of(stored), "keep", reason)
 
 
 def _idle(works: dict[str, _Work], options: QuantizeOptions) -> list[str]:

@@ -3,7 +3,7 @@
 """Reading .gguf: plain tensors as they are, Q8_0 as float32, FP4 blocks as codes and scales.
 
 A model may be cut into parts, `model-00001-of-00003.gguf` and so on; together they are one source.
-Blocks of other types are opaque: a tensor of such is a matrix of bytes, and is only copied.
+Blocks of other types are opaque: a tensor of such is rows of bytes, and is only copied.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fp4kit.cpu.ggml_blocks import codes_of_blocks, decode_q8_0, scales_of_block
 from fp4kit.errors import FileFormatError, OptionError, brief
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.ggml import (
+    ARRAY,
     LAYOUTS_BY_TYPE,
     PART_NAME,
     Q8_0,
@@ -32,7 +33,7 @@ from fp4kit.io.ggml import (
 
 from .files import InputFile
 from .gguf_header import GgufHeader, GgufTensor, parse_header
-from .source import Coded, Source, SourceTensor, plain_tensor
+from .source import Coded, OpaqueTensor, Source, SourceTensor, plain_tensor
 
 #: Blocks that are taken apart at a time.
 _PIECE_BYTES = 4 << 20
@@ -74,7 +75,11 @@ class GgufSource(Source):
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
         self.path = parts[0].file.path
-        self.metadata = {entry.key: str(entry.value) for entry in parts[0].header.entries.values()}
+        self.metadata = {
+            entry.key: str(entry.value)
+            for entry in parts[0].header.entries.values()
+            if entry.kind != ARRAY
+        }
         self.stored: dict[str, tuple[Part, GgufTensor]] = {}
         self.tensors = {}
         self.coded: dict[str, Coded] = {}
@@ -101,9 +106,7 @@ class GgufSource(Source):
         elif kind.dtype:
             self._put(plain_tensor(TensorSpec(name, kind.dtype, tensor.shape)), raw)
         else:
-            shape = brief(list(tensor.shape))
-            note = f"{kind.name} of shape {shape}, which is not decoded here: taken as its bytes"
-            self._put(bytes_of(tensor, kind.name.lower(), note), raw)
+            self._put(bytes_of(tensor), raw)
 
     def _add_blocks(
         self, name: str, file: InputFile, tensor: GgufTensor, layout: BlockLayout
@@ -159,7 +162,7 @@ class VerbatimSource(Source):
         self.tensors = dict(source.tensors)
         for name in names:
             _, tensor = source.stored[name]
-            self.tensors[name] = bytes_of(tensor, tensor.type.name.lower())
+            self.tensors[name] = bytes_of(tensor)
 
     def read(self, name: str, offset: int, out: memoryview) -> None:
         if name in self._names:
@@ -174,11 +177,17 @@ class VerbatimSource(Source):
         """Nothing: the source below is another's."""
 
 
-def bytes_of(tensor: GgufTensor, dtype: str, note: str = "") -> SourceTensor:
+def bytes_of(tensor: GgufTensor) -> OpaqueTensor:
     """A tensor as rows of bytes."""
     *lead, cols = tensor.shape or (1,)
     row = cols // tensor.type.elements * tensor.type.nbytes
-    return SourceTensor(TensorSpec(tensor.name, "U8", (*lead, row)), dtype, tensor.nbytes, note)
+    return OpaqueTensor(
+        TensorSpec(tensor.name, "U8", (*lead, row)),
+        tensor.type.name.lower(),
+        tensor.nbytes,
+        f"{tensor.type.name} is not decoded here: taken as its bytes",
+        tensor.shape,
+    )
 
 
 def _read_raw(file: InputFile, tensor: GgufTensor, offset: int, out: memoryview) -> None:

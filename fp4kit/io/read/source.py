@@ -63,6 +63,22 @@ class SourceTensor:
         return bits // 8 if bits % 8 == 0 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class OpaqueTensor(SourceTensor):
+    """A tensor in blocks of a type that is not decoded: its specification is that of its bytes.
+
+    Attributes:
+        logical: its shape.
+    """
+
+    logical: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in elements."""
+        return self.logical
+
+
 def plain_tensor(spec: TensorSpec, note: str = "") -> SourceTensor:
     """A tensor that is stored as its specification says."""
     return SourceTensor(spec, DTYPES[spec.dtype].name, spec.nbytes, note)
