@@ -71,6 +71,7 @@ class Given:
     pad: bool = False
     allow_nothing: bool = False
     against: Path | None = None
+    template: Path | None = None
     min_sqnr: float | None = None
     dry_run: bool = False
     every: bool = False
@@ -132,9 +133,10 @@ def output(help: str, **settings: Any) -> Decorator:
     return click.option("-o", "--output", "target", metavar="OUT", type=FILE, help=help, **settings)
 
 
-def layout(help: str, **settings: Any) -> Decorator:
-    """`--layout`: for which engines a checkpoint is stored."""
-    return click.option("--layout", type=click.Choice(list(ALL_LAYOUTS)), help=help, **settings)
+def layout(help: str, more: tuple[str, ...] = (), **settings: Any) -> Decorator:
+    """`--layout`: for which engines a checkpoint is stored; one of ours, or of `more`."""
+    choices = click.Choice([*ALL_LAYOUTS, *more])
+    return click.option("--layout", type=choices, help=help, **settings)
 
 
 _default_rules = ", ".join(

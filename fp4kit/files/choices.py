@@ -26,6 +26,9 @@ from fp4kit.scheme import Scheme, as_scheme
 
 StrPath = str | os.PathLike[str]
 Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek"]
+#: What a checkpoint is converted into: a layout, or a model for llama.cpp.
+ConvertedLayout = Layout | Literal["gguf"]
+GGUF_LAYOUT = "gguf"
 ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
 
 
@@ -72,6 +75,13 @@ class RestoreChoices(TypedDict, total=False):
     follow_links: bool
 
 
+class ConvertChoices(TypedDict, total=False):
+    """The choices of :func:`convert_checkpoint`."""
+
+    max_shard_size: str | None
+    follow_links: bool
+
+
 #: What the choices are for, in messages.
 KINDS = {FileChoices: "files", CheckpointChoices: "checkpoints"}
 
@@ -98,7 +108,7 @@ def _is_mapping(value: object) -> bool:
 
 #: What arguments may be, by their names: a test, and words for it.
 _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("source target path against", _is_path, "a path"),
+    ("source target path against template", _is_path, "a path"),
     ("force resume dry_run raw pad", _is_flag, "True or False"),
     ("unscaled_fp8 allow_nothing follow_links", _is_flag, "True or False"),
     ("include exclude", _is_list_of_text, "a list of patterns"),
@@ -111,7 +121,15 @@ _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
 )
 _KIND_OF = {name: (test, words) for names, test, words in _KINDS for name in names.split()}
 _MAY_BE_NONE = (
-    *("against", "progress", "metadata", "max_shard_size", "activations", "experts_layout"),
+    *(
+        "against",
+        "template",
+        "progress",
+        "metadata",
+        "max_shard_size",
+        "activations",
+        "experts_layout",
+    ),
 )
 
 

@@ -31,13 +31,11 @@ from fp4kit.io.metadata import METADATA_KEY, find_quantized, logical_tensors
 from fp4kit.io.read.open import check_source, open_source
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .choices import StrPath, check_arguments
+from .choices import GGUF_LAYOUT, StrPath, check_arguments
 from .items import Item, TensorInfo
 
 #: What :attr:`TensorFile.layout` says of fp4kit's own files.
 OWN_LAYOUT = "fp4kit"
-#: And of llama.cpp's, whose blocks are its own.
-GGUF_LAYOUT = "gguf"
 #: MXFP4 of other tools.
 MXFP4_VIEWS = (Mxfp4View, Mxfp4TransposedView)
 #: FP8 in every bias.
