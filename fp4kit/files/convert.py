@@ -197,7 +197,7 @@ def convert_checkpoint(
     check_arguments(locals())
     given = known(choices, ConvertChoices)
     path = checked(source)
-    if layout == GGUF_LAYOUT:
+    if isinstance(layout, str) and layout == GGUF_LAYOUT:
         return _into_gguf(
             path, target, template, given,
             resume=resume, force=force, dry_run=dry_run, progress=progress,
