@@ -86,3 +86,31 @@ def values(tensor):
     """float32 values of a tensor, decoded by the gguf package, in its shape."""
     shape = tuple(int(size) for size in tensor.shape[::-1])
     return gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+
+
+#: Names of a dense model in its checkpoint and in GGUF.
+NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+OUTSIDE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def gguf_name(name):
+    """What a weight of a dense model is called in GGUF."""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    _, _, layer, inside = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{NAMES[inside]}.weight"
+
+
+def from_checkpoint(path, arrays, architecture):
+    """A model in GGUF from the arrays of its checkpoint, of an architecture that turns no rows."""
+    found = {gguf_name(name): np.asarray(array, np.float32) for name, array in arrays.items()}
+    return write_model(path, found, architecture)
