@@ -37,12 +37,12 @@ def join_blocks(packed: np.ndarray, scales: np.ndarray, count: int, out: np.ndar
         count: scales in a block of ggml.
         out: the blocks.
     """
-    kernel, quarter = _kernels().join_range, len(packed) // len(scales) // 2
+    kernel, half = _kernels().join_range, len(packed) // len(scales)
     source, factors = read_only(packed), read_only(scales)
     run(
-        lambda begin, end: kernel(source, factors, count, quarter, begin, end, out),
+        lambda begin, end: kernel(source, factors, count, half, begin, end, out),
         len(scales) // count,
-        count * quarter * 4,
+        count * half * 2,
     )
 
 
@@ -57,7 +57,7 @@ def codes_of_blocks(blocks: np.ndarray, count: int, half: int, out: np.ndarray) 
     """
     kernel, source = _kernels().codes_range, read_only(blocks)
     run(
-        lambda begin, end: kernel(source, count, half // 2, begin, end, out),
+        lambda begin, end: kernel(source, count, half, begin, end, out),
         len(out) // (count * half),
         count * half * 2,
     )
@@ -69,7 +69,7 @@ def scales_of_blocks(
     """The block scales of blocks, each byte as a table of 256 says; see :func:`codes_of_blocks`."""
     kernel, source, known = _kernels().scales_range, read_only(blocks), read_only(table)
     run(
-        lambda begin, end: kernel(source, count, half // 2, known, begin, end, out),
+        lambda begin, end: kernel(source, count, half, known, begin, end, out),
         len(out) // count,
         count * half * 2,
     )

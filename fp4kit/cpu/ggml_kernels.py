@@ -8,54 +8,94 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jit import jit, jit_part
+from .elements import index
+from .jit import jit, jit_inner
+
+_U64 = np.uint64
+_BYTES, _PAIRS, _NIBBLES = (
+    _U64(0x0000FFFF0000FFFF),
+    _U64(0x00FF00FF00FF00FF),
+    _U64(0x0F0F0F0F0F0F0F0F),
+)
 
 
-@jit_part
-def _interleave(packed, source, out, target, quarter):
-    """The codes of one scale, `quarter` bytes of either half, in ggml's order."""
-    for pair in range(quarter):
-        first, second = packed[source + pair], packed[source + quarter + pair]
-        out[target + 2 * pair] = (first & 0x0F) | (second << 4)
-        out[target + 2 * pair + 1] = (first >> 4) | (second & 0xF0)
+@jit_inner
+def _spread(word):
+    """Eight nibbles as the low halves of eight bytes."""
+    word = (word | (word << _U64(16))) & _BYTES
+    word = (word | (word << _U64(8))) & _PAIRS
+    return (word | (word << _U64(4))) & _NIBBLES
 
 
-@jit_part
-def _separate(blocks, source, packed, target, quarter):
-    """The inverse of `_interleave`."""
-    for pair in range(quarter):
-        even, odd = blocks[source + 2 * pair], blocks[source + 2 * pair + 1]
-        packed[target + pair] = (even & 0x0F) | (odd << 4)
-        packed[target + quarter + pair] = (even >> 4) | (odd & 0xF0)
+@jit_inner
+def _gather(word):
+    """The low halves of eight bytes as eight nibbles: the inverse of `_spread`."""
+    word = word & _NIBBLES
+    word = (word | (word >> _U64(4))) & _PAIRS
+    word = (word | (word >> _U64(8))) & _BYTES
+    return (word | (word >> _U64(16))) & _U64(0xFFFFFFFF)
+
+
+@jit_inner
+def _load(data, at):
+    """Four bytes as a little-endian word."""
+    return (
+        _U64(data[at])
+        | (_U64(data[at + index(1)]) << _U64(8))
+        | (_U64(data[at + index(2)]) << _U64(16))
+        | (_U64(data[at + index(3)]) << _U64(24))
+    )
+
+
+@jit_inner
+def _store(word, data, at):
+    """The low half of a word as four little-endian bytes."""
+    data[at] = np.uint8(word & _U64(0xFF))
+    data[at + index(1)] = np.uint8((word >> _U64(8)) & _U64(0xFF))
+    data[at + index(2)] = np.uint8((word >> _U64(16)) & _U64(0xFF))
+    data[at + index(3)] = np.uint8((word >> _U64(24)) & _U64(0xFF))
 
 
 @jit
-def join_range(packed, scales, count, quarter, begin, end, out):
+def join_range(packed, scales, count, half, begin, end, out):
     """Makes blocks begin..end of codes and of `count` scales for each."""
-    size = count * (1 + 2 * quarter)
-    for block in range(begin, end):
+    count, half, eight, four = index(count), index(half), index(8), index(4)
+    size = count * (index(1) + half)
+    for block in range(index(begin), index(end)):
         at = block * size
         for k in range(count):
             out[at + k] = scales[block * count + k]
-            first = (block * count + k) * 2 * quarter
-            _interleave(packed, first, out, at + count + k * 2 * quarter, quarter)
+            source, target = (block * count + k) * half, at + count + k * half
+            for word in range(half // eight):
+                low = _load(packed, source + word * four)
+                high = _load(packed, source + half // index(2) + word * four)
+                made = _spread(low) | (_spread(high) << _U64(4))
+                _store(made, out, target + word * eight)
+                _store(made >> _U64(32), out, target + word * eight + four)
 
 
 @jit
-def codes_range(blocks, count, quarter, begin, end, packed):
+def codes_range(blocks, count, half, begin, end, packed):
     """The codes of blocks begin..end, each with `count` scales."""
-    size = count * (1 + 2 * quarter)
-    for block in range(begin, end):
+    count, half, eight, four = index(count), index(half), index(8), index(4)
+    size = count * (index(1) + half)
+    for block in range(index(begin), index(end)):
         for k in range(count):
-            source = block * size + count + k * 2 * quarter
-            _separate(blocks, source, packed, (block * count + k) * 2 * quarter, quarter)
+            source, target = block * size + count + k * half, (block * count + k) * half
+            for word in range(half // eight):
+                at = source + word * eight
+                made = _load(blocks, at) | (_load(blocks, at + four) << _U64(32))
+                _store(_gather(made), packed, target + word * four)
+                high = target + half // index(2) + word * four
+                _store(_gather(made >> _U64(4)), packed, high)
 
 
 @jit
-def scales_range(blocks, count, quarter, table, begin, end, scales):
+def scales_range(blocks, count, half, table, begin, end, scales):
     """The scales of blocks begin..end, each byte as the table says."""
-    size = count * (1 + 2 * quarter)
-    for block in range(begin, end):
+    count = index(count)
+    size = count * (index(1) + index(half))
+    for block in range(index(begin), index(end)):
         for k in range(count):
             scales[block * count + k] = table[blocks[block * size + k]]
 
@@ -63,7 +103,8 @@ def scales_range(blocks, count, quarter, table, begin, end, scales):
 @jit
 def q8_0_range(blocks, factors, begin, end, out):
     """The float32 elements of blocks begin..end of Q8_0, given their scales as float32."""
-    for block in range(begin, end):
+    for block in range(index(begin), index(end)):
+        codes = blocks[block * index(34) + index(2) : block * index(34) + index(34)].view(np.int8)
+        made = out[block * index(32) : block * index(32) + index(32)]
         for k in range(32):
-            code = np.int8(blocks[block * 34 + 2 + k])
-            out[block * 32 + k] = np.float32(code) * factors[block]
+            made[k] = np.float32(codes[k]) * factors[block]
