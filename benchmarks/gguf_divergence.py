@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far llama.cpp's output moves when a model is quantized: KL divergence per byte of text.
 
-`train MODEL.gguf` makes a model to measure with: a Llama of 1.7 million weights that reads bytes,
+`train MODEL.gguf` makes a model to measure with: a Llama of 1.8 million weights that reads bytes,
 trained for some minutes on the sources of Python's standard library (environment of `make peers`).
 `measure MODEL.gguf` quantizes it with fp4kit and with llama.cpp's own encoders, and runs all of
 them in llama.cpp over text that it was not trained on (environment of `make engines`).

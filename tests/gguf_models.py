@@ -93,7 +93,8 @@ NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+    "post_attention_layernorm": "ffn_norm", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
 OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -106,8 +107,9 @@ def gguf_name(name):
     """What a weight of a dense model is called in GGUF."""
     if name in OUTSIDE:
         return OUTSIDE[name]
-    _, _, layer, inside = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{NAMES[inside]}.weight"
+    inside, kind = name.rsplit(".", 1)
+    _, _, layer, module = inside.split(".", 3)
+    return f"blk.{layer}.{NAMES[module]}.{kind}"
 
 
 def from_checkpoint(path, arrays, architecture):
