@@ -35,7 +35,7 @@ from .text import example
         "--template",
         metavar="GGUF",
         type=FILE,
-        help="gguf: the same model in F32, F16, BF16 or Q8_0 (of one in parts, the first file), "
+        help="gguf: the same model in F32, F16, BF16 or Q8_0 (of one in shards, the first file), "
         "which has the names, the metadata and all that IN does not quantize.",
     ),
     *("max_shard_size", "dry_run", "resume", "follow_links", "all", "force", "json"),

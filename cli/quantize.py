@@ -77,7 +77,7 @@ def command(given: Given) -> None:
     a multiple of the block, are carried through unchanged and listed. A directory becomes one that
     inference engines load; of a pipeline, the transformer or U-Net is quantized.
 
-    IN may also be a .gguf model in F32, F16, BF16 or Q8_0 (the first file of one in parts): it
+    IN may also be a .gguf model in F32, F16, BF16 or Q8_0 (the first file of one in shards): it
     becomes one that llama.cpp runs, in nvfp4 or mxfp4. Metadata and all tensors that llama.cpp
     itself would not quantize are carried over as they are.
 

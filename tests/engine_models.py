@@ -68,9 +68,9 @@ def tensors(architecture, seed=0):
     return found
 
 
-def write(path, architecture, found, kind=gguf.GGMLQuantizationType.F32, *, parts=1):
+def write(path, architecture, found, kind=gguf.GGMLQuantizationType.F32, *, shards=1):
     """Writes a model with all that llama.cpp must know."""
-    split = len(found) // parts + 1 if parts > 1 else 0
+    split = len(found) // shards + 1 if shards > 1 else 0
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_vocab_size(VOCAB)
     writer.add_context_length(CONTEXT)
@@ -105,7 +105,7 @@ def write(path, architecture, found, kind=gguf.GGMLQuantizationType.F32, *, part
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path.with_name(f"{path.stem}-00001-of-{parts:05d}.gguf") if parts > 1 else path
+    return path.with_name(f"{path.stem}-00001-of-{shards:05d}.gguf") if shards > 1 else path
 
 
 class Engine:

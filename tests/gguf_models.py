@@ -42,9 +42,9 @@ def stored_as(kind, array):
     return gguf.quantize(array, kind), kind
 
 
-def write_model(path, found, architecture="llama", *, kind=Kind.BF16, kinds=(), parts=1, more=()):
+def write_model(path, found, architecture="llama", *, kind=Kind.BF16, kinds=(), shards=1, more=()):
     """Writes a model with metadata of every type; `kinds` are those of single tensors."""
-    split = len(found) // parts + 1 if parts > 1 else 0
+    split = len(found) // shards + 1 if shards > 1 else 0
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_name("tiny")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
@@ -62,9 +62,9 @@ def write_model(path, found, architecture="llama", *, kind=Kind.BF16, kinds=(), 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    if parts == 1:
+    if shards == 1:
         return path
-    return path.with_name(f"{path.stem}-00001-of-{parts:05d}.gguf")
+    return path.with_name(f"{path.stem}-00001-of-{shards:05d}.gguf")
 
 
 def opened(path):

@@ -89,13 +89,13 @@ def test_a_search_makes_the_model_better(tmp_path):
     assert errors["sweep"] < errors["four_over_six"] < errors["nvfp4"] < errors["mxfp4"]
 
 
-def test_a_model_in_parts(tmp_path):
+def test_a_model_in_shards(tmp_path):
     whole = models.write(tmp_path / "m.gguf", "llama", models.tensors("llama"))
-    first = models.write(tmp_path / "p.gguf", "llama", models.tensors("llama"), parts=3)
+    first = models.write(tmp_path / "p.gguf", "llama", models.tensors("llama"), shards=3)
     for path in (whole, first):
         fp4kit.quantize_file(path)
-    parts = tmp_path / "p-nvfp4-00001-of-00003.gguf"
-    assert np.array_equal(run(parts, "llama"), run(tmp_path / "m-nvfp4.gguf", "llama"))
+    shards = tmp_path / "p-nvfp4-00001-of-00003.gguf"
+    assert np.array_equal(run(shards, "llama"), run(tmp_path / "m-nvfp4.gguf", "llama"))
 
 
 def test_embedding_and_output_in_blocks(tmp_path):

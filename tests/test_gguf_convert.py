@@ -61,7 +61,9 @@ def checkpoint_of(found, architecture):
     return made, found
 
 
-def prepare(tmp_path, model_type, *, form="nvfp4", layout="compressed-tensors", parts=1, **choices):
+def prepare(
+    tmp_path, model_type, *, form="nvfp4", layout="compressed-tensors", shards=1, **choices
+):
     """A quantized checkpoint, and the template of the same model."""
     architecture = MODEL_TYPES.get(model_type, model_type)
     experts = 3 if "moe" in model_type else 0
@@ -81,7 +83,7 @@ def prepare(tmp_path, model_type, *, form="nvfp4", layout="compressed-tensors", 
         (f"{architecture}.attention.head_count", HEADS, gguf.GGUFValueType.UINT32),
         (f"{architecture}.attention.head_count_kv", HEADS, gguf.GGUFValueType.UINT32),
     ]
-    path = write_model(tmp_path / "t.gguf", template, architecture, more=more, parts=parts)
+    path = write_model(tmp_path / "t.gguf", template, architecture, more=more, shards=shards)
     return tmp_path / "q", path
 
 
@@ -155,8 +157,8 @@ def test_mxfp4_and_q8_0_templates(tmp_path):
     assert sum(tensor.tensor_type == Kind.MXFP4 for tensor in found.values()) == 14
 
 
-def test_a_template_in_parts(tmp_path):
-    checkpoint, template = prepare(tmp_path, "llama", parts=3)
+def test_a_template_in_shards(tmp_path):
+    checkpoint, template = prepare(tmp_path, "llama", shards=3)
     target = tmp_path / "out-00001-of-00003.gguf"
     succeed("convert", checkpoint, "-o", target, "--layout", "gguf", "--template", template)
     assert fp4kit.verify(target, template).ok

@@ -21,10 +21,10 @@ from gguf_models import fields, opened, values, weights, write_model
 DTYPES = {"float32": Kind.F32, "float16": Kind.F16, "bfloat16": Kind.BF16}
 
 
-def quantized(tmp_path, architecture="llama", *, form="nvfp4", parts=1, **more):
-    path = write_model(tmp_path / "m.gguf", weights(**more), architecture, parts=parts)
+def quantized(tmp_path, architecture="llama", *, form="nvfp4", shards=1, **more):
+    path = write_model(tmp_path / "m.gguf", weights(**more), architecture, shards=shards)
     fp4kit.quantize_file(path, scheme=form)
-    suffix = "" if parts == 1 else f"-00001-of-{parts:05d}"
+    suffix = "" if shards == 1 else f"-00001-of-{shards:05d}"
     return path, tmp_path / f"m-{form}{suffix}.gguf"
 
 
@@ -68,8 +68,8 @@ def test_in_small_pieces(tmp_path):
             assert np.array_equal(np.asarray(tensors[name], np.float32), values(tensor))
 
 
-def test_into_parts(tmp_path):
-    path, made = quantized(tmp_path, parts=3)
+def test_into_shards(tmp_path):
+    path, made = quantized(tmp_path, shards=3)
     target = tmp_path / "back-00001-of-00003.gguf"
     succeed("dequantize", made, "-o", target, "--dtype", "bfloat16")
     with fp4kit.open(target) as tensors, fp4kit.open(path) as originals:

@@ -257,9 +257,9 @@ def test_types_that_are_not_decoded_stay(tmp_path):
     assert raw(found) == blocks.tobytes()
 
 
-def test_a_model_in_parts(tmp_path):
+def test_a_model_in_shards(tmp_path):
     arrays = weights()
-    first = write_model(tmp_path / "m.gguf", arrays, parts=3)
+    first = write_model(tmp_path / "m.gguf", arrays, shards=3)
     succeed("quantize", first)
     one = opened(write_model(tmp_path / "one.gguf", arrays))
     succeed("quantize", tmp_path / "one.gguf")
@@ -331,10 +331,10 @@ def test_a_nan_is_named_and_nothing_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("moment", [1, 2, 5, 20])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_full_disk_leaves_the_old_output(moment, parts, tmp_path, monkeypatch):
-    path = write_model(tmp_path / "m.gguf", weights(layers=1), parts=parts)
-    suffix = "" if parts == 1 else "-00001-of-00002"
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_full_disk_leaves_the_old_output(moment, shards, tmp_path, monkeypatch):
+    path = write_model(tmp_path / "m.gguf", weights(layers=1), shards=shards)
+    suffix = "" if shards == 1 else "-00001-of-00002"
     target = tmp_path / f"q{suffix}.gguf"
     target.write_bytes(b"old")
     before = set(tmp_path.iterdir())
@@ -366,10 +366,10 @@ fp4kit.quantize_file(sys.argv[1], sys.argv[2], progress=stall, force=True)
 """
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_killed_run_leaves_nothing_that_looks_finished(parts, tmp_path):
-    path = write_model(tmp_path / "m.gguf", weights(), parts=parts)
-    suffix = "" if parts == 1 else "-00001-of-00002"
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_killed_run_leaves_nothing_that_looks_finished(shards, tmp_path):
+    path = write_model(tmp_path / "m.gguf", weights(), shards=shards)
+    suffix = "" if shards == 1 else "-00001-of-00002"
     target = tmp_path / f"q{suffix}.gguf"
     target.write_bytes(b"old")
     command = [sys.executable, "-c", KILLED, path, target]
@@ -379,7 +379,7 @@ def test_a_killed_run_leaves_nothing_that_looks_finished(parts, tmp_path):
         process.kill()
     assert target.read_bytes() == b"old"
     left = [one for one in tmp_path.iterdir() if one.suffix == ".fp4kit-tmp"]
-    assert len(left) == parts
+    assert len(left) == shards
     for number, one in enumerate(left):
         copy = shutil.copy(one, tmp_path / f"left{number}.gguf")
         with pytest.raises(FileFormatError):
@@ -398,10 +398,10 @@ def test_a_source_that_is_cut_leaves_nothing(tmp_path):
 
 
 def test_the_source_is_never_the_target(tmp_path):
-    path = write_model(tmp_path / "m.gguf", weights(layers=1), parts=2)
+    path = write_model(tmp_path / "m.gguf", weights(layers=1), shards=2)
     second = tmp_path / "m-00002-of-00002.gguf"
     (tmp_path / "q-00001-of-00002.gguf").symlink_to(second)
-    with pytest.raises(OptionError, match=r"is a part of the input"):
+    with pytest.raises(OptionError, match=r"is a shard of the input"):
         fp4kit.quantize_file(path, tmp_path / "q-00001-of-00002.gguf", force=True)
 
 

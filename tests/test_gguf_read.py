@@ -215,21 +215,21 @@ def test_version_2_is_read(tmp_path):
         assert tensors["blk.0.attn_q.weight"].shape == (EMBD, EMBD)
 
 
-def test_a_model_in_parts(tmp_path):
+def test_a_model_in_shards(tmp_path):
     found = weights()
-    first = write_model(tmp_path / "m.gguf", found, parts=3)
+    first = write_model(tmp_path / "m.gguf", found, shards=3)
     with fp4kit.open(first) as tensors:
         assert set(tensors) == set(found)
         assert tensors["output.weight"].shape == found["output.weight"].shape
     second = tmp_path / "m-00002-of-00003.gguf"
-    with pytest.raises(OptionError, match=r"is a part of a model; give the first, m-00001-of"):
+    with pytest.raises(OptionError, match=r"is a shard of a model; give the first, m-00001-of"):
         fp4kit.open(second)
     third = tmp_path / "m-00003-of-00003.gguf"
     aside = third.rename(tmp_path / "aside")
     with pytest.raises(FileFormatError, match=r"m-00003-of-00003\.gguf: cannot be read: No such"):
         fp4kit.open(first)
     third.write_bytes(second.read_bytes())
-    with pytest.raises(FileFormatError, match=r"says that it is part 2 of 3, not 3 of 3"):
+    with pytest.raises(FileFormatError, match=r"says that it is shard 2 of 3, not 3 of 3"):
         fp4kit.open(first)
     aside.rename(third)
     alone = first.rename(tmp_path / "alone.gguf")

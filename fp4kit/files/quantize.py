@@ -69,7 +69,7 @@ def quantize_file(
     weights that it would quantize itself are, everything else stays.
 
     Args:
-        source: .safetensors, .npy, .npz or .gguf file; of a .gguf model in parts, the first.
+        source: .safetensors, .npy, .npz or .gguf file; of a .gguf model in shards, the first.
         target: .safetensors file (.gguf of a .gguf) to write, atomically; None for the source's
             name with the format added.
         scheme: a :class:`fp4kit.Scheme`, or the name of a block format with fields of a scheme as

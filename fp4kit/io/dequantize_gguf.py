@@ -53,7 +53,7 @@ def dequantize_gguf(
 
     Args:
         source: the open model.
-        target: .gguf file to write, atomically; of a model in parts, the first of as many.
+        target: .gguf file to write, atomically; of a model in shards, the first of as many.
         entries: its weights in FP4.
         dtype: `float32`, `float16` or `bfloat16`.
         decode: what decodes and copies tensors.

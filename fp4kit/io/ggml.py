@@ -27,8 +27,8 @@ QUANTIZATION_VERSION_KEY, ARCHITECTURE_KEY = (
     "general.architecture",
 )
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
-#: Parts of a model, counted from one.
-PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
+#: Shards of a model, counted from one.
+SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 
 
 @dataclass(frozen=True)

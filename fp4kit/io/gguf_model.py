@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""A GGUF model that is written from another: its parts, its metadata, and what each tensor becomes.
+"""A GGUF model that is written from another: its shards, its metadata, what each tensor becomes.
 
 All metadata is carried over as its bytes, except for the few entries that say what the file holds.
 """
@@ -16,9 +16,9 @@ from fp4kit.io.ggml import (
     ARCHITECTURE_KEY,
     BLOCK_LAYOUTS,
     FILE_TYPE_KEY,
-    PART_NAME,
     QUANTIZATION_VERSION,
     QUANTIZATION_VERSION_KEY,
+    SHARD_NAME,
     SPLIT_TENSORS,
     TYPES_BY_DTYPE,
     TYPES_BY_NAME,
@@ -86,13 +86,13 @@ def check_target(source: GgufSource, target: Path) -> list[Path]:
         OptionError: if the name of the target does not fit.
     """
     output_suffix(target, (GGUF,))
-    count = len(source.parts)
-    match = PART_NAME.fullmatch(target.name)
+    count = len(source.shards)
+    match = SHARD_NAME.fullmatch(target.name)
     if count == 1:
         return [target]
     if match is None or (int(match["number"]), int(match["count"])) != (1, count):
         raise OptionError(
-            f"{target}: {source.path} comes in {count} parts, and so does the result: give its "
+            f"{target}: {source.path} comes in {count} shards, and so does the result: give its "
             f"first one a name that ends in -00001-of-{count:05d}.gguf"
         )
     return [
@@ -102,8 +102,8 @@ def check_target(source: GgufSource, target: Path) -> list[Path]:
 
 
 def default_target(source: Path, format: str) -> Path:
-    """The source's name with the format added, before the number of a part."""
-    match = PART_NAME.fullmatch(source.name)
+    """The source's name with the format added, before the number of a shard."""
+    match = SHARD_NAME.fullmatch(source.name)
     if match is None:
         return source.with_name(f"{source.stem}-{format}{GGUF}")
     stem, number, count = match.group("stem", "number", "count")
@@ -135,19 +135,19 @@ def output_files(
     files = []
     space = sum(output.nbytes for outputs in becomes.values() for output in outputs)
     for number, path in enumerate(check_target(source, target)):
-        part = source.parts[number]
-        output = check_output(part.file.path, path, force=force, nbytes=0 if number else space)
-        for other in source.parts:
+        shard = source.shards[number]
+        output = check_output(shard.file.path, path, force=force, nbytes=0 if number else space)
+        for other in source.shards:
             if path.exists() and path.samefile(other.file.path):
-                raise OptionError(f"{path}: is a part of the input; choose another name")
-        tensors = [output for one in part.header.tensors for output in becomes[one.name]]
-        entries = _entries(part.header, file_type if number == 0 else None, total)
-        files.append(GgufFile(output, entries, part.header.alignment, tensors))
+                raise OptionError(f"{path}: is a shard of the input; choose another name")
+        tensors = [output for one in shard.header.tensors for output in becomes[one.name]]
+        entries = _entries(shard.header, file_type if number == 0 else None, total)
+        files.append(GgufFile(output, entries, shard.header.alignment, tensors))
     return files
 
 
 def _entries(header: GgufHeader, file_type: int | None, tensors: int) -> list[bytes]:
-    """The metadata of a part; only the first says what the model is."""
+    """The metadata of a shard; only the first says what the model is."""
     entries = header.entries
     raws = {key: entry.raw for key, entry in entries.items()}
     if SPLIT_TENSORS in entries:

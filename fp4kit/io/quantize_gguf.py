@@ -199,7 +199,7 @@ def quantize_gguf(
     Args:
         source: the open model.
         target: .gguf file to write, atomically; None to plan from the headers alone. Of a model in
-            several parts, the first of as many.
+            several shards, the first of as many.
         options: how to quantize.
         progress: called with (bytes done, bytes in all) of the source.
 

@@ -83,7 +83,7 @@ def convert_to_gguf(
 
     Args:
         source: quantized checkpoint in a known layout.
-        target: .gguf file to write, atomically; of a template in parts, the first of as many.
+        target: .gguf file to write, atomically; of a template in shards, the first of as many.
         template: the same model in GGUF, not in FP4.
         follow_links: read also what links out of the source point to.
         force: replace an existing output.

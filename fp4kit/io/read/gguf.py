@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading .gguf: plain tensors as they are, Q8_0 as float32, FP4 blocks as codes and scales.
 
-A model may be cut into parts, `model-00001-of-00003.gguf` and so on; together they are one source.
+A model may be cut into shards, `model-00001-of-00003.gguf` and so on; together they are one source.
 Blocks of other types are opaque: a tensor of such is rows of bytes, and is only copied.
 """
 
@@ -23,8 +23,8 @@ from fp4kit.io.containers import TensorSpec
 from fp4kit.io.ggml import (
     ARRAY,
     LAYOUTS_BY_TYPE,
-    PART_NAME,
     Q8_0,
+    SHARD_NAME,
     SPLIT_COUNT,
     SPLIT_NUMBER,
     SPLIT_TENSORS,
@@ -45,7 +45,7 @@ Read = Callable[[int, memoryview], None]
 
 
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """One file of a model.
 
     Attributes:
@@ -63,36 +63,36 @@ def scale_names(name: str) -> tuple[str, str]:
 
 
 class GgufSource(Source):
-    """A GGUF file, or all parts of one.
+    """A GGUF file, or all shards of one.
 
     Attributes:
-        parts: its files.
-        stored: every tensor as the header has it, and the part that it lies in, by name.
+        shards: its files.
+        stored: every tensor as the header has it, and the shard that it lies in, by name.
     """
 
     concurrent = True
 
-    def __init__(self, parts: list[Part]) -> None:
-        self.parts = parts
-        self.path = parts[0].file.path
+    def __init__(self, shards: list[Shard]) -> None:
+        self.shards = shards
+        self.path = shards[0].file.path
         self.metadata = {
             entry.key: str(entry.value)
-            for entry in parts[0].header.entries.values()
+            for entry in shards[0].header.entries.values()
             if entry.kind != ARRAY
         }
-        self.stored: dict[str, tuple[Part, GgufTensor]] = {}
+        self.stored: dict[str, tuple[Shard, GgufTensor]] = {}
         self.tensors = {}
         self.coded: dict[str, Coded] = {}
         self._reads: dict[str, Read] = {}
-        for part in parts:
-            for tensor in part.header.tensors:
+        for shard in shards:
+            for tensor in shard.header.tensors:
                 if tensor.name in self.stored:
                     raise FileFormatError(
-                        f"{part.file.path}: tensor {brief(tensor.name)} is in another part as well"
+                        f"{shard.file.path}: tensor {brief(tensor.name)} is in another shard too"
                     )
-                self.stored[tensor.name] = part, tensor
-        for name, (part, tensor) in self.stored.items():
-            self._add(name, part.file, tensor)
+                self.stored[tensor.name] = shard, tensor
+        for name, (shard, tensor) in self.stored.items():
+            self._add(name, shard.file, tensor)
 
     def _add(self, name: str, file: InputFile, tensor: GgufTensor) -> None:
         kind = tensor.type
@@ -138,16 +138,16 @@ class GgufSource(Source):
 
     def read_stored(self, name: str, offset: int, out: memoryview) -> None:
         """Fills `out` with the bytes of a tensor as the file has them."""
-        part, tensor = self.stored[name]
-        _read_raw(part.file, tensor, offset, out)
+        shard, tensor = self.stored[name]
+        _read_raw(shard.file, tensor, offset, out)
 
     def check_unchanged(self) -> None:
-        for part in self.parts:
-            part.file.check_unchanged()
+        for shard in self.shards:
+            shard.file.check_unchanged()
 
     def close(self) -> None:
-        for part in self.parts:
-            part.file.close()
+        for shard in self.shards:
+            shard.file.close()
 
 
 class VerbatimSource(Source):
@@ -253,21 +253,21 @@ def _read_q8_0(raw: Read, offset: int, out: memoryview) -> None:
         _make(blocks, len(blocks) // nbytes * made, take, wanted=wanted, out=place)
 
 
-def part_paths(path: Path, count: int) -> list[Path]:
-    """The files that a model of some parts lies in, given the first.
+def shard_paths(path: Path, count: int) -> list[Path]:
+    """The files that a model of some shards lies in, given the first.
 
     Raises:
-        OptionError: if it is not the first, or has no name of a part.
+        OptionError: if it is not the first, or has no name of a shard.
     """
-    match = PART_NAME.fullmatch(path.name)
+    match = SHARD_NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         raise OptionError(
-            f"{path}: is one of {count} parts of a model, but its name does not end in "
+            f"{path}: is one of {count} shards of a model, but its name does not end in "
             f"-00001-of-{count:05d}.gguf; give it the name that it was split under"
         )
     if int(match["number"]) != 1:
         first = path.with_name(f"{match['stem']}-00001-of-{match['count']}.gguf")
-        raise OptionError(f"{path}: is a part of a model; give the first, {first.name}")
+        raise OptionError(f"{path}: is a shard of a model; give the first, {first.name}")
     return [
         path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf")
         for number in range(1, count + 1)
@@ -280,33 +280,33 @@ def _number(header: GgufHeader, key: str, default: int) -> int:
 
 
 def open_gguf(file: InputFile) -> GgufSource:
-    """A GGUF file, with its other parts if it is the first of several.
+    """A GGUF file, with its other shards if it is the first of several.
 
     Raises:
         FileFormatError: if one of them is missing or malformed.
-        OptionError: if it is another part than the first.
+        OptionError: if it is another shard than the first.
     """
     with ExitStack() as stack:
-        parts = [Part(file, parse_header(file))]
-        count = _number(parts[0].header, SPLIT_COUNT, 1)
-        paths = part_paths(file.path, count) if count > 1 else [file.path]
+        shards = [Shard(file, parse_header(file))]
+        count = _number(shards[0].header, SPLIT_COUNT, 1)
+        paths = shard_paths(file.path, count) if count > 1 else [file.path]
         for number, path in enumerate(paths[1:], 1):
             other = InputFile(path)
             stack.callback(other.close)
-            part = Part(other, parse_header(other))
-            said = tuple(_number(part.header, key, -1) for key in (SPLIT_NUMBER, SPLIT_COUNT))
+            shard = Shard(other, parse_header(other))
+            said = tuple(_number(shard.header, key, -1) for key in (SPLIT_NUMBER, SPLIT_COUNT))
             if said != (number, count):
                 raise FileFormatError(
-                    f"{path}: says that it is part {said[0] + 1} of {said[1]}, not {number + 1} of "
-                    f"{count}"
+                    f"{path}: says that it is shard {said[0] + 1} of {said[1]}, not "
+                    f"{number + 1} of {count}"
                 )
-            parts.append(part)
-        total = sum(len(part.header.tensors) for part in parts)
-        expected = _number(parts[0].header, SPLIT_TENSORS, total)
+            shards.append(shard)
+        total = sum(len(shard.header.tensors) for shard in shards)
+        expected = _number(shards[0].header, SPLIT_TENSORS, total)
         if total != expected:
             raise FileFormatError(
-                f"{file.path}: {expected} tensors are said to be in its parts, there are {total}"
+                f"{file.path}: {expected} tensors are said to be in its shards, there are {total}"
             )
-        source = GgufSource(parts)
+        source = GgufSource(shards)
         stack.pop_all()
     return source

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writing .gguf atomically, in one file or in the parts that a model is cut into.
+"""Writing .gguf atomically, in one file or in the shards that a model is cut into.
 
 Codes and block scales of a quantized tensor come one after the other for the same rows; they are
-joined to ggml's blocks here. Parts get their names from the last to the first, which is the one
+joined to ggml's blocks here. Shards get their names from the last to the first, which is the one
 that readers open: it is there once all others are.
 """
 
