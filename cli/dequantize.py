@@ -25,12 +25,14 @@ from .text import example
         "fp4kit dequantize model-nvfp4.safetensors -o back.safetensors",
         "fp4kit dequantize model-nvfp4.safetensors -o back.npz --dtype float16",
         "fp4kit dequantize Llama-3-8B-NVFP4 -o Llama-3-8B-back --dtype bfloat16",
+        "fp4kit dequantize Llama-3-8B-NVFP4.gguf -o back.gguf --dtype bfloat16",
     )
 )
 @takes(
     source(),
     output(
-        "File to write: .safetensors, .npz, or .npy for a single tensor; or directory to create.",
+        "File to write: .safetensors, .npz, .npy for a single tensor, or .gguf of a .gguf; or "
+        "directory to create.",
         required=True,
     ),
     *("dtype", "device", "threads", "restored_layout", "unscaled_fp8", "max_shard_size", "resume"),
@@ -40,7 +42,8 @@ def command(given: Given) -> None:
     """Turn a quantized file or model directory back into plain numbers.
 
     IN says itself how it was quantized: a file of fp4kit's, or a model directory (or single file)
-    in the layout of compressed-tensors, ModelOpt or ComfyUI, or with FP8 weights, from any tool.
+    in the layout of compressed-tensors, ModelOpt or ComfyUI, or with FP8 weights, from any tool,
+    or a .gguf model with weights in NVFP4 or MXFP4.
     Scales of AWQ are folded into the weights, and experts that the model has in one tensor are put
     together again. Tensors that are not quantized are carried through unchanged, whatever --dtype
     says.

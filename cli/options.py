@@ -81,6 +81,7 @@ class Given:
     formats: str = ",".join(DEFAULT_CANDIDATES)
     allow_nothing: bool = False
     against: Path | None = None
+    template: Path | None = None
     min_sqnr: float | None = None
     dry_run: bool = False
     every: bool = False
@@ -144,9 +145,10 @@ def output(help: str, **settings: Any) -> Decorator:
     return click.option("-o", "--output", "target", metavar="OUT", type=FILE, help=help, **settings)
 
 
-def layout(help: str, **settings: Any) -> Decorator:
-    """`--layout`: for which engines a checkpoint is stored."""
-    return click.option("--layout", type=click.Choice(list(ALL_LAYOUTS)), help=help, **settings)
+def layout(help: str, more: tuple[str, ...] = (), **settings: Any) -> Decorator:
+    """`--layout`: for which engines a checkpoint is stored; one of ours, or of `more`."""
+    choices = click.Choice([*ALL_LAYOUTS, *more])
+    return click.option("--layout", type=choices, help=help, **settings)
 
 
 _default_rules = ", ".join(
@@ -218,7 +220,7 @@ OPTIONS: dict[str, Decorator] = {
         "--dtype",
         type=click.Choice(DTYPES),
         help="Element type of the dequantized tensors.  [default: float32 for a file of fp4kit's "
-        "own, bfloat16 for a model directory or a file in a layout]",
+        "own or a .gguf, bfloat16 for a model directory or a file in a layout]",
     ),
     "device": click.option(
         "--device",
@@ -241,9 +243,9 @@ OPTIONS: dict[str, Decorator] = {
         metavar="PATTERN",
         multiple=True,
         help="Quantize only tensors whose name matches: a glob, or re: and a regular expression "
-        "that matches from the start; one that matches nothing is an error. In a model directory: "
-        "quantize them as well, although a default rule leaves them alone (embeddings, norms and "
-        "what is not 2-D never are). Repeatable.",
+        "that matches from the start; one that matches nothing is an error. In a model directory "
+        "or .gguf: quantize them as well, although a default rule leaves them alone (norms, and in "
+        "directories embeddings and what is not 2-D, never are). Repeatable.",
     ),
     "exclude": click.option(
         "--exclude",

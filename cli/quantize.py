@@ -14,6 +14,7 @@ from fp4kit.files.quantize import MIXED, default_target, quantize_checkpoint, qu
 from fp4kit.files.survey_plan import plan_content
 from fp4kit.files.survey_report import SurveyReport
 from fp4kit.formats import ALL_FORMATS
+from fp4kit.io.containers import GGUF
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport
 from fp4kit.io.storage import FILE_FIELDS
@@ -48,6 +49,8 @@ CHECKPOINT_ONLY = (
     "plan_file",
 )
 FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
+#: What a GGUF model has no use for.
+NOT_FOR_GGUF = (*FILE_ONLY, "cast", "pad", "unscaled_fp8")
 #: What the library takes beside a Scheme.
 FILE_CHOICES = FileChoices.__optional_keys__ - set(FILE_FIELDS)
 CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS) - {"plan"}
@@ -63,13 +66,15 @@ ONE_FORMAT = (
         "fp4kit quantize model.safetensors -o small.safetensors --format mxfp8",
         "fp4kit quantize Llama-3-8B -o Llama-3-8B-NVFP4",
         "fp4kit quantize Llama-3-8B -o out --layout modelopt --exclude '*down_proj*' --dry-run",
+        "fp4kit quantize Llama-3-8B-BF16.gguf -o Llama-3-8B-NVFP4.gguf --scale-search sweep",
     )
     + f"\n\n{GLOSSARY}"
 )
 @takes(
     source(),
     output(
-        "File to write, .safetensors, or directory to create.  [default: IN with -<format> added]"
+        "File to write, .safetensors (.gguf of a .gguf), or directory to create.  [default: IN "
+        "with -<format> added]"
     ),
     *("format", "recipe", "granularity", "scale_rule", "scale_layout", "nibble_order"),
     *("scale_search", "search_error", "e4m3_max", "device", "threads", "include", "exclude"),
@@ -91,6 +96,10 @@ def command(given: Given) -> None:
     a multiple of the block, are carried through unchanged and listed. A directory becomes one that
     inference engines load; of a pipeline, the transformer or U-Net is quantized.
 
+    IN may also be a .gguf model in F32, F16, BF16 or Q8_0 (the first file of one in shards): it
+    becomes one that llama.cpp runs, in nvfp4 or mxfp4. Metadata and all tensors that llama.cpp
+    itself would not quantize are carried over as they are.
+
     Exits with 1 and writes nothing if no tensor would be quantized.
     """
     _check_format(given)
@@ -107,6 +116,9 @@ def command(given: Given) -> None:
             inputs.append(Path(str(given.activations)))
     else:
         refuse(CHECKPOINT_ONLY, "for model directories, or a file with --layout comfy")
+    if given.source.suffix.lower() == GGUF and not given.source.is_dir():
+        refuse(("layout",), "for model directories; a .gguf file stays one")
+        refuse(NOT_FOR_GGUF, "not for .gguf files, whose blocks are ggml's own")
     planned = given.plan is not None or given.budget is not None
     if planned:
         refuse(ONE_FORMAT, "not for a plan, which says the format of each tensor")

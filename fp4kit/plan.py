@@ -175,6 +175,11 @@ class Plan:
         return max(self.vectors // self.rows_per_scale, 1)
 
     @cached_property
+    def groups_rows(self) -> bool:
+        """Whether runs of rows have a second level each: experts in one tensor."""
+        return self.has_second_level and not self.is_columnwise and self.scales > 1
+
+    @cached_property
     def blocks(self) -> int:
         """Blocks per vector."""
         return self.format.num_blocks(self.length)

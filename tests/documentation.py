@@ -34,6 +34,8 @@ import numpy as np
 from click.testing import CliRunner
 
 import checkpoints
+import fp4kit
+import gguf_models
 from command_line import read_terminal
 from fp4kit.cli.main import cli
 
@@ -106,6 +108,10 @@ def make_stage(folder: Path) -> None:
     tensors, config = checkpoints.llama()
     checkpoints.save(folder / "Llama-3-8B", tensors, config)
     checkpoints.write_file(folder / "model.safetensors", tensors)
+    tensors, config = checkpoints.llama(intermediate=128)
+    checkpoints.save(folder / "Qwen3-8B", tensors, config | {"model_type": "qwen3"})
+    with fp4kit.open(folder / "Qwen3-8B") as arrays:
+        gguf_models.from_checkpoint(folder / "Qwen3-8B-BF16.gguf", arrays, "qwen3")
     np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((8, 40)))
 
 

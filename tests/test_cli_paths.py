@@ -51,7 +51,6 @@ def source(checkpoints, tmp_path):
         ("a.bin", "PyTorch"),
         ("a.ckpt", "PyTorch"),
         ("a.onnx", "ONNX"),
-        ("a.gguf", "GGUF"),
         ("a.json", "JSON"),
         ("a.zip", "unpack"),
         ("a.weights", "holds GGUF data"),
@@ -295,7 +294,10 @@ def test_long_names_in_errors_of_commands(tmp_path, args):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("dequantize", "float32 for a file of fp4kit's own, bfloat16 for a model directory"),
+        (
+            "dequantize",
+            "float32 for a file of fp4kit's own or a .gguf, bfloat16 for a model directory",
+        ),
         ("convert", "their order in the files may be another"),
         ("quantize", "Exits with 1 and writes nothing if no tensor would be quantized"),
         ("quantize", "in a directory only what fp4kit wrote"),

@@ -62,7 +62,7 @@ def test_damaged_directories(tmp_path):
     ("name", "error", "said"),
     [
         ("x.pt", fp4kit.OptionError, "pickled"),
-        ("x.gguf", fp4kit.OptionError, "GGUF"),
+        ("x.gguf", fp4kit.FileFormatError, "not a GGUF file"),
         ("x.xyz", fp4kit.OptionError, "unknown kind"),
         ("x.npz", fp4kit.FileFormatError, "x.npz"),
         ("empty", fp4kit.FileFormatError, "no .safetensors file"),

@@ -26,6 +26,9 @@ from fp4kit.scheme import Scheme, as_scheme
 
 StrPath = str | os.PathLike[str]
 Layout = Literal["compressed-tensors", "modelopt", "comfy", "deepseek", "mlx"]
+#: What a checkpoint is converted into: a layout, or a model for llama.cpp.
+ConvertedLayout = Layout | Literal["gguf"]
+GGUF_LAYOUT = "gguf"
 ExpertsLayout = Literal["out_in", "in_out", "interleaved"]
 
 
@@ -85,6 +88,14 @@ class RestoreChoices(TypedDict, total=False):
     follow_links: bool
 
 
+class ConvertChoices(TypedDict, total=False):
+    """The choices of :func:`convert_checkpoint`."""
+
+    max_shard_size: str | None
+    follow_links: bool
+    lossless: bool
+
+
 #: What the choices are for, in messages.
 KINDS = {FileChoices: "files", CheckpointChoices: "checkpoints"}
 
@@ -111,7 +122,7 @@ def _is_mapping(value: object) -> bool:
 
 #: What arguments may be, by their names: a test, and words for it.
 _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("source target path against moments text", _is_path, "a path"),
+    ("source target path against moments text template", _is_path, "a path"),
     ("force resume dry_run raw pad", _is_flag, "True or False"),
     ("unscaled_fp8 allow_nothing follow_links lossless", _is_flag, "True or False"),
     ("include exclude pins formats", _is_list_of_text, "a list of patterns"),
@@ -126,6 +137,7 @@ _KIND_OF = {name: (test, words) for names, test, words in _KINDS for name in nam
 _MAY_BE_NONE = (
     *(
         "against",
+        "template",
         "progress",
         "moments",
         "metadata",

@@ -12,12 +12,24 @@ from fp4kit.checkpoint import operations as checkpoints
 from fp4kit.checkpoint.compare import is_checkpoint
 from fp4kit.checkpoint.options import ConvertOptions, DequantizeOptions
 from fp4kit.checkpoint.report import CheckpointReport
+from fp4kit.checkpoint.write.gguf import convert_to_gguf
 from fp4kit.errors import OptionError
 from fp4kit.io import dequantize as files
+from fp4kit.io.containers import GGUF
 from fp4kit.io.report import FileReport
 from fp4kit.io.stream.chunks import Progress
 
-from .choices import Layout, RestoreChoices, StrPath, check_arguments, checked, known, shard_size
+from .choices import (
+    GGUF_LAYOUT,
+    ConvertChoices,
+    ConvertedLayout,
+    RestoreChoices,
+    StrPath,
+    check_arguments,
+    checked,
+    known,
+    shard_size,
+)
 from .devices import resolve_device, resolve_devices
 
 if TYPE_CHECKING:
@@ -36,9 +48,10 @@ def dequantize_file(
     """Turns a quantized file back into plain numbers: `fp4kit dequantize`.
 
     Args:
-        source: a file of fp4kit's own, or in the layout of an engine, or with FP8 weights.
+        source: a file of fp4kit's own, or in the layout of an engine, or with FP8 weights, or a
+            .gguf model.
         target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor; for a
-            source in a layout .safetensors.
+            source in a layout .safetensors; .gguf for a .gguf, of which all else is kept.
         dtype: element type of what was quantized, by name or as a dtype of any framework; None for
             float32, or bfloat16 of a layout.
         device: as for :func:`quantize_file`.
@@ -142,33 +155,35 @@ def dequantize_checkpoint(
 def convert_checkpoint(
     source: StrPath,
     target: StrPath,
-    layout: Layout,
+    layout: ConvertedLayout,
     *,
-    max_shard_size: str | None = None,
-    follow_links: bool = False,
-    lossless: bool = False,
+    template: StrPath | None = None,
     resume: bool = False,
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> CheckpointReport:
+    **choices: Unpack[ConvertChoices],
+) -> FileReport:
     """Stores a quantized checkpoint in another layout, codes verbatim: `fp4kit convert`.
 
     Args:
         source: model directory, pipeline or .safetensors file in a known layout.
         target: directory to create (or file, for one).
-        layout: that of the result.
-        max_shard_size: largest size of a weight file, like 5GB (the default) or 512MiB.
-        follow_links: copy also what links out of the source point to.
-        lossless: refuse to quantize anything again.
+        layout: that of the result, or `gguf` for a .gguf file that llama.cpp runs.
+        template: for `gguf`: the same model as a .gguf in F32, F16, BF16 or Q8_0, which has the
+            names, the metadata and all that is not quantized.
         resume: finish what an interrupted run of the same call began.
         force: as for :func:`quantize_checkpoint`.
         dry_run: plan from headers and JSON alone; nothing is written.
         progress: called with (bytes done, bytes in all).
+        **choices: `max_shard_size`: largest size of a weight file, like 5GB (the default) or
+            512MiB. `follow_links`: copy also what links out of the source point to. `lossless`:
+            refuse to quantize anything again.
 
     Raises:
         OptionError: for an unknown layout, the one that it has, or one that lacks its format.
-        FileFormatError: if nothing is quantized, or in a way that is not known.
+        FileFormatError: if nothing is quantized, or in a way that is not known; or if the template
+            is another model.
         OutputError: if the target cannot be written.
 
     Examples:
@@ -181,12 +196,45 @@ def convert_checkpoint(
         'modelopt'
     """
     check_arguments(locals())
+    given = known(choices, ConvertChoices)
     path = checked(source)
-    options = ConvertOptions(
-        layout, shard_size(max_shard_size), follow_links=follow_links, lossless=lossless
-    )
+    if isinstance(layout, str) and layout == GGUF_LAYOUT:
+        return _into_gguf(
+            path, target, template, given,
+            resume=resume, force=force, dry_run=dry_run, progress=progress,
+        )  # fmt: skip
+    if template is not None:
+        raise OptionError(f"template is for layout gguf, not {layout!r}; leave it out")
+    size = shard_size(given.pop("max_shard_size", None))
+    options = ConvertOptions(layout, size, **given)
     if dry_run:
         return checkpoints.plan_convert_checkpoint(path, options)
     return checkpoints.convert_checkpoint(
         path, Path(target), options, resume=resume, force=force, progress=progress
     )
+
+
+def _into_gguf(
+    source: Path,
+    target: StrPath,
+    template: StrPath | None,
+    given: dict[str, Any],
+    *,
+    resume: bool,
+    **run: Any,
+) -> FileReport:
+    """A checkpoint as a .gguf file, made from one of the same model."""
+    if template is None:
+        raise OptionError(
+            "layout gguf needs a template: a .gguf of the same model that is not in FP4, as "
+            "llama.cpp's convert_hf_to_gguf.py makes it"
+        )
+    if resume or given.get("lossless") or given.get("max_shard_size") is not None:
+        raise OptionError(
+            "resume, lossless and max_shard_size are not for layout gguf; leave them out"
+        )
+    model = checked(template)
+    if model.suffix.lower() != GGUF:
+        raise OptionError(f"{model}: a template is a .gguf file")
+    links = given.get("follow_links", False)
+    return convert_to_gguf(source, Path(target), model, follow_links=links, **run)

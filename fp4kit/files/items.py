@@ -62,7 +62,7 @@ class Item:
             found = tensor.tensor
             format = None if tensor.scheme is None else tensor.scheme.format
             return TensorInfo(name, found.spec.shape, "bfloat16", format, found.stored)
-        return TensorInfo(name, tensor.spec.shape, tensor.dtype, None, tensor.stored, tensor.note)
+        return TensorInfo(name, tensor.shape, tensor.dtype, None, tensor.stored, tensor.note)
 
     def read(self) -> Any:
         """The array or the quantized tensor."""

@@ -31,7 +31,7 @@ from fp4kit.io.metadata import METADATA_KEY, find_quantized, logical_tensors
 from fp4kit.io.read.open import check_source, open_source
 from fp4kit.io.read.source import Source, SourceTensor
 
-from .choices import StrPath, check_arguments
+from .choices import GGUF_LAYOUT, StrPath, check_arguments
 from .items import Item, TensorInfo
 
 #: What :attr:`TensorFile.layout` says of fp4kit's own files.
@@ -55,9 +55,10 @@ class TensorFile(Mapping[str, Any]):
     Attributes:
         path: what was opened.
         layout: how its weights are quantized: `fp4kit` (its own files), `compressed-tensors`,
-            `modelopt`, `comfy`, `mlx`, `fp8` or `mxfp4`; several are joined by "+". None without
-            any.
-        metadata: the header metadata of the file (of a checkpoint: of its first shard).
+            `modelopt`, `comfy`, `mlx`, `gguf`, `fp8` or `mxfp4`; several are joined by "+". None
+            without any.
+        metadata: the header metadata of the file (of a checkpoint: of its first shard; of a GGUF
+            model its single values, as text).
         config: content of a checkpoint's config.json; empty without one.
     """
 
@@ -90,13 +91,13 @@ class TensorFile(Mapping[str, Any]):
             self._open_file(path, stack)
 
     def _open_file(self, path: Path, stack: ExitStack) -> None:
-        """A file of NumPy's, or one of fp4kit's own."""
+        """A file of NumPy's, one of fp4kit's own, or a GGUF model."""
         source = stack.enter_context(open_source(path))
         self._sources.append(source)
         self.metadata = source.metadata
         entries = [] if self._raw else find_quantized(source)
         if entries:
-            self.layout = OWN_LAYOUT
+            self.layout = GGUF_LAYOUT if source.coded else OWN_LAYOUT
             entries = open_own(source)
         for name, tensor in logical_tensors(source, entries).items():
             if isinstance(tensor, SourceTensor) and not tensor.readable:
@@ -242,17 +243,17 @@ def _layout_of(checkpoint: Checkpoint, opened: Opened) -> str | None:
 def open(path: StrPath, *, decode: Any = None, raw: bool = False) -> TensorFile:
     """Opens a file or checkpoint of tensors as a mapping; nothing but headers is read.
 
-    Everything that the command line reads can be opened: .npy, .npz and .safetensors files, model
-    directories with any number of shards, diffusers pipelines (whose names begin with the folder,
-    `transformer/`), and whatever is quantized in a known way. A weight that is stored as codes and
-    scales is one tensor under its logical name: a :class:`fp4kit.QuantizedTensor` with the stored
-    bytes where one can hold them (NVFP4, MXFP4 and MXFP8 of any layout; FP8 with float scales per
-    tensor, channel or 128x128 block, which become float32; gpt-oss's blocks, as they lie in the
-    file), else a float32 array (FP8 with other scales, INT8; weights that AWQ smoothed, multiplied
-    by the scales of their inputs). FP8 without a scale anywhere was only cast, and stays FP8. All
-    other tensors are NumPy arrays under their stored names, bfloat16 and FP8 with the types of
-    ml_dtypes; elements of less than a byte come as their bytes. The one array of an .npy has the
-    name of the file.
+    Everything that the command line reads can be opened: .npy, .npz, .safetensors and .gguf files,
+    model directories with any number of shards, diffusers pipelines (whose names begin with the
+    folder, `transformer/`), and whatever is quantized in a known way. A weight that is stored as
+    codes and scales is one tensor under its logical name: a :class:`fp4kit.QuantizedTensor` with
+    the stored bytes where one can hold them (NVFP4, MXFP4 and MXFP8 of any layout; FP8 with float
+    scales per tensor, channel or 128x128 block, which become float32; gpt-oss's blocks, as they lie
+    in the file), else a float32 array (FP8 with other scales, INT8; weights that AWQ smoothed,
+    multiplied by the scales of their inputs). FP8 without a scale anywhere was only cast, and stays
+    FP8. All other tensors are NumPy arrays under their stored names, bfloat16 and FP8 with the
+    types of ml_dtypes; elements of less than a byte come as their bytes. The one array of an .npy
+    has the name of the file.
 
     Args:
         path: file or directory.

@@ -16,6 +16,8 @@ from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.views.search import decoded_file
 from fp4kit.errors import OptionError
 from fp4kit.io import quantize as files
+from fp4kit.io.containers import GGUF
+from fp4kit.io.gguf_model import default_target as gguf_target
 from fp4kit.io.report import FileReport, QuantizeOptions
 from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.io.stream.chunks import Progress
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 def default_target(source: Path, format: str) -> Path:
     """Where the result of a quantization goes: beside the source, the format added to its name."""
+    if source.suffix.lower() == GGUF and not source.is_dir():
+        return gguf_target(source, format)
     if not source.is_dir():
         return source.with_name(f"{source.stem}-{format}.safetensors")
     real = source.resolve()  # `.` has a name, too
@@ -66,12 +70,13 @@ def quantize_file(
 
     The result is a self-describing .safetensors file. All other tensors are carried through
     unchanged, byte for byte, and listed with the reason. The data is streamed: memory stays
-    bounded whatever the size of the file.
+    bounded whatever the size of the file. A .gguf model becomes another one, for llama.cpp: the
+    weights that it would quantize itself are, everything else stays.
 
     Args:
-        source: .safetensors, .npy or .npz file.
-        target: .safetensors file to write, atomically; None for the source's name with the format
-            added.
+        source: .safetensors, .npy, .npz or .gguf file; of a .gguf model in shards, the first.
+        target: .safetensors file (.gguf of a .gguf) to write, atomically; None for the source's
+            name with the format added.
         scheme: a :class:`fp4kit.Scheme`, or the name of a block format with fields of a scheme as
             keywords.
         device: `auto` (cuda where it can run), `cpu`, `cuda` or `cuda:N`; the bytes are the same.

@@ -32,8 +32,7 @@ from fp4kit.io.stream.chunks import (
     Tally,
     byte_ranges,
     chunk_plan,
-    row_ranges,
-    row_step,
+    plan_ranges,
 )
 from fp4kit.io.stream.device import DeviceBackend
 from fp4kit.io.stream.pipeline import read_ahead
@@ -163,15 +162,15 @@ def _chunks(a: Side, b: Side, pairs: Sequence[ComparedPair]) -> Iterator[Chunk[R
         original, other = pair.original, pair.other
         if isinstance(other, QuantizedEntry):
             row = original.row_bytes
-            for first, last in row_ranges(other.plan.rows, row, row_step(other.plan)):
+            for first, last in plan_ranges(other.plan, row):
                 parts = entry_parts(b.coded, other, first, last)
                 own = ByteRange(a.source, original.name, first * row, last * row)
-                yield Chunk((pair, last - first), (own, *parts))
+                yield Chunk((pair, first, last), (own, *parts))
             continue
         sizes = _itemsize(original), _itemsize(other)
         for span in byte_ranges(original if sizes[0] >= sizes[1] else other):
             yield Chunk(
-                (pair, 0),
+                (pair, 0, 0),
                 tuple(
                     ByteRange(side.source, tensor.name, *(at * size // max(sizes) for at in span))
                     for side, tensor, size in zip((a, b), (original, other), sizes, strict=True)
@@ -179,8 +178,8 @@ def _chunks(a: Side, b: Side, pairs: Sequence[ComparedPair]) -> Iterator[Chunk[R
             )
 
 
-#: A pair, and how many rows a chunk of it has if it is quantized.
-Rows = tuple[ComparedPair, int]
+#: A pair, and the first and last row of a chunk of it if it is quantized.
+Rows = tuple[ComparedPair, int, int]
 
 
 def _itemsize(tensor: SourceTensor) -> int:
@@ -189,9 +188,8 @@ def _itemsize(tensor: SourceTensor) -> int:
     return max(tensor.spec.nbytes // elements, 1) if elements else 1
 
 
-def _measure(
-    backend: DeviceBackend | None, pair: ComparedPair, rows: int, parts: list[Bytes]
-) -> None:
+def _measure(backend: DeviceBackend | None, rows: Rows, parts: list[Bytes]) -> None:
+    pair, first, last = rows
     other, dtype = pair.other, pair.original.dtype
     if not len(parts[0]):
         return
@@ -203,8 +201,9 @@ def _measure(
         return
     assert backend is not None
     if isinstance(other, QuantizedEntry):
-        plan, (x, packed, scale) = chunk_plan(other.plan.decoding, rows), parts
-        pair.sums += backend.quantized_sums(plan, x, dtype, packed, scale, other.second)
+        plan, (x, packed, scale) = chunk_plan(other.plan.decoding, last - first), parts
+        second = other.second_of(first)
+        pair.sums += backend.quantized_sums(plan, x, dtype, packed, scale, second)
     else:
         pair.sums += backend.sums(parts[0], dtype, parts[1], other.dtype)
 
@@ -228,8 +227,8 @@ def measure(
         dtypes = {pair.original.dtype for pair in measured}
         backend = DeviceBackend(device, dtypes, "error_stats", plans)
     tally = Tally(progress, sum(pair.original.spec.nbytes for pair in pairs))
-    for (pair, rows), staged in read_ahead(_chunks(a, b, pairs)):
-        _measure(backend, pair, rows, staged.parts)
+    for rows, staged in read_ahead(_chunks(a, b, pairs)):
+        _measure(backend, rows, staged.parts)
         tally.add(len(staged.parts[0]))
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the containers (.safetensors, .npy, .npz) share: suffixes, element types, limits."""
+"""What the containers (.safetensors, .npy, .npz, .gguf) share: suffixes, element types, limits."""
 
 from __future__ import annotations
 
@@ -65,4 +65,8 @@ class TensorSpec:
         return prod(self.shape) * DTYPES[self.dtype].bits // 8
 
 
+#: Files of tensors that are written.
 SUFFIXES = (".safetensors", ".npy", ".npz")
+GGUF = ".gguf"
+#: Files that are read.
+INPUT_SUFFIXES = (*SUFFIXES, GGUF)

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from fp4kit.errors import FileFormatError
+from fp4kit.errors import FileFormatError, OptionError, brief
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, one_of
-from fp4kit.io.containers import DTYPE_CODES, SUFFIXES, TensorSpec
+from fp4kit.io.containers import DTYPE_CODES, GGUF, SUFFIXES, TensorSpec
+from fp4kit.io.dequantize_gguf import dequantize_gguf
 from fp4kit.io.metadata import METADATA_KEY, find_quantized, logical_tensors, orphan_codes
+from fp4kit.io.read.gguf import GgufSource
 from fp4kit.io.read.open import open_source
-from fp4kit.io.read.source import Source
+from fp4kit.io.read.source import OpaqueTensor, Source
 from fp4kit.io.report import FileReport, TensorReport
 from fp4kit.io.storage import Logical, QuantizedEntry
 from fp4kit.io.stream.chunks import (
@@ -27,8 +29,7 @@ from fp4kit.io.stream.chunks import (
     Write,
     byte_ranges,
     chunk_plan,
-    row_ranges,
-    row_step,
+    plan_ranges,
     scale_range,
 )
 from fp4kit.io.stream.device import DeviceBackend
@@ -75,6 +76,30 @@ def _refuse_neighbours(source: Source, entries: Sequence[QuantizedEntry]) -> Non
         )
 
 
+def _model(source: Source, target: Path) -> GgufSource:
+    """A source that can become a GGUF file.
+
+    Raises:
+        OptionError: if it is none itself: nothing else says what llama.cpp must know of a model.
+    """
+    if not isinstance(source, GgufSource):
+        raise OptionError(
+            f"{target}: a .gguf file is made from another alone, and {source.path} is none; give "
+            f"the output a name in {', '.join(SUFFIXES)}"
+        )
+    return source
+
+
+def _refuse_opaque(source: Source, target: Path) -> None:
+    """Refuses tensors that nothing but a GGUF file can hold."""
+    for tensor in source.tensors.values():
+        if isinstance(tensor, OpaqueTensor):
+            raise FileFormatError(
+                f"{source.path}: tensor {brief(tensor.name)}: {tensor.dtype} is not decoded here, "
+                f"and {target} cannot hold it; write .gguf, where it stays as it is"
+            )
+
+
 def entry_parts(
     source: Source, entry: QuantizedEntry, first: int, last: int
 ) -> tuple[ByteRange, ByteRange]:
@@ -93,7 +118,7 @@ def _chunks(
     for tensor in tensors:
         if isinstance(tensor, QuantizedEntry):
             plan = tensor.plan
-            for first, last in row_ranges(plan.rows, plan.cols * itemsize, row_step(plan), limit):
+            for first, last in plan_ranges(plan, plan.cols * itemsize, limit):
                 yield Chunk((tensor, first, last), entry_parts(source, tensor, first, last))
         else:
             for first, last in byte_ranges(tensor, limit):
@@ -124,8 +149,9 @@ def dequantize_file(
     are carried through unchanged, whatever `dtype` says.
 
     Args:
-        source: .safetensors file of fp4kit's, or with compressed-tensors' names.
-        target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor.
+        source: .safetensors file of fp4kit's, or with compressed-tensors' names; or .gguf.
+        target: file to write, atomically: .safetensors, .npz, or .npy for a single tensor; .gguf
+            from a .gguf.
         dtype: `float32`, `float16` or `bfloat16`.
         device: `cpu` or `cuda`.
         force: replace an existing output.
@@ -133,9 +159,15 @@ def dequantize_file(
     """
     started = time.perf_counter()
     one_of("dtype", dtype, DTYPES)
-    output_suffix(target, SUFFIXES)
+    output_suffix(target, (*SUFFIXES, GGUF))
     with open_source(source) as opened:
         entries = open_quantized(opened)
+        if target.suffix.lower() == GGUF:
+            return dequantize_gguf(
+                _model(opened, target), target, entries, dtype, dequantize_tensors,
+                device=device, force=force, progress=progress,
+            )  # fmt: skip
+        _refuse_opaque(opened, target)
         tensors = list(logical_tensors(opened, entries).values())
         specs = [
             TensorSpec(tensor.name, DTYPE_CODES[dtype], tensor.shape)
@@ -198,7 +230,7 @@ def dequantize_tensors(
                 plan = chunk_plan(tensor.plan.decoding, last - first)
                 counts = [plan.rows * plan.cols * itemsize]
                 with pipeline.computing():
-                    second = backend.put(tensor.second)
+                    second = backend.put(tensor.second_of(first))
                     buffer, (out,) = pipeline.result(counts)
                     backend.dequantize(plan, packed, scale, second, out, dtype)
                     at = first * plan.cols * itemsize

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fp4kit.errors import FileFormatError, OptionError, ShapeError, brief, shortened
 from fp4kit.formats import BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, FormatSpec, one_of
+from fp4kit.io.coded import coded_entries
 from fp4kit.io.read.json_text import strict_json
 from fp4kit.io.read.source import Source
 from fp4kit.io.storage import (
@@ -242,6 +243,8 @@ def find_quantized(source: Source) -> list[QuantizedEntry]:
     Raises:
         FileFormatError: if the description is damaged, or a part is missing or does not fit.
     """
+    if source.coded:
+        return coded_entries(source)
     text = source.metadata.get(METADATA_KEY)
     if text is None:
         return [complete(source, entry) for entry in entries_by_names(source)]

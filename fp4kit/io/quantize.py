@@ -14,10 +14,13 @@ from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
 from fp4kit.io.candidates import Candidate
+from fp4kit.io.containers import GGUF
 from fp4kit.io.metadata import METADATA_KEY, describe, find_quantized, orphan_codes
+from fp4kit.io.quantize_gguf import quantize_gguf
 from fp4kit.io.quantize_plan import TensorPlan, refuse_collisions, refuse_nothing
 from fp4kit.io.quantize_tensors import quantize_tensors
 from fp4kit.io.read.cast import check_cast, with_cast
+from fp4kit.io.read.gguf import GgufSource
 from fp4kit.io.read.open import open_source
 from fp4kit.io.read.source import Source, SourceTensor
 from fp4kit.io.report import FileReport, QuantizeOptions, overflow_warnings
@@ -165,8 +168,9 @@ def quantize_file(
     The work behind :func:`fp4kit.quantize_file`, where options and errors are said.
 
     Args:
-        source: .safetensors, .npy or .npz file.
-        target: .safetensors file to write, atomically; None to plan from the headers alone.
+        source: .safetensors, .npy, .npz or .gguf file.
+        target: .safetensors file to write, atomically, or .gguf from a .gguf; None to plan from the
+            headers alone.
         options: how to quantize.
         progress: called with (bytes done, bytes in all) of the source.
         decode: what makes floats of codes that the file holds.
@@ -175,6 +179,10 @@ def quantize_file(
         One entry per tensor of the source, with error statistics of those quantized.
     """
     started = time.perf_counter()
+    if source.suffix.lower() == GGUF:
+        with open_source(source) as model:
+            assert isinstance(model, GgufSource)
+            return quantize_gguf(model, target, options, progress)
     if target is not None:
         output_suffix(target, (".safetensors",))
     check_cast(options.cast)

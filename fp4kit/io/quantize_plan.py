@@ -22,7 +22,7 @@ from fp4kit.io.report import (
     grouped,
 )
 from fp4kit.io.storage import QuantizedEntry
-from fp4kit.io.stream.chunks import ByteRange, byte_ranges, row_ranges, row_step
+from fp4kit.io.stream.chunks import ByteRange, byte_ranges, plan_ranges
 
 
 def refuse_nothing(
@@ -56,12 +56,18 @@ class SecondLevel:
     """The second level of the tensors that share one.
 
     Attributes:
-        amax: largest magnitude seen so far.
-        value: the scale in the recipe's direction, once known.
+        value: the scale in the recipe's direction, once known; where groups of rows have one each,
+            those known so far.
+        given: whether it was known before any work, whatever the amax is.
     """
 
-    amax: np.float32 = np.float32(0)  # noqa: RUF009 - an immutable scalar
     value: NDArray[np.float32] | None = None
+    given: bool = False
+
+    def add(self, value: float) -> None:
+        """Takes the scale of all rows, or of the next group of rows."""
+        one = np.array([value], np.float32)
+        self.value = one if self.value is None else np.concatenate([self.value, one])
 
 
 @dataclass(eq=False, slots=True)
@@ -157,8 +163,9 @@ def rows_of_plan(plan: TensorPlan, limit: int | None = None) -> list[Rows]:
     """One tensor in chunks."""
     if plan.entry is None:
         return [Rows(plan, *span) for span in byte_ranges(plan.tensor, limit)]
-    rows, step = plan.entry.plan.rows, row_step(plan.entry.plan)
-    return [Rows(plan, *span) for span in row_ranges(rows, plan.tensor.row_bytes, step, limit)]
+    return [
+        Rows(plan, *span) for span in plan_ranges(plan.entry.plan, plan.tensor.row_bytes, limit)
+    ]
 
 
 def refuse_collisions(path: object, plans: Iterable[TensorPlan]) -> None:

@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from fp4kit.backend.interface import PendingSums
+from fp4kit.backend.interface import PendingSums, Plan
 from fp4kit.backend.jobs import Job
 from fp4kit.errors import NonFiniteError
 
@@ -66,7 +67,9 @@ class Step:
     def is_pass(self) -> bool:
         """Whether it is in one of two passes over its tensor."""
         entry = self.rows[0].plan.entry
-        return self.scan != self.encode and entry is not None and entry.plan.needs_amax
+        if entry is None or self.rows[0].plan.second.given:
+            return False
+        return self.scan != self.encode and entry.plan.needs_amax
 
 
 def _steps(plans: Iterable[TensorPlan], pipeline: Pipeline) -> Iterator[Step]:
@@ -80,17 +83,32 @@ def _steps(plans: Iterable[TensorPlan], pipeline: Pipeline) -> Iterator[Step]:
         if entry is None:
             yield from (Step((rows,)) for rows in ranges)
             continue
-        scan = entry.plan.needs_amax
-        total = sum(plan.tensor.spec.nbytes for plan in unit)
-        if len(ranges) == len(unit) and pipeline.reads_whole(total):
-            yield Step(tuple(ranges), scan, encode=True, end=True)
-            continue
-        apart = scan and len(ranges) > 1 and not pipeline.holds([rows.nbytes for rows in ranges])
-        if apart:
-            for rows in ranges:
-                yield Step((rows,), scan=True, end=rows is ranges[-1])
+        for shared in _sharing(entry.plan, ranges):
+            yield from _shared_steps(unit, shared, pipeline)
+
+
+def _sharing(plan: Plan, ranges: list[Rows]) -> Iterator[list[Rows]]:
+    """The ranges of a unit that share a second level: all of them, or those of a group of rows."""
+    if not plan.groups_rows:
+        yield ranges
+        return
+    for _, members in groupby(ranges, key=lambda rows: rows.first // plan.rows_per_scale):
+        yield list(members)
+
+
+def _shared_steps(unit: list[TensorPlan], ranges: list[Rows], pipeline: Pipeline) -> Iterator[Step]:
+    """The chunks of tensors that share a second level, or of rows of one that do."""
+    scan = ranges[0].entry.plan.needs_amax and not unit[0].second.given
+    total = sum(rows.nbytes for rows in ranges)
+    if len(ranges) == len(unit) and pipeline.reads_whole(total):
+        yield Step(tuple(ranges), scan, encode=True, end=True)
+        return
+    apart = scan and len(ranges) > 1 and not pipeline.holds([rows.nbytes for rows in ranges])
+    if apart:
         for rows in ranges:
-            yield Step((rows,), scan and not apart, encode=True, end=rows is ranges[-1])
+            yield Step((rows,), scan=True, end=rows is ranges[-1])
+    for rows in ranges:
+        yield Step((rows,), scan and not apart, encode=True, end=rows is ranges[-1])
 
 
 @dataclass
@@ -141,7 +159,7 @@ class Quantizer:
             self._pipeline.finish()
             with self._pipeline.computing():
                 for second, value in self._seconds:
-                    second.value = np.array([float(value[0])], np.float32)
+                    second.add(float(value[0]))
         return bad
 
     def _launch(self, step: Step, chunk: Resident) -> None:
@@ -149,6 +167,8 @@ class Quantizer:
         unit, kernels = self._unit, self._backend.kernels
         unit.first = first = unit.first or step.rows[0].entry
         with self._pipeline.computing():
+            if step.rows[0].plan.second.given and unit.second is None:
+                unit.second = self._backend.put(step.rows[0].plan.second.value)
             if step.scan:
                 for rows, part in zip(step.rows, chunk.parts, strict=True):
                     x = rows_view(part, rows.entry.dtype, rows.count, rows.entry.plan.cols)

@@ -118,6 +118,21 @@ class Storage:
         return -(-rows // self.row_multiple) * self.row_multiple
 
 
+@dataclass(frozen=True)
+class NamedStorage(Storage):
+    """A storage of one tensor whose parts have names that do not follow from its own.
+
+    Attributes:
+        parts: what they are called.
+    """
+
+    parts: PartNames = PartNames("", "", None)
+
+    def part_names(self, name: str, spec: FormatSpec) -> PartNames:
+        """The names that its parts have."""
+        return self.parts
+
+
 #: fp4kit's own files; the names are those of compressed-tensors.
 PLAIN = Storage("plain")
 
@@ -218,6 +233,13 @@ class QuantizedEntry:
                 self.storage.keeps,
                 self.plan.scheme.e4m3_max,
             )
+
+    def second_of(self, row: int) -> NDArray[np.float32] | None:
+        """The second level of a row, where groups of rows have one each."""
+        if self.second is None or not self.plan.groups_rows:
+            return self.second
+        number = row // self.plan.rows_per_scale
+        return self.second[number : number + 1]
 
     def facts(self) -> dict[str, Any]:
         """The entry in the file's metadata, as plain data."""

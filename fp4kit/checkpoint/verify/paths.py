@@ -17,7 +17,9 @@ from fp4kit.checkpoint.read.directory import Checkpoint
 from fp4kit.checkpoint.read.quantized import find_quantized_weights
 from fp4kit.errors import Fp4kitError
 from fp4kit.io.dequantize import open_quantized
+from fp4kit.io.gguf_faults import model_faults
 from fp4kit.io.inspect import inspect_file
+from fp4kit.io.read.gguf import GgufSource
 from fp4kit.io.read.open import open_source
 from fp4kit.io.report import TensorReport
 from fp4kit.io.stream.chunks import Progress
@@ -41,6 +43,8 @@ def path_faults(path: Path) -> list[str]:
         with open_source(path) as source:
             entries = open_quantized(source)
             faults = [fault for entry in entries for fault in second_faults(entry)]
+            if isinstance(source, GgufSource):
+                faults += model_faults(source, entries)
             return faults + [fault for entry in entries for fault in scale_faults(source, entry)]
     except Fp4kitError as error:
         return [str(error)]

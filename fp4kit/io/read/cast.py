@@ -30,6 +30,7 @@ class CastSource(Source):
         self._source = source
         self.path = source.path
         self.metadata = source.metadata
+        self.coded = source.coded
         self.concurrent = source.concurrent
         self._wide = {name for name, tensor in source.tensors.items() if _is_wide(tensor)}
         self.tensors = {

@@ -27,7 +27,9 @@ class InputFile:
             mode = path.stat().st_mode
             if not stat.S_ISREG(mode):
                 kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-                raise FileFormatError(f"{path}: is {kind}; give one .safetensors, .npy or .npz")
+                raise FileFormatError(
+                    f"{path}: is {kind}; give one .safetensors, .npy, .npz or .gguf"
+                )
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             facts = os.fstat(self._fd)
         except OSError as error:

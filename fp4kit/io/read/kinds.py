@@ -45,7 +45,7 @@ ADVICE = {
     "safetensors",
     "pickle": "pickled data can run code when loaded and is never read; save it again with "
     "safetensors",
-    "GGUF": "convert it to safetensors first",
+    "GGUF": "rename it to .gguf",
     "HDF5": "convert it to safetensors first",
     "gzip": "decompress it first",
     "Git LFS pointer": "fetch the real file with git lfs pull",
@@ -58,7 +58,7 @@ def check_content(file: InputFile, expected: str) -> None:
 
     Args:
         file: the file.
-        expected: what :func:`sniff` should say: `safetensors`, `npy` or `zip`.
+        expected: what :func:`sniff` should say: `safetensors`, `npy`, `zip` or `GGUF`.
 
     Raises:
         FileFormatError: naming what it holds and what to do.

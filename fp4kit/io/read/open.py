@@ -9,8 +9,9 @@ import re
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.io.containers import SUFFIXES
+from fp4kit.io.containers import INPUT_SUFFIXES
 from fp4kit.io.read.files import InputFile
+from fp4kit.io.read.gguf import open_gguf
 from fp4kit.io.read.kinds import check_content, sniff
 from fp4kit.io.read.npy import (
     NpySource,
@@ -34,8 +35,6 @@ FOREIGN = {
     ".pth": _PICKLE,
     ".pkl": "pickled data, which can run code when it is loaded and is never read; save it again "
     "with safetensors or numpy.savez",
-    ".gguf": "a GGUF file of llama.cpp, whose weights are mostly quantized already; give the "
-    "original model in safetensors",
     ".onnx": "an ONNX graph; give the weights that it was exported from in safetensors",
     ".h5": "an HDF5 file; save its tensors with safetensors first",
     ".keras": "a Keras archive; save its tensors with safetensors first",
@@ -48,6 +47,10 @@ FOREIGN = {
     ".tar": _ARCHIVE,
     ".zip": _ARCHIVE,
 }
+
+
+#: What a file of a suffix must hold.
+CONTENT = {".safetensors": "safetensors", ".npy": "npy", ".npz": "zip", ".gguf": "GGUF"}
 
 
 def check_source(path: Path) -> None:
@@ -65,9 +68,9 @@ def check_source(path: Path) -> None:
     if not path.exists():
         raise FileFormatError(f"{path}: {_absence(path)}")
     suffix = path.suffix.lower()
-    if suffix in SUFFIXES:
+    if suffix in INPUT_SUFFIXES:
         return
-    known = f"inputs end in {', '.join(SUFFIXES)}, or are model directories"
+    known = f"inputs end in {', '.join(INPUT_SUFFIXES)}, or are model directories"
     if suffix in FOREIGN:
         raise OptionError(f"{path}: is {FOREIGN[suffix]}; {known}")
     held = None
@@ -75,7 +78,8 @@ def check_source(path: Path) -> None:
         with InputFile(path) as file:
             held = sniff(file.read(0, 64))
     what = f"holds {held} data" if held else "is of an unknown kind"
-    advice = "; rename it to .safetensors" if held == "safetensors" else ""
+    renamed = {"safetensors": ".safetensors", "GGUF": ".gguf"}.get(held or "")
+    advice = f"; rename it to {renamed}" if renamed else ""
     raise OptionError(f"{path}: {what}{advice}; {known}")
 
 
@@ -101,7 +105,7 @@ def open_source(path: Path, void_dtype: str | None = None) -> Source:
     """Opens an input file by its suffix, after checking that its content is no other kind.
 
     Args:
-        path: a .safetensors, .npy or .npz file.
+        path: a .safetensors, .npy, .npz or .gguf file; of a model in several .gguf, the first.
         void_dtype: what 2-byte void data of NumPy's files is (`bfloat16`), None to refuse it.
 
     Raises:
@@ -117,13 +121,17 @@ def open_source(path: Path, void_dtype: str | None = None) -> Source:
             "and inspect take whole model directories)"
         )
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise OptionError(f"{path}: unknown kind of file; inputs end in {', '.join(SUFFIXES)}")
+    if suffix not in INPUT_SUFFIXES:
+        raise OptionError(
+            f"{path}: unknown kind of file; inputs end in {', '.join(INPUT_SUFFIXES)}"
+        )
     file = InputFile(path)
     try:
-        check_content(file, {".safetensors": "safetensors", ".npy": "npy", ".npz": "zip"}[suffix])
+        check_content(file, CONTENT[suffix])
         if suffix == ".safetensors":
             return SafetensorsSource(file)
+        if suffix == ".gguf":
+            return open_gguf(file)
         return NpySource(file, void_dtype) if suffix == ".npy" else NpzSource(file, void_dtype)
     except BaseException:
         file.close()

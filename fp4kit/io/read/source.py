@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fp4kit.io.containers import DTYPES, TensorSpec
@@ -61,9 +63,44 @@ class SourceTensor:
         return bits // 8 if bits % 8 == 0 else 0
 
 
+@dataclass(frozen=True, slots=True)
+class OpaqueTensor(SourceTensor):
+    """A tensor in blocks of a type that is not decoded: its specification is that of its bytes.
+
+    Attributes:
+        logical: its shape.
+    """
+
+    logical: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape in elements."""
+        return self.logical
+
+
 def plain_tensor(spec: TensorSpec, note: str = "") -> SourceTensor:
     """A tensor that is stored as its specification says."""
     return SourceTensor(spec, DTYPES[spec.dtype].name, spec.nbytes, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A quantized tensor that the container itself describes.
+
+    Attributes:
+        format: its block format.
+        shape: its logical shape.
+        packed: name under which its codes are read.
+        scale: name under which its block scales are read.
+        second: name of its second level, in decode direction; None if it is 1.
+    """
+
+    format: str
+    shape: tuple[int, ...]
+    packed: str
+    scale: str
+    second: str | None
 
 
 class Source(ABC):
@@ -73,12 +110,14 @@ class Source(ABC):
         path: the file.
         metadata: the safetensors metadata, empty for other containers.
         tensors: every tensor, in file order.
+        coded: quantized tensors that the container describes, by name; their parts are tensors.
         concurrent: whether any number of threads may read at once.
     """
 
     path: Path
     metadata: dict[str, str]
     tensors: dict[str, SourceTensor]
+    coded: Mapping[str, Coded] = MappingProxyType({})
     concurrent = False
 
     @abstractmethod

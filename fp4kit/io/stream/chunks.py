@@ -52,6 +52,14 @@ def row_ranges(
         yield first, min(first + count, rows)
 
 
+def plan_ranges(plan: Plan, row_bytes: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
+    """Cuts the rows of a plan as :func:`row_ranges` does; those of a range share a second level."""
+    rows = plan.rows_per_scale if plan.groups_rows else plan.rows
+    for start in range(0, plan.rows, rows) if rows else ():
+        for first, last in row_ranges(rows, row_bytes, row_step(plan), limit):
+            yield start + first, start + last
+
+
 def byte_ranges(tensor: SourceTensor, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """Cuts the bytes of a tensor that is only copied, at rows where it has some."""
     nbytes = tensor.spec.nbytes

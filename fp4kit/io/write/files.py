@@ -142,6 +142,10 @@ class AtomicFile:
         if self._dirty >= WRITEBACK_BYTES:
             self.start_writeback()
 
+    def truncate(self, size: int) -> None:
+        """Has the file end at a position: what was never written before it is 0."""
+        os.truncate(self._fd, size)
+
     def start_writeback(self) -> None:
         """Asks the kernel to begin writing dirty pages now; it does not wait."""
         self._dirty = 0
