@@ -115,6 +115,15 @@ def calibrate(
         OptionError: if torch or transformers is missing, or there is no text.
         FileFormatError: if transformers cannot load the model.
         OutputError: if the target cannot be written.
+
+    Examples:
+        >>> import tempfile, pathlib, fp4kit
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "texts.txt").write_text("A man is eating food.")
+        >>> fp4kit.calibrate("Llama-3-8B", folder / "texts.txt", folder / "moments.safetensors")
+        Traceback (most recent call last):
+        ...
+        fp4kit.errors.FileFormatError: Llama-3-8B: no such file or directory
     """
     check_arguments(locals())
     source, texts, out = checked(path), Path(text), Path(target)
