@@ -45,7 +45,7 @@ MANY = 17
 #: Rows of numbers whose panels are multiplied together: a block of them is in the second cache.
 PANEL_BLOCK = 512
 #: Products that take a thread as long as an element elsewhere.
-PRODUCTS = 8
+PRODUCTS = 32
 #: Products of a job, in such elements, below which jobs of a group share no thread with others.
 SIDE_BY_SIDE = 4 * SMALL
 

@@ -25,6 +25,9 @@ SUM_CHUNK = 1 << 20
 #: Tasks per thread otherwise: few, because every hand-over waits for the interpreter lock, but
 #: enough for a thread that lost time to the rest of the machine.
 TASKS_PER_THREAD = 4
+#: Elements of a task that a hand-over is little beside: smaller ones are made only to give every
+#: thread some work.
+LARGE = 1 << 20
 
 Result = TypeVar("Result")
 #: How work is spread over threads: :func:`run`, or :func:`alone` in what a thread runs already.
@@ -81,7 +84,8 @@ def run(
         The results, in order.
     """
     threads = thread_count()
-    per_task = max(count * size // (threads * TASKS_PER_THREAD), SMALL)
+    of_thread = count * size // threads
+    per_task = max(of_thread // TASKS_PER_THREAD, min(of_thread, LARGE), SMALL)
     step = max((SUM_CHUNK if sums else per_task) // max(size, 1), 1)
     ranges = [(begin, min(begin + step, count)) for begin in range(0, count, step)]
     if len(ranges) <= 1 or threads == 1:
