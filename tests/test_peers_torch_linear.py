@@ -219,6 +219,31 @@ def test_copies_pickles_and_state_dicts(name):
     assert torch.equal(other(x), expected)
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "nvfp4 swizzled"])
+def test_prepared_weights(name):
+    """The same results, gradients and copies; codes lie in tiles."""
+    q = quantized(name)
+    plain = fp4kit.torch.Linear(q, backend=backend())
+    ours = fp4kit.torch.Linear(fp4kit.prepare(q), backend=backend())
+    assert {buffer for buffer, _ in ours.named_buffers()} <= {"tiles", "amax"}
+    assert (ours.out_features, ours.in_features) == (N, K)
+    x = torch.randn(3, K, requires_grad=True)
+    expected = plain(x)
+    y = ours(x)
+    assert torch.equal(y, expected)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones(3, N))
+    assert torch.equal(gradient, torch.autograd.grad(expected, x, torch.ones(3, N))[0])
+    assert torch.equal(copy.deepcopy(ours)(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(ours))(x), expected)
+    other = fp4kit.torch.Linear(
+        fp4kit.prepare(fp4kit.quantize(torch.zeros(N, K), q.scheme)), backend=backend()
+    )
+    other.load_state_dict(ours.state_dict())
+    assert torch.equal(other(x), expected)
+    with pytest.raises(RuntimeError, match="PreparedTensor"):
+        plain.load_state_dict(ours.state_dict())
+
+
 def test_a_state_dict_of_another_kind_is_refused():
     ours, other = layer("nvfp4"), layer("nvfp4 high first")
     before = other.packed.clone()

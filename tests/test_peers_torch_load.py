@@ -108,6 +108,16 @@ def test_every_layout_computes_what_decoded_weights_do(layout, plain, tmp_path):
     assert report.nbytes < report.nbytes_bfloat16
 
 
+@pytest.mark.parametrize("layout", ["nvfp4", "fp8 deepseek"])
+def test_prepared_weights(layout, plain, tmp_path):
+    source = quantized(plain("llama"), tmp_path / "q", **LAYOUTS.get(layout, {}))
+    model, report = load("llama", source)
+    prepared, _ = load("llama", source, prepare=True)
+    kinds = {type(prepared.get_submodule(name).weight).__name__ for name in report.replaced}
+    assert kinds == {"PreparedTensor" if layout == "nvfp4" else "QuantizedTensor"}
+    assert torch.equal(outputs(model), outputs(prepared))
+
+
 @pytest.mark.parametrize("name", ["tied", "bert", "qwen3_moe"])
 @pytest.mark.parametrize("scheme", ["nvfp4", "mxfp4"])
 def test_model_types(name, scheme, plain, tmp_path):

@@ -67,15 +67,6 @@ class PreparedTensor(Schemed, StoredTensor):
                 f"{wanted}"
             )
 
-    @property
-    def second_level(self) -> tuple[str, Any] | None:
-        """(name, float32 array) of the second-level scale, or None."""
-        for name in SECOND_LEVEL_SCALES:
-            value = getattr(self, name)
-            if value is not None:
-                return name, value
-        return None
-
     def plan(self) -> Plan:
         """The plan that decodes this tensor."""
         return plan_of_stored(self.scheme, self.shape, self.second_level)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fp4kit import QuantizedTensor, arrays
+from fp4kit import PreparedTensor, QuantizedTensor, arrays
 
 #: torch's names of the element types that NumPy has only through ml_dtypes.
 _FOREIGN = {
@@ -56,7 +56,7 @@ class Opened:
         tensor: the quantized tensor.
     """
 
-    def __init__(self, weight: QuantizedTensor) -> None:
+    def __init__(self, weight: QuantizedTensor | PreparedTensor) -> None:
         self._held: dict[str, torch.Tensor] = dict(weight._arrays())
         self._places = {name: held.data_ptr() for name, held in self._held.items()}
         raw = {

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fp4kit
-from fp4kit import QuantizedTensor
+from fp4kit import PreparedTensor, QuantizedTensor, ResidualTensor
 from fp4kit.errors import DtypeError, OptionError, ShapeError
 from fp4kit.scheme import Scheme
 
@@ -71,8 +71,8 @@ class Linear(nn.Module):
 
         Args:
             weight: what :func:`fp4kit.matmul` takes as `b`, of two axes: a rowwise
-                :class:`fp4kit.QuantizedTensor` (N, K) (or columnwise, (K, N)), or a
-                :class:`fp4kit.ResidualTensor`.
+                :class:`fp4kit.QuantizedTensor` (N, K) (or columnwise, (K, N)), perhaps prepared
+                (:func:`fp4kit.prepare`), or a :class:`fp4kit.ResidualTensor`.
             bias: tensor (N,), or None.
             backend: `reference`, `cpu`, `cuda`, or None for the default of the device.
 
@@ -98,7 +98,7 @@ class Linear(nn.Module):
 
     def _hold(self, weight: Any) -> None:
         """Takes a weight apart: arrays are buffers, all else says how to put them together."""
-        if not isinstance(weight, (QuantizedTensor, fp4kit.ResidualTensor)):
+        if not isinstance(weight, (QuantizedTensor, PreparedTensor, ResidualTensor)):
             raise OptionError(
                 f"weight is a {type(weight).__name__}; pass a fp4kit.QuantizedTensor, or use "
                 "fp4kit.torch.Linear.from_linear"
@@ -106,9 +106,9 @@ class Linear(nn.Module):
         if len(weight.shape) != 2:
             raise ShapeError(f"weight has shape {tuple(weight.shape)}; a layer has two axes (N, K)")
         held = of_torch(weight)
-        turned = isinstance(held, QuantizedTensor) and held.scheme.direction == "columnwise"
-        self.out_features, self.in_features = held.shape[::-1] if turned else held.shape
         self.scheme, self.shape = getattr(held, "scheme", None), held.shape
+        turned = self.scheme is not None and self.scheme.direction == "columnwise"
+        self.out_features, self.in_features = held.shape[::-1] if turned else held.shape
         self._kind = type(held)
         self._facts = {**held._facts(), "source_dtype": held.source_dtype}
         for name, array in held._arrays().items():
@@ -155,13 +155,19 @@ class Linear(nn.Module):
             self._held = held
         return held
 
+    @property
+    def codes(self) -> torch.Tensor:
+        """The buffer that holds the codes: `packed`, or `tiles` of a prepared weight."""
+        held: torch.Tensor = getattr(self, self._kind._CODES)
+        return held
+
     def _arrays(self) -> _Tensors:
         return {name: array for name, array in self._buffers.items() if array is not None}
 
     def _operand(self) -> Any:
         """The weight as fp4kit opens it once, as long as its buffers stay where they are."""
         weight = self.weight
-        if self._kind is not QuantizedTensor:
+        if self._kind is ResidualTensor:
             return weight
         if self._opened is None or not self._opened.is_of(self._buffers):
             self._opened = Opened(weight)

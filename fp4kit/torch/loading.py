@@ -61,7 +61,7 @@ def load(
         dtype: element type of all plain numbers, but of those that the model has of another type
             than most; None for the one that each is stored in, and for decoded ones that of most
             stored numbers. What a model of transformers keeps in float32 stays that.
-        prepare: repack weights for the products of a GPU (:func:`fp4kit.prepare`).
+        prepare: repack FP4 weights for the products of a GPU (:func:`fp4kit.prepare`).
         backend: of the products: `reference`, `cpu`, `cuda`, or None for the default of the device.
         strict: refuse tensors of the model that are not stored, and stored ones that the model has
             no place for; else both are left alone.
@@ -80,8 +80,6 @@ def load(
         raise OptionError(f"model={brief(model)} is no torch.nn.Module")
     if dtype is not None and str(dtype).removeprefix("torch.") not in DTYPES:
         raise DtypeError(f"dtype={dtype} is none of {', '.join(DTYPES)}")
-    if prepare and not hasattr(fp4kit, "prepare"):
-        raise OptionError("prepare=True: this version of fp4kit has no prepared weights yet")
     slots = slots_of(model)
     with Stored(Path(checkpoint), dtype) as stored:
         found = assign(model, slots, stored, strict)
@@ -147,7 +145,7 @@ class _Loader:
         for name, one in self._found.quantized.items():
             slot = self._slots.stored[name]
             weight = self._stored.quantized(one.name).to(self._place(slot))
-            if prepare:
+            if prepare and weight.scheme.spec.packs_nibbles:
                 weight = fp4kit.prepare(weight)
             changes.append(Change(slot, weight, backend))
             self._count(one)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fp4kit
-from fp4kit import QuantizedTensor
+from fp4kit import PreparedTensor, QuantizedTensor
 from fp4kit.arrays.torch_rules import leave_uncompiled
 from fp4kit.errors import DtypeError
 from fp4kit.formats import GRID_BLOCK
@@ -61,6 +61,8 @@ class Call:
 
 def _slabs(weight: Any, dtype: torch.dtype, backend: str | None) -> Iterator[torch.Tensor]:
     """Decoded parts of a weight as (N, part of K), which together are all of it."""
+    if isinstance(weight, PreparedTensor):
+        weight = weight.restore(backend=backend)
     turned = isinstance(weight, QuantizedTensor) and weight.scheme.direction == "columnwise"
     depth = weight.shape[0] if turned else weight.shape[-1]
     step = depth

@@ -94,7 +94,7 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
             plain += tensor.nbytes
             wide += tensor.numel() * (2 if tensor.is_floating_point() else tensor.itemsize)
     # Layers of tied weights share their arrays.
-    layers = {id(module.packed): module for module in model.modules() if isinstance(module, Linear)}
+    layers = {id(module.codes): module for module in model.modules() if isinstance(module, Linear)}
     decoded = sum(2 * prod(module.shape) for module in layers.values())
     return {
         "weight_nbytes": coded,
