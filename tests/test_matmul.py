@@ -244,6 +244,7 @@ def test_wrong_arguments():
     pair = fp4kit.quantize(numbers((32, 64)), direction="both")
     for arguments, options, kind, message in (
         ((x, x), {}, OptionError, "must be a QuantizedTensor"),
+        ((fp4kit.prepare(w), w), {}, OptionError, "pass it as b"),
         ((x, pair), {}, OptionError, "one direction of a pair"),
         ((x[:, :32], w), {}, ShapeError, "32 elements along the axis that is summed, b has 64"),
         ((np.float32(3), w), {}, ShapeError, r"shape \(\)"),

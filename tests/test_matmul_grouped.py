@@ -123,7 +123,10 @@ def test_wrong_arguments():
     w = fp4kit.quantize(numbers((2, 32, 64)))
     x = numbers((5, 64))
     swizzled = fp4kit.quantize(numbers((2, 32, 64)), scale_layout="swizzled_128x4")
+    group = fp4kit.quantize_grouped(x, first_dims=[1, 4])
     for a, b, options, kind, message in (
+        (group, w, {"first_dims": [4, 1]}, OptionError, "leave the sizes out"),
+        (group, w, {"row_offsets": [0, 4, 5]}, OptionError, "leave the sizes out"),
         (x, w, {}, OptionError, "pass .n, M, K."),
         (x, w, {"first_dims": [1, 4], "row_offsets": [0, 1, 5]}, OptionError, "not both"),
         (x, w, {"first_dims": [1, 2, 2]}, ShapeError, "3 sizes are given for 2 members"),

@@ -141,6 +141,10 @@ def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
         ShapeError: for shapes that do not fit.
         DtypeError: for operands on two devices.
     """
+    if isinstance(a, PreparedTensor):
+        raise OptionError(
+            "a is prepared, which weights on the right are; pass it as b, or a.restore()"
+        )
     if isinstance(a, ResidualTensor) and isinstance(b, ResidualTensor):
         check_residual(a, b)
         first, second = open_residual(a), open_residual(b)
@@ -167,7 +171,6 @@ def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
     else:
         second = open_weights(b)
         first = open_quantized(a) if isinstance(a, QuantizedTensor) else open_float(a, "a")
-        same_device(first.origin, second.origin, ("a", "b"))
         check_rotation(first.scheme, second.scheme)
     if len(second.lead) > 1:
         raise ShapeError(

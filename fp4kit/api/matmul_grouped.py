@@ -110,6 +110,10 @@ def matmul_grouped(
     """
     refuse_gradient(a, "matmul_grouped", "a")
     refuse_gradient(bias, "matmul_grouped", "bias")
+    if first_dims is not None and row_offsets is not None:
+        raise OptionError("pass first_dims or row_offsets, not both")
+    if isinstance(a, GroupedTensor) and (first_dims is not None or row_offsets is not None):
+        raise OptionError("a is a group, which knows its members' rows: leave the sizes out")
     weights = _weights(b)
     whole, of_group = (None, a) if isinstance(a, GroupedTensor) else (open_float(a, "a"), None)
     if of_group is not None:
@@ -278,12 +282,10 @@ def _rows_of_array(
     """The members of a float array.
 
     Raises:
-        OptionError: for sizes that are missing or given twice.
+        OptionError: for sizes that are missing.
         ShapeError: for sizes that do not fit.
     """
     count, total = len(weights.members), a.operand.rows
-    if first_dims is not None and row_offsets is not None:
-        raise OptionError("pass first_dims or row_offsets, not both")
     if first_dims is None and row_offsets is None:
         if len(a.lead) != 2 or a.lead[0] != count:
             raise OptionError(

@@ -65,6 +65,13 @@ def open_quantized(q: QuantizedTensor) -> Opened:
     return opened
 
 
+def _level_range(scheme: Scheme, second: tuple[str, Any] | None) -> float:
+    """What the second level of a tensor divides products by: only amaxes are not factors."""
+    if second is None or second[0] != "amax":
+        return 1.0
+    return float(second_level_range(scheme.e4m3_max))
+
+
 def _operand(q: QuantizedTensor, decoding: Decoding) -> QuantizedOperand:
     plan, scheme, second = decoding.plan, q.scheme, q.second_level
     block_scale, grid_scale, level = decoding.block_scale, None, decoding.second
@@ -75,7 +82,6 @@ def _operand(q: QuantizedTensor, decoding: Decoding) -> QuantizedOperand:
         else:
             level = shared.reshape(-1)
     name = "amax" if second is None else second[0]
-    is_amax = second is not None and name == "amax"
     return QuantizedOperand(
         format=plan.format,
         rows=plan.vectors,
@@ -88,7 +94,7 @@ def _operand(q: QuantizedTensor, decoding: Decoding) -> QuantizedOperand:
         grid_scale=grid_scale,
         level=level,
         level_name=name,
-        level_range=float(second_level_range(scheme.e4m3_max)) if is_amax else 1.0,
+        level_range=_level_range(scheme, second),
     )
 
 
@@ -105,7 +111,6 @@ def open_prepared(q: PreparedTensor) -> Opened:
         level = arrays.ingest_scale(second[1], "the second-level scale", raw.origin)
         if q.scheme.second_level == "per_token":
             level = per_token_amax(level, raw.origin)
-    is_amax = second is not None and name == "amax"
     operand = PreparedOperand(
         format=plan.format,
         rows=plan.vectors,
@@ -114,7 +119,7 @@ def open_prepared(q: PreparedTensor) -> Opened:
         is_plain=q.is_plain,
         level=level,
         level_name=name,
-        level_range=float(second_level_range(q.scheme.e4m3_max)) if is_amax else 1.0,
+        level_range=_level_range(q.scheme, second),
     )
     lead = q.shape[-1:] if plan.is_columnwise else q.shape[:-1]
     read = places(tiles=raw.data, second_level=level)

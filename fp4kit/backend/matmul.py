@@ -19,6 +19,10 @@ from .jobs import RawArray
 from .prepared import WeightsJob
 
 
+def _rows_per_level(rows: int, level: RawArray | None) -> int:
+    return rows if level is None else max(rows // max(level.size, 1), 1)
+
+
 class FloatOperand(NamedTuple):
     """A matrix of numbers.
 
@@ -87,7 +91,7 @@ class QuantizedOperand(NamedTuple):
     @property
     def rows_per_level(self) -> int:
         """Consecutive rows that share a second-level value."""
-        return self.rows if self.level is None else max(self.rows // max(self.level.size, 1), 1)
+        return _rows_per_level(self.rows, self.level)
 
 
 class PreparedOperand(NamedTuple):
@@ -121,7 +125,7 @@ class PreparedOperand(NamedTuple):
     @property
     def rows_per_level(self) -> int:
         """Consecutive rows that share a second-level value."""
-        return self.rows if self.level is None else max(self.rows // max(self.level.size, 1), 1)
+        return _rows_per_level(self.rows, self.level)
 
     def stored_as(self, packed: RawArray, block_scale: RawArray) -> QuantizedOperand:
         """The operand in rows: codes (low nibble first) and linear scales were restored there."""

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands of products as kernels take them: rows of numbers in the order of steps, coded rows.
 
-:mod:`fp4kit.cpu.products` says what chunks and steps are. Rows of numbers end with zeros up to a
-whole chunk; of coded rows the last part of a chunk is copied and filled with zeros by the kernels,
-because what lies behind it does not count.
+:mod:`fp4kit.cpu.product_code` says what chunks and steps are. Rows of numbers end with zeros up to
+a whole chunk; of coded rows the last part of a chunk is copied and filled with zeros by the
+kernels, because what lies behind it does not count.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202 - numba infers the types

@@ -173,4 +173,3 @@ def _sum_lanes(_context: Any, sums: Any, place: Any) -> Any:
 
 #: The sum of the 16 partial sums at an offset in bytes.
 sum_lanes = extending.intrinsic(_sum_lanes)
-__all__ = ["FLOATS"]
