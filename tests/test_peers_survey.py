@@ -12,7 +12,7 @@ import pytest
 
 import fp4kit
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.files import calibrate as calibration
+from fp4kit.files import run_layers
 from fp4kit.io.moments import read_moments
 from test_peers_minilm import SENTENCES
 
@@ -152,9 +152,20 @@ def test_experts_that_no_token_reached(moe, tmp_path):
 
 def test_pages_of_layers_are_given_back(llama, text, tmp_path, monkeypatch):
     released = []
-    monkeypatch.setattr(calibration, "_release", lambda found: released.append(len(list(found))))
-    fp4kit.calibrate(llama, text, tmp_path / "m.safetensors")
+    monkeypatch.setattr(run_layers, "_release", lambda found: released.append(len(list(found))))
+    fp4kit.calibrate(llama, text, tmp_path / "m.safetensors", effects=False)
     assert released == [9, 9] * 3  # two layers, texts of three lengths
+    released.clear()
+    fp4kit.calibrate(llama, text, tmp_path / "n.safetensors")
+    assert released == [9] * 4 * 3  # and once more when derivatives were taken
+    read = [
+        fp4kit.io.moments.read_moments(tmp_path / name)
+        for name in ("m.safetensors", "n.safetensors")
+    ]
+    assert [len(each.effect) for each in read] == [0, 14]
+    for name in read[0].second:
+        np.testing.assert_array_equal(read[0].second[name], read[1].second[name])
+        assert read[0].rows[name] == read[1].rows[name] == 40
 
 
 def test_what_cannot_be_calibrated(llama, text, tmp_path):

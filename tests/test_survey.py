@@ -18,7 +18,7 @@ from fp4kit.checkpoint.survey import choice_groups
 from fp4kit.errors import OptionError
 from fp4kit.files.budget import Allocation, Budget, allocate
 from fp4kit.files.survey_report import CandidateError, ChoiceGroup, SurveyedTensor
-from fp4kit.io.moments import write_moments
+from fp4kit.io.moments import InputMoments, write_moments
 from fp4kit.io.write.files import Output
 
 FORMATS = ("nvfp4", "nvfp4+sweep", "mxfp4", "mxfp8", "fp8", "bf16")
@@ -109,7 +109,8 @@ def test_moments_weigh_the_channels(dense, tmp_path):
     tensor = plain[f"{name}.weight"]
     weight = fp4kit.open(dense)[tensor.name].astype(np.float32)
     moments = np.random.default_rng(1).random(tensor.shape[1]) ** 4
-    write_moments(Output(tmp_path / "m.safetensors"), {name: moments}, {name: 3.0}, {})
+    file = tmp_path / "m.safetensors"
+    write_moments(Output(file), InputMoments(file, {name: moments}, {name: 3.0}), {})
     report = fp4kit.survey(dense, ["nvfp4"], moments=tmp_path / "m.safetensors")
     assert "no moments for" in report.warnings[0]
     found = {tensor.name: tensor for tensor in report.tensors}[tensor.name].errors["nvfp4"]
@@ -352,7 +353,8 @@ def test_wrong_usage(dense, tmp_path):
     ],
 )
 def test_moments_of_another_model(second, message, dense, tmp_path):
-    write_moments(Output(tmp_path / "m.safetensors"), second, {}, {})
+    file = tmp_path / "m.safetensors"
+    write_moments(Output(file), InputMoments(file, second), {})
     before = contents(tmp_path)
     report = str(tmp_path / "report.json")
     flags = ("--moments", str(tmp_path / "m.safetensors"), "--report", report)
@@ -391,7 +393,7 @@ def test_activations_from_moments(dense, tmp_path):
     amaxes = {module: 2.0 + number for number, module in enumerate(modules)}
     second = {t.name.removesuffix(".weight"): np.ones(t.shape[1]) for t in report.tensors}
     file = tmp_path / "m.safetensors"
-    write_moments(Output(file), second, amaxes, {})
+    write_moments(Output(file), InputMoments(file, second, amaxes), {})
     (tmp_path / "m.json").write_text(json.dumps(amaxes))
     for name in ("m.safetensors", "m.json"):
         fp4kit.quantize_checkpoint(dense, tmp_path / name[2:], activations=tmp_path / name)

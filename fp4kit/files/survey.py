@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fp4kit import __version__
-from fp4kit.checkpoint.layouts import get_layout, module_of
+from fp4kit.checkpoint.layouts import get_layout
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.read.directory import listed
 from fp4kit.checkpoint.survey import Surveyed, open_survey
 from fp4kit.errors import OptionError
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.candidates import DEFAULT_CANDIDATES, KEPT, Candidate, candidates
-from fp4kit.io.moments import InputMoments, read_moments
 from fp4kit.io.quantize import open_file_survey
 from fp4kit.io.report import QuantizeOptions
 from fp4kit.io.stream.chunks import Progress, Tally
@@ -32,6 +30,7 @@ from fp4kit.io.survey_tensors import SurveyWork, survey_tensors
 from .budget import Allocation, Budget, Pin, allocate, format_of, pinned
 from .choices import Layout, StrPath, SurveyChoices, check_arguments, checked, known
 from .devices import resolve_device
+from .moments import open_moments, sensitivities, take_moments
 from .recommend import recommendation
 from .survey_report import (
     CandidateError,
@@ -69,8 +68,8 @@ def survey(
         budget: choose a candidate for each group of tensors so that all take at most so many bits
             a weight (`4.8`), or the whole result so many bytes (`"20GB"`).
         pins: `PATTERN=FORMAT`: what some tensors get whatever the budget.
-        moments: file of the second moments of the layers' inputs (:mod:`fp4kit.io.moments`): errors
-            are then those of the layers' outputs.
+        moments: file of the second moments of the layers' inputs (:mod:`fp4kit.io.moments`), or
+            llama.cpp's `imatrix.gguf`: errors are then those of the layers' outputs.
         layout: which layout sizes are those of; a budget chooses among the formats that it holds.
         device: as for :func:`quantize_file`; `cpu` with moments.
         progress: called with (bytes done, bytes in all) of the source.
@@ -104,7 +103,7 @@ def survey(
     fixed = [Pin.of(text) for text in pins]
     names = list(dict.fromkeys([*formats, *(pin.candidate for pin in fixed)]))
     compared = candidates([*formats, *names[len(list(formats)) :]])
-    read = None if moments is None else read_moments(checked(moments))
+    read = None if moments is None else open_moments(Path(moments))
     used = resolve_device("cpu" if device == "auto" and read is not None else device)
     if read is not None and used != "cpu":
         raise OptionError(f"device={device!r}: moments are for the CPU; leave --device out")
@@ -112,7 +111,7 @@ def survey(
         if not found.works:
             raise OptionError(f"{source}: no tensor can be quantized to {', '.join(formats)}")
         groups = _groups(found, pinned(found.groups, fixed))
-        warnings = [] if read is None else _take_moments(found, read)
+        warnings = [] if read is None else take_moments(found, read)
         kept = [_kept(work) for work in found.kept]
         # Sizes are known from the headers, and so is whether a budget is impossible.
         _choose(_tensors(found, names), groups, kept, list(formats), layout, wanted)
@@ -167,23 +166,9 @@ def _opened(
         )
 
 
-def _take_moments(found: Surveyed, moments: InputMoments) -> list[str]:
-    """Gives each tensor its moments; says which have none."""
-    modules = {module_of(work.tensor.name) for work in (*found.works, *found.kept)}
-    widths = {module_of(w.tensor.name): w.tensor.spec.shape[-1] for w in found.works}
-    missing = moments.check(modules, widths)
-    for work in found.works:
-        work.moments = moments.second.get(module_of(work.tensor.name))
-    if not missing:
-        return []
-    return [
-        f"{moments.path} has no moments for {len(missing)} of {len(widths)} modules: "
-        f"{listed(missing)}; for these the error is that of the weight"
-    ]
-
-
 def _tensors(found: Surveyed, names: Sequence[str]) -> list[SurveyedTensor]:
     groups = {name: key for key, members in found.groups.items() for name in members}
+    weights = sensitivities(found.works)
     return [
         SurveyedTensor(
             name=work.tensor.name,
@@ -192,6 +177,7 @@ def _tensors(found: Surveyed, names: Sequence[str]) -> list[SurveyedTensor]:
             nbytes=work.tensor.spec.nbytes,
             group=groups[work.tensor.name],
             errors={name: error for name in names if (error := _error(work, name)) is not None},
+            sensitivity=weights[work.tensor.name],
         )
         for work in found.works
     ]
