@@ -35,8 +35,8 @@ MOMENTS: Decorator = click.option(
     "--moments",
     metavar="FILE",
     type=FILE,
-    help="Second moments of the layers' inputs, from `fp4kit calibrate`: errors are then those "
-    "of the layers' outputs.",
+    help="What the layers are given, from `fp4kit calibrate` or llama.cpp's imatrix.gguf: errors "
+    "are then those of the layers' outputs, also those that a sweep of scales compares.",
 )
 PLAN: Decorator = click.option(
     "--plan",

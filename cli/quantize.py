@@ -156,7 +156,7 @@ def command(given: Given) -> None:
 def _plan(given: Given) -> tuple[Path | dict[str, str] | None, SurveyReport | None]:
     """The format of each group of tensors, None if all get one; and the survey that chose them."""
     if given.budget is None:
-        refuse(("pins", "moments", "formats", "plan_file"), "for --budget; give one")
+        refuse(("pins", "formats", "plan_file"), "for --budget; give one")
         return given.plan, None
     if given.plan is not None:
         raise click.UsageError("--plan and --budget exclude each other")

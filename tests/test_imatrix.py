@@ -87,7 +87,7 @@ def sums_by_weight(source):
 
 def ours(path, sums, rows):
     second = {name.removesuffix(".weight"): each / ROWS for name, each in sums.items()}
-    counts = {name: ROWS for name in second} if rows else {}
+    counts = dict.fromkeys(second, ROWS) if rows else {}
     write_moments(Output(path), InputMoments(path, second, {}, counts), {})
     return path
 

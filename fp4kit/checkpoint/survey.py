@@ -77,6 +77,7 @@ def open_survey(
         layout=_USUAL,
         choices=None,
         activations=None,
+        moments=None,
         granularity=None,
         allow_nothing=True,
     )

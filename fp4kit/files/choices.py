@@ -61,6 +61,7 @@ class CheckpointChoices(Choices, total=False):
     """The choices of :func:`quantize_checkpoint`."""
 
     activations: str | os.PathLike[str] | None
+    moments: str | os.PathLike[str] | None
     experts_layout: ExpertsLayout | None
     max_shard_size: str | None
     follow_links: bool

@@ -164,11 +164,13 @@ def quantize_checkpoint(
             `e4m3_max`, `include`, `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for
             :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, a JSON file
             with the amax of each module's input, or one that :func:`fp4kit.calibrate` wrote; for
-            fp8 also `dynamic`. `experts_layout`: how fused experts are stored where that is not
-            clear. `max_shard_size`: like 5GB. `follow_links`: copy what links out of the source
-            point to. `lossless`: refuse to change a value, so that only codes that are taken over
-            are written; some are read for that. `plan`: the format of each group of tensors, from
-            :func:`fp4kit.survey` or as the path of a file; it takes the place of `scheme`.
+            fp8 also `dynamic`. `moments`: of the layers' inputs, as for :func:`fp4kit.survey`: they
+            weigh the errors that `sweep` compares. `experts_layout`: how fused experts are stored
+            where that is not clear. `max_shard_size`: like 5GB. `follow_links`: copy what links
+            out of the source point to. `lossless`: refuse to change a value, so that only codes
+            that are taken over are written; some are read for that. `plan`: the format of each
+            group of tensors, from :func:`fp4kit.survey` or as the path of a file; it takes the
+            place of `scheme`.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.
@@ -195,8 +197,13 @@ def quantize_checkpoint(
     path = checked(source)
     plan = given.pop("plan", None)
     size = shard_size(given.pop("max_shard_size", None))
-    if given.get("activations") is not None:
-        given["activations"] = os.fspath(given["activations"])
+    for name in ("activations", "moments"):
+        if given.get(name) is not None:
+            given[name] = os.fspath(given[name])
+    if given.get("moments") is not None:
+        if device not in ("auto", "cpu"):
+            raise OptionError(f"device={device!r}: moments are for the CPU; leave device out")
+        device = "cpu"
     options = CheckpointOptions(
         **{"allow_nothing": False, **given},
         layout=layout,

@@ -18,6 +18,7 @@ import numpy as np
 from fp4kit import __version__
 from fp4kit.checkpoint.layouts import get_layout
 from fp4kit.checkpoint.options import CheckpointOptions
+from fp4kit.checkpoint.plan.moments import open_moments
 from fp4kit.checkpoint.survey import Surveyed, open_survey
 from fp4kit.errors import OptionError
 from fp4kit.float_mode import by_ieee
@@ -30,7 +31,7 @@ from fp4kit.io.survey_tensors import SurveyWork, survey_tensors
 from .budget import Allocation, Budget, Pin, allocate, format_of, pinned
 from .choices import Layout, StrPath, SurveyChoices, check_arguments, checked, known
 from .devices import resolve_device
-from .moments import open_moments, sensitivities, take_moments
+from .moments import sensitivities, take_moments
 from .recommend import recommendation
 from .survey_report import (
     CandidateError,

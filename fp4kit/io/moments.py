@@ -8,7 +8,7 @@ about the sum of the squared errors of the weight, each times the mean square of
 What the model makes of an error of row i depends on the row: `output_effect` is the mean square of
 the derivative of the model's output by that channel of the layer's output. Errors of independent
 elements add up, so that the model's output is off by about the sum of all of them, each times the
-moment of its column and the effect of its row, and times the rows of input that the layer was given.
+moment of its column, the effect of its row, and the rows of input that the layer was given.
 
 The file is a .safetensors file with `MODULE.second_moment`, float32 (channels,), and perhaps
 `MODULE.input_amax`, float32 (1,), `MODULE.input_rows`, float32 (1,), and `MODULE.output_effect`,
@@ -59,7 +59,8 @@ def shrunk(seen: Floats, rows: float) -> Floats:
     """Numbers of channels that were seen in some rows, towards their mean."""
     if math.isinf(rows):
         return seen
-    return (rows * seen + PRIOR_ROWS * seen.mean()) / (rows + PRIOR_ROWS)
+    mixed: Floats = (rows * seen + PRIOR_ROWS * seen.mean()) / (rows + PRIOR_ROWS)
+    return mixed
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ class _Surveyor(Quantizer):
         counts = [math.prod(plan.packed_shape), scale_bytes(plan)]
         buffer, (packed, scale) = self._pipeline.result(counts)
         codes, scales = packed.reshape(plan.packed_shape), scales_view(scale, plan)
-        job = Job(plan, x, entry.dtype, second, codes, scales)
+        weights = work.tries[name].weights
+        job = Job(plan, x, entry.dtype, second, codes, scales, weights=weights)
         self._pending.append((work.tries[name], backend.quantize(job)))
         if work.moments is not None:
             error = np.empty((plan.rows, plan.cols), np.float32)
