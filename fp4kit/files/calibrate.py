@@ -3,13 +3,14 @@
 """`fp4kit.calibrate`: runs a model on text and keeps what its layers were given.
 
 transformers loads the model, :mod:`.run_layers` runs it on the CPU. transformers maps plain weights
-from their files and copies none of them. Only weights that it puts together when it loads them
-(experts stored one by one) stay in memory as a whole.
+from their files and copies none of them; experts that are stored one by one are put together in a
+file first (:mod:`.merge_experts`).
 """
 
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
@@ -28,6 +29,7 @@ from fp4kit.io.stream.chunks import Progress
 from fp4kit.io.write.files import check_output
 
 from .choices import StrPath, check_arguments, checked
+from .merge_experts import State, merged_state
 from .run_layers import LayerInputs, run_batches
 
 #: Tokens of one text at most; longer ones are cut into pieces.
@@ -116,11 +118,12 @@ def calibrate(
         names = [work.tensor.name for work in found.works]
         stored = [*names, *(work.tensor.name for work in found.kept)]
         shapes = {module_of(w.tensor.name): w.tensor.spec.shape[-2:] for w in found.works}
-    model, tokenizer = _load(source)
-    inputs = _watched(model, source, names, stored)
-    batches = list(_batches(tokenizer, texts, length))
-    tokens = sum(len(piece) for batch in batches for piece in batch)
-    run_batches(model, inputs, batches, effects=effects, progress=progress)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".calibrate-") as scratch:
+        model, tokenizer = _load(source, merged_state(source, Path(scratch)))
+        inputs = _watched(model, source, names, stored)
+        batches = list(_batches(tokenizer, texts, length))
+        tokens = sum(len(piece) for batch in batches for piece in batch)
+        run_batches(model, inputs, batches, effects=effects, progress=progress)
     seen = _moments(out, inputs.values(), shapes)
     unseen = [module_of(name) for name in names if module_of(name) not in seen.second]
     amax = dict(seen.amax)
@@ -180,8 +183,13 @@ def _fall_back(names: Sequence[str], amax: dict[str, float], unseen: Sequence[st
     ]
 
 
-def _load(source: Path) -> tuple[Any, Any]:
-    """The model as its config.json names it, and its tokenizer."""
+def _load(source: Path, state: State | None) -> tuple[Any, Any]:
+    """The model as its config.json names it, and its tokenizer.
+
+    Args:
+        source: model directory.
+        state: its parameters, None where transformers is to take them from its files.
+    """
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -192,7 +200,12 @@ def _load(source: Path) -> tuple[Any, Any]:
     loader = getattr(transformers, str(name), transformers.AutoModel)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model = loader.from_pretrained(source, dtype="auto", local_files_only=True)
+        options: dict[str, Any] = {"dtype": "auto", "local_files_only": True}
+        if state is None:
+            model = loader.from_pretrained(source, **options)
+        else:
+            made = transformers.AutoConfig.from_pretrained(source)
+            model = loader.from_pretrained(None, config=made, state_dict=state, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise FileFormatError(
             f"{source}: transformers cannot load it: {str(error).splitlines()[0][:200]}"
