@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import itertools
 import sys
 import sysconfig
 import tempfile
@@ -46,6 +47,7 @@ SIZES = {
     "num_key_value_heads": 4,
 }
 CONTEXT, BATCH = 128, 16
+BERT_RULE = r"^(.*?)\.(query|key|value)$"
 #: Characters of a line that is calibrated or measured with, and how many lines.
 LINE, LINES = 120, 40
 
@@ -56,9 +58,10 @@ class Model:
     Attributes:
         folder: the model.
         texts: texts to calibrate with.
-        loss: what AutoQuantize takes gradients of, of an output and its batch.
-        far: how far the output with other weights is from the original's; less is better.
+        fusions: whether AutoQuantize has q, k and v of one format, each way that is compared.
     """
+
+    fusions: tuple[bool, ...] = (True,)
 
     def __init__(self, folder: Path, loader: Any, texts: list[str], held: list[str]) -> None:
         self.folder, self.texts = folder, texts
@@ -102,6 +105,9 @@ class Model:
 
 class Embeddings(Model):
     """A model of sentences: 1 - cosine of the means of its last hidden states."""
+
+    # AutoQuantize does not know by itself what engines fuse in BERT.
+    fusions = (True, False)
 
     @torch.no_grad()
     def output(self, model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -198,10 +204,19 @@ def cpu_nvfp4(inputs: Any, block: int, amax: Any, *bits: int) -> Any:
     return made.dequantize(dtype=inputs.dtype, scale=scale, double_scale=second, block_sizes=sizes)
 
 
-def auto_quantized(model: Model, bits: float) -> tuple[Any, dict[str, str]]:
-    """AutoQuantize's model, and the format of each module. It counts NVFP4 as 4 bits."""
+def auto_quantized(model: Model, bits: float, *, fused: bool) -> tuple[Any, dict[str, str]]:
+    """AutoQuantize's model, and the format of each module. It counts NVFP4 as 4 bits.
+
+    Args:
+        model: what to quantize.
+        bits: its constraint.
+        fused: query, key and value of BERT share a format, as engines that fuse them need it.
+    """
     import modelopt.torch.quantization as mtq
-    from modelopt.torch.quantization import tensor_quant
+    from modelopt.torch.quantization import algorithms, tensor_quant
+
+    rules = algorithms.AutoQuantizeGradientSearcher.quant_grouping_rules
+    rules[:] = [rule for rule in rules if rule != BERT_RULE] + [BERT_RULE] * fused
 
     tensor_quant.dynamic_block_quantize_op = cpu_nvfp4
     blocks = {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}
@@ -225,7 +240,7 @@ def auto_quantized(model: Model, bits: float) -> tuple[Any, dict[str, str]]:
         forward_step=lambda module, batch: module(**batch),
         loss_func=model.loss,
         disabled_layers=["*lm_head*"],
-        num_calib_steps=len(model.texts),
+        num_calib_steps=1,  # weights alone
         num_score_steps=len(model.texts),
     )
     chosen = {}
@@ -290,10 +305,11 @@ def compare(model: Model, work: Path, budgets: list[float]) -> None:
 
     for name in FORMATS:
         row(f"all {name}", dict.fromkeys(measured, name), mixed(dict.fromkeys(measured, name)))
-    for budget in budgets:
-        made, modules = auto_quantized(model, budget)
+    for budget, fused in itertools.product(budgets, model.fusions):
+        made, modules = auto_quantized(model, budget, fused=fused)
         chosen = {name: modules[name.removesuffix(".weight")] for name in measured}
-        row(f"AutoQuantize({budget})", chosen, model.far(made))
+        apart = "" if fused else ", q, k and v apart"
+        row(f"AutoQuantize({budget}){apart}", chosen, model.far(made))
         row("  the same choice, rounded by fp4kit", chosen, mixed(chosen))
         ours(round(bits(chosen), 4))
     rule = {
