@@ -64,12 +64,6 @@ def write_dat(path, entries, chunks=2):
 
 
 @pytest.fixture
-def dense(checkpoints, tmp_path):
-    tensors, config = checkpoints.llama()
-    return checkpoints.save(tmp_path / "in", tensors, config)
-
-
-@pytest.fixture
 def moe(checkpoints, tmp_path):
     tensors, config = checkpoints.moe(EXPERTS)
     return checkpoints.save(tmp_path / "in", tensors, config)
@@ -93,17 +87,17 @@ def ours(path, sums, rows):
 
 
 @pytest.mark.parametrize("write", [write_gguf, write_dat])
-def test_it_is_what_our_own_moments_are(write, dense, tmp_path):
-    sums = sums_by_weight(dense)
+def test_it_is_what_our_own_moments_are(write, dense_model, tmp_path):
+    sums = sums_by_weight(dense_model)
     file = write(
         tmp_path / f"imatrix.{write.__name__.removeprefix('write_')}",
         {gguf_name(name): (each, ROWS) for name, each in sums.items()}
         | {"output.weight": (np.ones(64), ROWS)},
     )
-    report, found = surveyed(dense, file)
+    report, found = surveyed(dense_model, file)
     assert report.warnings == []
     # A .dat file does not say how many rows were seen.
-    _, expected = surveyed(dense, ours(tmp_path / "m.safetensors", sums, write is write_gguf))
+    _, expected = surveyed(dense_model, ours(tmp_path / "m.safetensors", sums, write is write_gguf))
     assert found.keys() == expected.keys()
     for name, noise in found.items():
         assert noise == pytest.approx(expected[name], rel=1e-6)
@@ -177,29 +171,31 @@ def fails(source, moments, tmp_path):
         ({"blk.0.ffn_up.weight": (np.ones(64), -1)}, "not finite and at least 0"),
     ],
 )
-def test_another_model(entries, message, dense, tmp_path):
-    assert message in fails(dense, write_gguf(tmp_path / "i.gguf", entries), tmp_path)
+def test_another_model(entries, message, dense_model, tmp_path):
+    assert message in fails(dense_model, write_gguf(tmp_path / "i.gguf", entries), tmp_path)
 
 
-def test_what_is_none(dense, tmp_path):
+def test_what_is_none(dense_model, tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tensor("output.weight", np.ones((2, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert "is no importance matrix" in fails(dense, tmp_path / "model.gguf", tmp_path)
+    assert "is no importance matrix" in fails(dense_model, tmp_path / "model.gguf", tmp_path)
     whole = write_dat(tmp_path / "i.dat", {"blk.0.ffn_up.weight": (np.ones(64), 4)}).read_bytes()
     for cut in (2, 10, 100):
         (tmp_path / "cut.dat").write_bytes(whole[:cut])
-        assert "beyond the end" in fails(dense, tmp_path / "cut.dat", tmp_path)
+        assert "beyond the end" in fails(dense_model, tmp_path / "cut.dat", tmp_path)
     (tmp_path / "long.dat").write_bytes(struct.pack("<ii", 1, 1 << 30))
-    assert "a name of 1073741824 bytes" in fails(dense, tmp_path / "long.dat", tmp_path)
+    assert "a name of 1073741824 bytes" in fails(dense_model, tmp_path / "long.dat", tmp_path)
 
 
-def test_it_holds_no_amaxes(dense, tmp_path):
+def test_it_holds_no_amaxes(dense_model, tmp_path):
     file = write_gguf(tmp_path / "i.gguf", {"blk.0.ffn_up.weight": (np.ones(64), 4)})
-    result = invoke("quantize", str(dense), "-o", str(tmp_path / "o"), "--activations", str(file))
+    result = invoke(
+        "quantize", str(dense_model), "-o", str(tmp_path / "o"), "--activations", str(file)
+    )
     assert result.exit_code == 1
     assert "not their largest magnitudes" in result.stderr
     assert not (tmp_path / "o").exists()

@@ -13,6 +13,9 @@ import fp4kit
 from command_line import invoke, succeed
 from fp4kit.api.backends import get_backend
 from fp4kit.backend.jobs import Job
+from fp4kit.checkpoint.options import CheckpointOptions
+from fp4kit.checkpoint.read.directory import Checkpoint
+from fp4kit.checkpoint.write.state import fingerprint
 from fp4kit.io.moments import InputMoments, write_moments
 from fp4kit.io.write.files import Output
 from fp4kit.plan import plan_of
@@ -69,16 +72,10 @@ def test_no_scale_of_the_sweep_would_be_better():
 
 
 @pytest.fixture
-def model(checkpoints, tmp_path):
-    tensors, config = checkpoints.llama()
-    return checkpoints.save(tmp_path / "in", tensors, config)
-
-
-@pytest.fixture
-def moments(model, tmp_path):
+def moments(dense_model, tmp_path):
     """Moments that differ from channel to channel, for all modules."""
     random = np.random.default_rng(5)
-    report = fp4kit.survey(model, ["nvfp4"])
+    report = fp4kit.survey(dense_model, ["nvfp4"])
     second = {
         t.name.removesuffix(".weight"): random.random(t.shape[1]) ** 4 for t in report.tensors
     }
@@ -87,11 +84,11 @@ def moments(model, tmp_path):
     return file
 
 
-def test_a_survey_measures_what_quantize_writes(model, moments, tmp_path):
-    report = fp4kit.survey(model, ["nvfp4", "nvfp4+sweep"], moments=moments)
-    plain = fp4kit.survey(model, ["nvfp4+sweep"])
-    fp4kit.quantize_checkpoint(model, tmp_path / "o", SWEEP, moments=moments)
-    back, source = fp4kit.open(tmp_path / "o"), fp4kit.open(model)
+def test_a_survey_measures_what_quantize_writes(dense_model, moments, tmp_path):
+    report = fp4kit.survey(dense_model, ["nvfp4", "nvfp4+sweep"], moments=moments)
+    plain = fp4kit.survey(dense_model, ["nvfp4+sweep"])
+    fp4kit.quantize_checkpoint(dense_model, tmp_path / "o", SWEEP, moments=moments)
+    back, source = fp4kit.open(tmp_path / "o"), fp4kit.open(dense_model)
     second = _second(moments)
     for tensor, before in zip(report.tensors, plain.tensors, strict=True):
         w = source[tensor.name].astype(np.float32)
@@ -103,7 +100,7 @@ def test_a_survey_measures_what_quantize_writes(model, moments, tmp_path):
         )
         assert found.noise > before.errors["nvfp4+sweep"].noise  # the price
         assert found.output_noise < 0.9 * tensor.errors["nvfp4"].output_noise
-    assert fp4kit.verify(tmp_path / "o", model).ok
+    assert fp4kit.verify(tmp_path / "o", dense_model).ok
 
 
 def _second(file):
@@ -112,16 +109,18 @@ def _second(file):
     return read_moments(file).second
 
 
-def test_the_command_line(model, moments, tmp_path):
+def test_the_command_line(dense_model, moments, tmp_path):
     plan = tmp_path / "plan.json"
     flags = ("--moments", str(moments), "--budget", "5.5", "--formats", "nvfp4+sweep,fp8")
-    said = succeed("survey", str(model), *flags, "--save-plan", str(plan))
+    said = succeed("survey", str(dense_model), *flags, "--save-plan", str(plan))
     assert f"--plan {plan} --moments {moments}" in said.stderr.replace("\n", " ")
     assert "nvfp4+sweep" in json.loads(plan.read_text())["groups"].values()
     out = tmp_path / "o"
-    succeed("quantize", str(model), "-o", str(out), "--plan", str(plan), "--moments", str(moments))
-    succeed("quantize", str(model), "-o", str(tmp_path / "p"), *flags)
-    fp4kit.quantize_checkpoint(model, tmp_path / "plain", plan=plan)
+    succeed(
+        "quantize", str(dense_model), "-o", str(out), "--plan", str(plan), "--moments", str(moments)
+    )
+    succeed("quantize", str(dense_model), "-o", str(tmp_path / "p"), *flags)
+    fp4kit.quantize_checkpoint(dense_model, tmp_path / "plain", plan=plan)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("o", "p", "plain")]
     assert files[0] == files[1] != files[2]
 
@@ -134,24 +133,20 @@ def test_the_command_line(model, moments, tmp_path):
         (("--scale-search", "sweep", "--device", "cuda"), "moments are for the CPU"),
     ],
 )
-def test_where_nothing_is_weighed(flags, message, model, moments, tmp_path):
+def test_where_nothing_is_weighed(flags, message, dense_model, moments, tmp_path):
     result = invoke(
-        "quantize", str(model), "-o", str(tmp_path / "o"), "--moments", str(moments), *flags
+        "quantize", str(dense_model), "-o", str(tmp_path / "o"), "--moments", str(moments), *flags
     )
     assert result.exit_code == 1
     assert message in result.stderr.replace("\n", " ")
     assert not (tmp_path / "o").exists()
 
 
-def test_an_interrupted_run_goes_on_only_with_the_same_moments(model, moments, tmp_path):
-    report = fp4kit.quantize_checkpoint(model, tmp_path / "o", SWEEP, moments=moments)
-    assert report.warnings == []
-    values = _second(moments)
-    write_moments(
-        Output(moments, replace=True),
-        InputMoments(moments, {k: v[::-1] for k, v in values.items()}),
-        {},
-    )
-    fp4kit.quantize_checkpoint(model, tmp_path / "p", SWEEP, moments=moments)
-    one, other = ((tmp_path / n / "model.safetensors").read_bytes() for n in "op")
-    assert one != other
+def test_other_moments_are_another_run(dense_model, moments, tmp_path):
+    options = CheckpointOptions(scale_search="sweep", moments=str(moments))
+    with Checkpoint(dense_model) as checkpoint:
+        before = fingerprint(checkpoint, options)
+        assert fingerprint(checkpoint, options) == before
+        turned = {name: values[::-1] for name, values in _second(moments).items()}
+        write_moments(Output(moments, replace=True), InputMoments(moments, turned), {})
+        assert fingerprint(checkpoint, options)["documents"] != before["documents"]
