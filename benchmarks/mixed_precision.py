@@ -307,7 +307,16 @@ def compare(model: Model, work: Path, budgets: list[float]) -> None:
         row(f"all {name}", dict.fromkeys(measured, name), mixed(dict.fromkeys(measured, name)))
     for budget, fused in itertools.product(budgets, model.fusions):
         made, modules = auto_quantized(model, budget, fused=fused)
-        chosen = {name: modules[name.removesuffix(".weight")] for name in measured}
+        # Of modules that share a format AutoQuantize names one.
+        chosen = {
+            name: next(
+                modules[module]
+                for module in (each.removesuffix(".weight") for each in (name, *group.members))
+                if module in modules
+            )
+            for group in plain.groups
+            for name in group.members
+        }
         apart = "" if fused else ", q, k and v apart"
         row(f"AutoQuantize({budget}){apart}", chosen, model.far(made))
         row("  the same choice, rounded by fp4kit", chosen, mixed(chosen))

@@ -42,8 +42,7 @@ PLAN: Decorator = click.option(
     "--plan",
     metavar="FILE",
     type=FILE,
-    help="Model directories: the format of each group of tensors, as --save-plan wrote it and "
-    "you may have edited it.",
+    help="The format of each group of tensors, as --save-plan wrote it and you may have edited it.",
 )
 SAVE_PLAN: Decorator = click.option(
     "--save-plan",

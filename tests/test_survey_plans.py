@@ -237,3 +237,69 @@ def test_convert_refuses_what_it_would_say_wrongly(dense_model, tmp_path):
         fp4kit.quantize_checkpoint(dense_model, tmp_path / name, plan=plan)
         fails("convert", str(tmp_path / name), "-o", str(tmp_path / "o"), "--layout", "modelopt")
         assert not (tmp_path / "o").exists()
+
+
+# ------------------------------------------------------------------------------------------------
+# Files
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weights(tmp_path):
+    random = np.random.default_rng(0)
+    shapes = {"a": (64, 64), "b": (64, 64), "c": (8, 40), "bias": (64,)}
+    tensors = {name: random.standard_normal(s, np.float32) for name, s in shapes.items()}
+    np.savez(tmp_path / "in.npz", **tensors)
+    return tmp_path / "in.npz"
+
+
+def test_a_plan_for_a_file(weights, tmp_path):
+    plan = {"a": "nvfp4+sweep", "b": "bf16", "c": "fp8"}
+    report = fp4kit.quantize_file(weights, tmp_path / "out.safetensors", plan=plan)
+    assert {t.name: t.format for t in report.tensors if t.format} == {"a": "nvfp4", "c": "fp8"}
+    kept = {t.name: t.reason for t in report.tensors if t.action == "keep"}
+    assert kept == {"b": "kept by the plan", "bias": "1-D"}
+    source, found = np.load(weights), fp4kit.open(tmp_path / "out.safetensors")
+    expected = fp4kit.quantize(source["a"], "nvfp4", scale_search="sweep")
+    np.testing.assert_array_equal(found["a"].packed, expected.packed)
+    np.testing.assert_array_equal(found["c"].packed, fp4kit.quantize(source["c"], "fp8").packed)
+    np.testing.assert_array_equal(found["b"], source["b"])
+
+
+def test_a_budget_for_a_file(weights, tmp_path):
+    flags = ("--formats", "nvfp4,fp8", "--budget", "7")
+    plan, out = tmp_path / "plan.json", tmp_path / "out.safetensors"
+    succeed("quantize", str(weights), "-o", str(out), *flags, "--save-plan", str(plan))
+    groups = json.loads(plan.read_text())["groups"]
+    assert groups.keys() == {"a", "b", "c"}
+    assert {"nvfp4", "fp8"} == set(groups.values())
+    assert groups["c"] == "fp8"
+    succeed(
+        "quantize", str(weights), "-o", str(tmp_path / "again.safetensors"), "--plan", str(plan)
+    )
+    assert out.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+    assert fp4kit.verify(out, weights).ok
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"a": "fp8", "b": "fp8"}, "says nothing of 1 groups: 'c'"),
+        ({"a": "fp8", "b": "fp8", "c": "fp8", "d": "fp8"}, "do not exist: 'd'"),
+        ({"a": "fp8", "b": "fp8", "c": "fp8", "bias": "fp8"}, r"'bias' \(1-D\)"),
+        ({"a": "fp8", "b": "fp8", "c": "mxfp4"}, "c cannot be mxfp4: its rows of 40"),
+    ],
+)
+def test_bad_plans_for_a_file(groups, message, weights, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"fp4kit_plan": 1, "groups": groups}))
+    flags = ("-o", str(tmp_path / "o.safetensors"), "--plan", str(tmp_path / "plan.json"))
+    assert re.search(message, fails("quantize", str(weights), *flags))
+    assert not (tmp_path / "o.safetensors").exists()
+
+
+def test_a_plan_leaves_no_other_choice(weights, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"fp4kit_plan": 1, "groups": {}}))
+    for flag in ("--pad", "--format=mxfp4", "--scale-layout=swizzled_128x4"):
+        said = fails("quantize", str(weights), "--plan", str(plan), flag, code=2)
+        assert "plan" in said

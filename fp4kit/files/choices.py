@@ -55,6 +55,7 @@ class FileChoices(Choices, total=False):
     nibble_order: NibbleOrder
     pad: bool
     void_dtype: Literal["bfloat16"] | None
+    plan: Mapping[str, str] | str | os.PathLike[str] | None
 
 
 class CheckpointChoices(Choices, total=False):

@@ -36,10 +36,11 @@ from .choices import (
     shard_size,
 )
 from .devices import resolve_device, resolve_devices
-from .survey_plan import choices_of
+from .survey_plan import choices_of, file_choices_of
 
 #: What the name of a result gets whose tensors have several formats.
 MIXED = "mixed"
+_ONE_OR_PLAN = "a plan says the format of each tensor; leave format and scheme out"
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,7 +89,8 @@ def quantize_file(
             `include`, `exclude`: name patterns, globs or `re:` and a regular expression.
             `cast="float32"`: take float64 as that. `void_dtype="bfloat16"`: what 2-byte void data
             of NumPy's files is. `unscaled_fp8`: FP8 without a scale was only cast. `allow_nothing`:
-            no error if nothing is quantized.
+            no error if nothing is quantized. `plan`: the format of each tensor, from
+            :func:`fp4kit.survey` or as the path of a file; it takes the place of `scheme`.
 
     Returns:
         An entry per tensor with error statistics; the numbers of `--json`.
@@ -126,9 +128,17 @@ def quantize_file(
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
     used = "cpu" if dry_run and device == "auto" else resolve_device(device)
     given = {"allow_nothing": False, **given}
+    plan = given.pop("plan", None)
     wanted = Scheme(**{name: given.pop(name) for name in FILE_FIELDS})
     options = QuantizeOptions(wanted, device=used, force=force, **given)
-    out = default_target(path, wanted.format) if target is None else Path(target)
+    if plan is not None:
+        if wanted != Scheme():
+            raise OptionError(_ONE_OR_PLAN)
+        if path.suffix.lower() == GGUF:
+            raise OptionError(f"{path}: a .gguf file takes one format; leave the plan out")
+        options = with_changes(options, choices=file_choices_of(path, options, plan))
+    name = MIXED if plan is not None else wanted.format
+    out = default_target(path, name) if target is None else Path(target)
     return files.quantize_file(path, None if dry_run else out, options, progress, decode)
 
 
@@ -211,7 +221,7 @@ def quantize_checkpoint(
     )
     if plan is not None:
         if options.scheme != Scheme():
-            raise OptionError("a plan says the format of each tensor; leave format and scheme out")
+            raise OptionError(_ONE_OR_PLAN)
         options = with_changes(options, choices=choices_of(path, options, plan))
     if dry_run:
         return checkpoints.plan_quantize_checkpoint(path, options)
