@@ -305,12 +305,14 @@ def compare(model: Model, work: Path, budgets: list[float]) -> None:
         return {tensor.name: report.plan[tensor.group] for tensor in report.tensors}
 
     @functools.cache
-    def ours(budget: float) -> None:
+    def ours(bits: float) -> None:
+        # So little more that the same bytes fit whatever is rounded.
+        budget = f"{bits + 1e-6:.6f}"
         weighed = fp4kit.survey(model.folder, FORMATS, budget=budget, moments=moments)
         free = fp4kit.survey(model.folder, FORMATS, budget=budget)
-        row(f"--budget {budget:.3f} --moments", by_tensor(weighed), mixed(by_tensor(weighed)))
+        row("--budget, --moments", by_tensor(weighed), mixed(by_tensor(weighed)))
         far = model.far(model.with_weights(decoded(free.plan, f"free{budget}")))
-        row(f"--budget {budget:.3f}", by_tensor(free), far)
+        row("--budget", by_tensor(free), far)
 
     def row(name: str, chosen: Mapping[str, str], far: float) -> None:
         print(f"{name:<44} {bits(chosen):6.3f} bits  {far:.6f}", flush=True)
@@ -332,13 +334,13 @@ def compare(model: Model, work: Path, budgets: list[float]) -> None:
         apart = "" if fused else ", q, k and v apart"
         row(f"AutoQuantize({budget}){apart}", chosen, model.far(made))
         row("  the same choice, rounded by fp4kit", chosen, mixed(chosen))
-        ours(round(bits(chosen), 4))
+        ours(bits(chosen))
     rule = {
         t.name: WIDE if is_wider(t.name.removesuffix(".weight"), last) else SMALL
         for t in measured.values()
     }
     row("rule, rounded by fp4kit with moments", rule, mixed(rule))
-    ours(round(bits(rule), 4))
+    ours(bits(rule))
 
 
 def main() -> None:
