@@ -23,7 +23,8 @@ class WarpgroupShape(NamedTuple):
     """WarpgroupShape of `matmul/shape.cuh`: how a thread block divides a product.
 
     Attributes:
-        groups: of warpgroups, each with 64 rows of its own.
+        groups: of warpgroups, each with rows of its own.
+        tiles: of 16 rows of a warp.
         slices: of the depth, each a warpgroup of every group.
         chunks: pieces of 128 of the depth of a warpgroup in a step.
         stages: of the ring.
@@ -32,6 +33,7 @@ class WarpgroupShape(NamedTuple):
     """
 
     groups: int
+    tiles: int
     slices: int
     chunks: int
     stages: int
@@ -51,18 +53,18 @@ class WarpgroupShape(NamedTuple):
     def stage_bytes(self, spec: FormatSpec, form: int) -> int:
         """Bytes of a stage in shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
-        weights = 4 * self.groups * self.slices * self.chunks * chunk
+        weights = 4 * self.groups * self.tiles * self.slices * self.chunks * chunk
         return weights + self.slices * self.chunks * TILE_DEPTH * 2 * self.columns
 
     def shared(self, spec: FormatSpec, form: int) -> int:
         """Bytes of shared memory: barriers, and the stages or the sums."""
-        sums = 4 * self.slices * self.columns * (64 * self.groups + 8)
+        sums = 4 * self.slices * self.columns * (64 * self.groups * self.tiles + 8)
         return CONTROL_BYTES + max(self.stages * self.stage_bytes(spec, form), sums)
 
     def span(self, rows: int, processors: int) -> int:
         """Tiles of 16 rows of a thread block, so that all have about as many."""
         tiles = -(-rows // TILE_ROWS)
-        turns = -(-tiles // (4 * self.groups * processors))
+        turns = -(-tiles // (4 * self.groups * self.tiles * processors))
         return -(-tiles // (turns * processors))
 
 

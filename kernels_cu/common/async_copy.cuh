@@ -4,7 +4,7 @@
 // Copies from global to shared memory that no register sees. Two ways:
 //   copy_async, commit_copies, wait_copies: each thread copies its pieces (sm_80 on);
 //   copy_bulk: one thread copies a stretch, whose arrival a barrier counts (sm_90 on).
-// What is read once is marked as the first to leave the L2 cache. The order of a ring's steps is
+// Stretches that are read once are marked as the first to leave the L2 cache. The order of a ring's steps is
 // the caller's: a warp synchronizes before it overwrites what its lanes have read. On the host
 // (tests/host_copies.hpp) targets hold a pattern until somebody has waited.
 #pragma once
@@ -165,14 +165,15 @@ FP4KIT_DEVICE u64 keep_policy() {
 #endif
 }
 
-// Begins to copy 4, 8 or 16 bytes; both addresses are multiples of that.
+// Begins to copy 4, 8 or 16 bytes; both addresses are multiples of that. Without a cache policy:
+// NVRTC 13.0 makes an illegal instruction of one whose target has a uniform offset.
 template <int kBytes>
-FP4KIT_DEVICE void copy_async(SharedPlace target, const void* source, u64 policy) {
+FP4KIT_DEVICE void copy_async(SharedPlace target, const void* source) {
 #ifdef __CUDA_ARCH__
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
         :
-        : "r"(target.address), "l"(source), "l"(policy)
+        : "r"(target.address), "l"(source)
         : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
@@ -182,7 +183,6 @@ FP4KIT_DEVICE void copy_async(SharedPlace target, const void* source, u64 policy
   }
 #else
   host_copies::copy_async(target.address, source, kBytes);
-  static_cast<void>(policy);
 #endif
 }
 

@@ -4,8 +4,8 @@
 // Products of small matrices by a warpgroup (four warps beside each other, sm_90a): PTX's
 // wgmma.m64nNk16 of bfloat16 with float32 sums. Warp i of the four has rows 16 i .. 16 i + 15 of A
 // in registers, in the fragments of mma.cuh, and of D likewise: of column group j, d[4 j .. 4 j + 3].
-// B lies in shared memory: for eight elements of k, its columns (N of them) one after the other, 16
-// bytes each; then the next eight elements of k.
+// B lies in shared memory: of eight columns the first eight elements of k, 16 bytes a column, then
+// their other eight elements, then the next eight columns: what is read at once lies in one stretch.
 //
 // wgmma is asynchronous: registers of A must not change before wait_products has said so.
 #pragma once
@@ -25,16 +25,21 @@ namespace fp4kit {
 // Where 16 elements of k of all kN columns of B lie.
 template <int kN>
 struct ProductColumns {
-  static constexpr u32 kHalfBytes = 16 * kN;  // of eight elements of k
-  static constexpr u32 kBytes = 2 * kHalfBytes;
+  static constexpr u32 kHalfBytes = 128;  // of eight columns and elements of k
+  static constexpr u32 kGroupBytes = 2 * kHalfBytes;
+  static constexpr u32 kBytes = kGroupBytes * kN / 8;
+
+  // Of the first two elements of k of a column.
+  FP4KIT_DEVICE static u32 offset(u32 column) { return column / 8 * kGroupBytes + column % 8 * 16; }
 #ifdef __CUDA_ARCH__
   // The low word of PTX's matrix descriptor without swizzling, all in 16 bytes: the address, the
-  // distance of halves of k. The high word has that of groups of eight columns, 128 bytes.
+  // distance of halves of k. The high word has that of groups of eight columns.
   static constexpr u32 kUnit = 16;
+  static constexpr u32 kSharedWindow = 1u << 18;  // addresses name a thread block as well
   u32 low;
 
   FP4KIT_DEVICE explicit ProductColumns(SharedPlace place)
-      : low(place.address / kUnit | (kHalfBytes / kUnit) << 16) {}
+      : low(place.address % kSharedWindow / kUnit | (kHalfBytes / kUnit) << 16) {}
 
   FP4KIT_DEVICE ProductColumns at(u32 offset) const {
     ProductColumns result = *this;
@@ -44,7 +49,7 @@ struct ProductColumns {
 
   FP4KIT_DEVICE u64 descriptor() const {
     u64 result;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(result) : "r"(low), "r"(128 / kUnit));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(result) : "r"(low), "r"(kGroupBytes / kUnit));
     return result;
   }
 #else
@@ -116,7 +121,7 @@ FP4KIT_DEVICE void multiply_warpgroup(
         FP4KIT_D16(16), FP4KIT_D16(32), FP4KIT_D16(48));
   }
 #else
-  warp_mma_columns<from_input_bits<Bf16> >(d, a, b.place.address, kN, b.kHalfBytes);
+  warp_mma_columns<from_input_bits<Bf16>, kN>(d, a, b.place.address);
 #endif
 }
 

@@ -41,7 +41,8 @@ __global__ void arrange_columns_kernel(
   const u32 chunk = static_cast<u32>(number % depth_tiles);
   const i64 column = block * room + inside;
   if (block * room >= columns) return;
-  u8* target = image + number * (2 * kPreparedDepth * kColumns) + inside * 16 + t * 4;
+  u8* target = image + number * (2 * kPreparedDepth * kColumns) +
+                Places::offset(inside) + t * 4;
 #pragma unroll
   for (u32 w = 0; w < 4; ++w) {
     const u32 k = chunk * kPreparedDepth + 32 * t + 8 * w, own = static_cast<u32>(column);
@@ -54,8 +55,8 @@ __global__ void arrange_columns_kernel(
     u8* place = target + 2 * w * Places::kBytes;
     *reinterpret_cast<u32*>(place) = pairs.x;
     *reinterpret_cast<u32*>(place + Places::kHalfBytes) = pairs.y;
-    *reinterpret_cast<u32*>(place + 2 * Places::kHalfBytes) = pairs.z;
-    *reinterpret_cast<u32*>(place + 3 * Places::kHalfBytes) = pairs.w;
+    *reinterpret_cast<u32*>(place + Places::kBytes) = pairs.z;
+    *reinterpret_cast<u32*>(place + Places::kBytes + Places::kHalfBytes) = pairs.w;
   }
 #endif
 }
