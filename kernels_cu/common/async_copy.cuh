@@ -4,9 +4,9 @@
 // Copies from global to shared memory that no register sees. Two ways:
 //   copy_async, commit_copies, wait_copies: each thread copies its pieces (sm_80 on);
 //   copy_bulk: one thread copies a stretch, whose arrival a barrier counts (sm_90 on).
-// Stretches that are read once are marked as the first to leave the L2 cache. The order of a ring's steps is
-// the caller's: a warp synchronizes before it overwrites what its lanes have read. On the host
-// (tests/host_copies.hpp) targets hold a pattern until somebody has waited.
+// Stretches that are read once are marked as the first to leave the L2 cache. The order of a ring's
+// steps is the caller's: a warp synchronizes before it overwrites what its lanes have read. On the
+// host (tests/host_copies.hpp) targets hold a pattern until somebody has waited.
 #pragma once
 
 #include "common/types.cuh"
@@ -216,8 +216,8 @@ constexpr u32 kBarrierBytes = 8;
 // `arrivals`: how many end a phase, that of expect_bytes included.
 FP4KIT_DEVICE void init_barrier(SharedPlace barrier, u32 arrivals = 1) {
 #ifdef __CUDA_ARCH__
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals)
+      : "memory");
 #else
   host_copies::init(barrier.address, arrivals);
 #endif
@@ -243,16 +243,9 @@ FP4KIT_DEVICE void arrive(SharedPlace barrier) {
 FP4KIT_DEVICE void arrive_copies(SharedPlace barrier) {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier.address)
-               : "memory");
+      : "memory");
 #else
   host_copies::arrive_copies(barrier.address);
-#endif
-}
-
-// By each thread that has stored to shared memory what asynchronous instructions are to read.
-FP4KIT_DEVICE void fence_stores() {
-#ifdef __CUDA_ARCH__
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 

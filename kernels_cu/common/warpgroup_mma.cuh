@@ -3,9 +3,10 @@
 //
 // Products of small matrices by a warpgroup (four warps beside each other, sm_90a): PTX's
 // wgmma.m64nNk16 of bfloat16 with float32 sums. Warp i of the four has rows 16 i .. 16 i + 15 of A
-// in registers, in the fragments of mma.cuh, and of D likewise: of column group j, d[4 j .. 4 j + 3].
-// B lies in shared memory: of eight columns the first eight elements of k, 16 bytes a column, then
-// their other eight elements, then the next eight columns: what is read at once lies in one stretch.
+// in registers, in the fragments of mma.cuh, and of D likewise: of column group j, d[4 j .. 4 j +
+// 3]. B lies in shared memory: of eight columns the first eight elements of k, 16 bytes a column,
+// then their other eight elements, then the next eight columns: what is read at once lies in one
+// stretch.
 //
 // wgmma is asynchronous: registers of A must not change before wait_products has said so.
 #pragma once
@@ -13,7 +14,7 @@
 #include "common/async_copy.cuh"
 #include "common/mma.cuh"
 
-#if defined(__CUDA_ARCH__) ? defined(__CUDA_ARCH_FEAT_SM90_ALL) : defined(__CUDACC__)
+#if defined(__CUDA_ARCH__) ? defined(__CUDA_ARCH_FEAT_SM90_ALL) : !defined(FP4KIT_TEST_WITHOUT_MMA)
 #define FP4KIT_HAS_WARPGROUP_MMA 1
 #endif
 
@@ -85,19 +86,20 @@ FP4KIT_DEVICE void wait_products() {
 #ifdef __CUDA_ARCH__
 #define FP4KIT_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FP4KIT_D16(i) FP4KIT_D4(i), FP4KIT_D4(i + 4), FP4KIT_D4(i + 8), FP4KIT_D4(i + 12)
-#define FP4KIT_WGMMA(n, numbers, first, second, third, fourth, columns, ...) \
-  asm volatile( \
-      "{.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n" \
+#define FP4KIT_WGMMA(n, numbers, first, second, third, fourth, columns, ...)                       \
+  asm volatile(                                                                                    \
+      "{.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"                                                     \
       "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" numbers "}, {" first ", " second \
-      ", " third ", " fourth "}, " columns ", p, 1, 1, 0;}" \
-      : __VA_ARGS__ \
+      ", " third ", " fourth "}, " columns ", p, 1, 1, 0;}"                                        \
+      : __VA_ARGS__                                                                                \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor()))
 #define FP4KIT_N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FP4KIT_N32 \
   FP4KIT_N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FP4KIT_N64 \
-  FP4KIT_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FP4KIT_N64                                                                         \
+  FP4KIT_N32                                                                               \
+      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #endif
 
 // D += A B for 16 elements of k. All lanes of the four warps must call it.

@@ -38,8 +38,9 @@ struct WarpgroupProduct {
   ActivationSource<Shape::kParts> activations;
   const u8* image;  // of them: arrange_columns_kernel
   Epilogue epilogue;
-  u32 rows;         // of the weights
-  u32 span;         // tiles of 16 rows of a thread block
+  u32 rows;                     // of the weights
+  u32 span;                     // tiles of 16 rows of a thread block
+  u32 row_block, column_block;  // of this one
   SharedPlace control, memory;
   float* sums;  // where the stages are
 
@@ -49,15 +50,13 @@ struct WarpgroupProduct {
   FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
     return control.at((kStages + stage) * kBarrierBytes);
   }
-  FP4KIT_DEVICE u32 first_tile() const { return blockIdx.x * span; }
+  FP4KIT_DEVICE u32 first_tile() const { return row_block * span; }
   FP4KIT_DEVICE u32 tile_count() const { return min_u32(span, weights.row_tiles - first_tile()); }
-  FP4KIT_DEVICE u32 first_column() const { return blockIdx.y * Shape::kRoom; }
+  FP4KIT_DEVICE u32 first_column() const { return column_block * Shape::kRoom; }
   FP4KIT_DEVICE u32 column_count() const {
     return min_u32(activations.columns - first_column(), Shape::kRoom);
   }
-  FP4KIT_DEVICE u32 steps() const {
-    return (weights.depth_tiles + kStepChunks - 1) / kStepChunks;
-  }
+  FP4KIT_DEVICE u32 steps() const { return (weights.depth_tiles + kStepChunks - 1) / kStepChunks; }
   // Of a step's pieces of the depth, those that a slice has.
   FP4KIT_DEVICE u32 slice_chunk(u32 step, u32 slice) const {
     return step * kStepChunks + slice * kChunks;
@@ -79,9 +78,7 @@ struct WarpgroupProduct {
     const u32 warp = unit / Shape::kTiles;
     return (warp / 4 / Shape::kSlices * 4 + warp % 4) * Shape::kTiles + unit % Shape::kTiles;
   }
-  FP4KIT_DEVICE static u32 slice_of(u32 unit) {
-    return unit / Shape::kTiles / 4 % Shape::kSlices;
-  }
+  FP4KIT_DEVICE static u32 slice_of(u32 unit) { return unit / Shape::kTiles / 4 % Shape::kSlices; }
   FP4KIT_DEVICE u32 chunks_of(u32 step, u32 unit) const {
     const u32 chunk = slice_chunk(step, slice_of(unit));
     const u32 left = chunk < weights.depth_tiles ? weights.depth_tiles - chunk : 0;
@@ -104,7 +101,7 @@ struct WarpgroupProduct {
     if (lane == 0) expect_bytes(filled(stage), all);
     __syncwarp();
     if (bytes == 0) return;
-    const i64 image_chunk = static_cast<i64>(blockIdx.y) * weights.depth_tiles + first_chunk;
+    const i64 image_chunk = static_cast<i64>(column_block) * weights.depth_tiles + first_chunk;
     const i64 tile = static_cast<i64>(first_tile() + tile_of(unit)) * weights.depth_tiles +
                      slice_chunk(step, slice_of(unit));
     const u8* source = is_image ? image + image_chunk * kChunkColumnBytes
@@ -113,22 +110,41 @@ struct WarpgroupProduct {
         filled(stage), is_image ? keep_policy() : policy);
   }
 
-  // By a warp of several, some of the tiles.
-  FP4KIT_DEVICE void fill_rows(u32 step, u32 warp, SharedPlace place) const {
-#pragma unroll 1
-    for (u32 unit = warp; unit < Shape::kUnits; unit += kFillerWarps) {
-      const u32 valid = chunks_of(step, unit);
-      if (valid == 0) continue;
-      TileCursor<Stage, kForm> cursor;
-      cursor.start(weights, first_tile() + tile_of(unit), slice_chunk(step, slice_of(unit)));
-      const LaneTarget<Stage, kForm> target(place.at(unit * Stage::kBytes));
-      cursor.copy(target, 0, weights, valid);
+  // Where a warp that fills is in its tiles of rows.
+  struct RowCursors {
+    TileCursor<Stage, kForm> each[kFillerUnits];
+
+    FP4KIT_DEVICE void start(const WarpgroupProduct& product, u32 warp) {
+#pragma unroll
+      for (u32 i = 0; i < kFillerUnits; ++i) {
+        const u32 unit = warp * kFillerUnits + i;
+        const u32 tile =
+            min_u32(product.first_tile() + tile_of(unit), product.weights.row_tiles - 1);
+        each[i].start(product.weights, tile, slice_of(unit) * kChunks);
+      }
     }
-  }
+
+    // Begins to copy a step's pieces, and goes to the next step.
+    FP4KIT_DEVICE void copy(
+        const WarpgroupProduct& product, u32 step, u32 warp, SharedPlace place) {
+#pragma unroll
+      for (u32 i = 0; i < kFillerUnits; ++i) {
+        const u32 unit = warp * kFillerUnits + i;
+        const u32 valid = product.chunks_of(step, unit);
+        if (valid != 0) {
+          const LaneTarget<Stage, kForm> target(place.at(unit * Stage::kBytes));
+          each[i].copy(target, 0, product.weights, valid);
+        }
+        each[i].advance(product.weights, kStepChunks);
+      }
+    }
+  };
 
   FP4KIT_DEVICE void fill(u32 thread) const {
     const u32 warp = thread / 32, all_steps = steps();
     const u64 policy = read_once_policy();
+    [[maybe_unused]] RowCursors rows_of;
+    if constexpr (!kBulk) rows_of.start(*this, warp);
     Turn turn;
 #pragma unroll 1
     for (u32 step = 0; step < all_steps; ++step, turn.next()) {
@@ -137,10 +153,11 @@ struct WarpgroupProduct {
       const SharedPlace place = memory.at(turn.stage * kStageBytes);
       if (kBulk || warp == 0) fill_stretches(step, warp, turn.stage, place, policy);
       if constexpr (!kBulk) {
-        fill_rows(step, warp, place);
+        rows_of.copy(*this, step, warp, place);
         arrive_copies(filled(turn.stage));
       }
     }
+    __syncwarp();
   }
 
   // ---- Multiplying ----
@@ -148,9 +165,8 @@ struct WarpgroupProduct {
   using Sums = float[Shape::kTiles][Shape::kColumns / 2];
 
   // Adds the products of a piece of 128 of the depth.
-  FP4KIT_DEVICE void multiply_chunk(
-      Sums& result, u32 (&a)[2][2][4], const View& view, u32 c, Columns columns,
-      u32 (&odd)[Shape::kTiles]) const {
+  FP4KIT_DEVICE void multiply_chunk(Sums& result, u32 (&a)[2][2][4], const View& view, u32 c,
+      Columns columns, u32 (&odd)[Shape::kTiles]) const {
     constexpr int kTiles = Shape::kTiles;
     uint4 codes[kTiles][2];
     u32 scale[kTiles][2][2];
@@ -175,7 +191,7 @@ struct WarpgroupProduct {
           for (int j = 0; j < 4; ++j) pair[r][j] = mul_pairs(pair[r][j], scale[i][r][w / 2]);
         }
         wait_products<1>();  // those of the word before the last one, which read these registers
-        u32 (&own)[2][4] = a[(w * kTiles + i) % 2];
+        u32(&own)[2][4] = a[(w * kTiles + i) % 2];
         join_rows(pair[0], pair[1], own);
         fence_products();
         multiply_warpgroup(result[i], own[0], columns.at(2 * w * Columns::kBytes));
