@@ -6,7 +6,7 @@ Usage: python benchmarks/matmul.py [--quick] [--no-peers] [--paths] [--only SECT
        [--json-file FILE]
 
 bfloat16 activations. Weights are taken in turn from more than 400 MB of copies; a figure is the
-median of short CUDA-graph replays. `share` is the time that the weights' bytes take at copy
+median of short CUDA-graph replays; "prepared" weights are those of fp4kit.prepare. `share` is the time that the weights' bytes take at copy
 bandwidth, measured in the same run, over the time of the product. `--paths` times each path that
 could be chosen as well: what fp4kit/cuda/matmul_choice.py should say. A few minutes; `--quick` one.
 """
@@ -78,7 +78,8 @@ def difference(found: Any, right: Any) -> float:
         (one.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for one in (found, right)
     )
     for name, one in (("found", got), ("right", wanted)):
-        assert bool(cupy.isfinite(one).all()), f"{name}: {int((~cupy.isfinite(one)).sum())} not finite, {cupy.argwhere(~cupy.isfinite(one))[:4].tolist()}"
+        lost = cupy.argwhere(~cupy.isfinite(one))
+        assert not len(lost), f"{name}: {len(lost)} not finite, first {lost[:3].tolist()}"
     return float(cupy.linalg.norm((got - wanted).ravel()) / cupy.linalg.norm(wanted.ravel()))
 
 

@@ -35,10 +35,10 @@ from fp4kit.cuda import (
     matmul_shapes as cuda_matmul_shapes,
 )
 from fp4kit.cuda import (
-    measured as cuda_measured,
+    matmul_warpgroup as cuda_matmul_warpgroup,
 )
 from fp4kit.cuda import (
-    matmul_warpgroup as cuda_matmul_warpgroup,
+    measured as cuda_measured,
 )
 from fp4kit.cuda import (
     prepared as cuda_prepared,

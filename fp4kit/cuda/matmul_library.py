@@ -138,6 +138,12 @@ def decodes_blocks(operand: QuantizedOperand, first: int, slabs: Slabs) -> bool:
     )
 
 
+def _clear(address: int, size: int) -> None:
+    import cupy
+
+    cupy.cuda.runtime.memsetAsync(address, 0, size, cupy.cuda.get_current_stream().ptr)
+
+
 class _Call:
     """A product in the making."""
 
@@ -151,13 +157,12 @@ class _Call:
         job, slabs = self._job, self._slabs
         factor = 0
         if self._guards:
-            import cupy
-
-            stream = cupy.cuda.get_current_stream().ptr
-            cupy.cuda.runtime.memsetAsync(self._flag, 0, 4, stream)
+            _clear(self._flag, 4)
         if not slabs.sums:
             factor = self._flag + 16
             run.launch(factor_kernel(), (1,), (self._parameter(1), factor))
+            # With factors on the device cuBLAS reads what was there, and 0 times NaN is NaN.
+            _clear(job.out.data.ptr, job.out.nbytes)
         for row in range(0, job.a.rows, slabs.rows):
             rows = min(slabs.rows, job.a.rows - row)
             a = self._matrix(job.a, row, rows, self._a)

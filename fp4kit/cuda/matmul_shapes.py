@@ -179,9 +179,9 @@ def choose_for_members(
 ) -> Shape | None:
     """The same for tokens of several weights, of which a kernel takes as many as it has room for.
 
-    Nobody knows here how many each has: there is room for twice the mean.
+    Nobody knows here how many each has: there is room for one and a half times the mean.
     """
-    room = max(8, min(2 * sizes.tokens // members, MOST_TOKENS))
+    room = max(8, min(3 * sizes.tokens // (2 * members), MOST_TOKENS))
     fitting = [
         shape
         for shape in SHAPES[form]

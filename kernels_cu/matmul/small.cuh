@@ -117,6 +117,7 @@ FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][
     for (u32 r = 0; r < 2; ++r) {
       codes[i][r] = view.load_codes(piece, r, c);
       load_scales<Format, kForm>(view.scales.at(piece), r, view.selector, scale[i][r], odd);
+      find_lost<Format, kForm>(codes[i][r], scale[i][r], odd);
     }
   }
 #pragma unroll

@@ -177,6 +177,7 @@ struct WarpgroupProduct {
       for (u32 r = 0; r < 2; ++r) {
         codes[i][r] = view.load_codes(piece, r, c);
         load_scales<Format, kForm>(view.scales.at(piece), r, view.selector, scale[i][r], odd[i]);
+        find_lost<Format, kForm>(codes[i][r], scale[i][r], odd[i]);
       }
     }
 #pragma unroll

@@ -260,7 +260,16 @@ FP4KIT_DEVICE void load_scales(SharedPlace scales, u32 r, u32 selector, u32 (&sc
   }
 }
 
-// Whether some scale was negative or NaN (E4M3), or too large (E8M0).
+// The same of a row's codes, one block of MX, and its scale as `load_scales` left it.
+template <class Format, int kForm>
+FP4KIT_DEVICE void find_lost(const uint4& codes, const u32 (&scale)[2], u32& odd) {
+  if constexpr (Format::kIsMx && kForm == kFormRows) {
+    constexpr u32 kLeast = kLeastScaleE8m0 * 0x00800080u + 0x3B803B80u;
+    if (scale[0] < kLeast) odd |= (codes.x | codes.y | codes.z | codes.w) & kCodeMagnitudes;
+  }
+}
+
+// Whether some scale was negative or NaN (E4M3), or too large or too small (E8M0).
 template <class Format>
 FP4KIT_DEVICE bool has_odd_scale(u32 odd) {
   return Format::kIsMx ? odd != 0 : (odd & 0x00800080u) != 0;
