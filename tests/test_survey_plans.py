@@ -15,7 +15,7 @@ from command_line import succeed
 from fp4kit.checkpoint.inspect import inspect_checkpoint
 from fp4kit.checkpoint.survey import choice_groups
 from fp4kit.errors import OptionError
-from fp4kit.io.moments import InputMoments, write_moments
+from fp4kit.io.moments import PRIOR_ROWS, InputMoments, write_moments
 from fp4kit.io.write.files import Output
 from survey_models import contents, fails
 
@@ -179,6 +179,52 @@ def test_moments_of_another_model(second, message, dense_model, tmp_path):
 def test_what_is_no_file_of_moments(dense_model):
     said = fails("survey", str(dense_model), "--moments", str(dense_model / "model.safetensors"))
     assert "holds no moments" in said
+
+
+def test_effects_say_what_hangs_on_a_tensor(dense_model, tmp_path):
+    """Errors count by row and column; a budget goes where the model's output hangs."""
+    file, random, rows = tmp_path / "m.safetensors", np.random.default_rng(2), 48.0
+    plain = fp4kit.survey(dense_model, ["nvfp4", "fp8"])
+    modules = {t.name.removesuffix(".weight"): t.shape for t in plain.tensors}
+    second = {name: random.random(shape[1]) for name, shape in modules.items()}
+    effect = {name: random.random(shape[0]) for name, shape in modules.items()}
+    heavy = "model.layers.1.mlp.down_proj"
+    effect[heavy] *= 1000
+    counts = dict.fromkeys(modules, rows)
+    write_moments(Output(file), InputMoments(file, second, {}, counts, effect), {})
+    report = fp4kit.survey(dense_model, ["nvfp4", "fp8"], moments=file, budget=5.2)
+    fp4kit.quantize_checkpoint(dense_model, tmp_path / "o")
+    weights, back, signals = fp4kit.open(dense_model), fp4kit.open(tmp_path / "o"), {}
+    for tensor in report.tensors:
+        name = tensor.name.removesuffix(".weight")
+        columns, along = (
+            (rows * each[name] + PRIOR_ROWS * each[name].mean()) / (rows + PRIOR_ROWS)
+            for each in (second, effect)
+        )
+        w = weights[tensor.name].astype(np.float32)
+        d = w - fp4kit.dequantize(back[tensor.name])
+        signals[tensor.name] = along @ w**2 @ columns
+        noise = along @ d**2 @ columns / signals[tensor.name]
+        assert tensor.errors["nvfp4"].output_noise == pytest.approx(noise, rel=1e-4)
+    mean = sum(signals.values()) / len(signals)
+    for tensor in report.tensors:
+        expected = (rows * signals[tensor.name] / mean + PRIOR_ROWS) / (rows + PRIOR_ROWS)
+        assert tensor.sensitivity == pytest.approx(expected, rel=1e-4)
+    assert report.plan[heavy] == "fp8"
+    assert report.worst("nvfp4", 1)[0].name == f"{heavy}.weight"
+    assert all(tensor.sensitivity == 1 for tensor in plain.tensors)
+
+
+def test_effects_of_another_model(dense_model, tmp_path):
+    file, name = tmp_path / "m.safetensors", "model.layers.0.mlp.down_proj"
+    made = InputMoments(file, {name: np.ones(96)}, {}, {name: 4.0}, {name: np.ones(9)})
+    write_moments(Output(file), made, {})
+    assert "has 9 output channels there" in fails(
+        "survey", str(dense_model), "--moments", str(file)
+    )
+    lacking = InputMoments(file, {name: np.ones(96)}, effect={name: np.ones(64)})
+    write_moments(Output(file, replace=True), lacking, {})
+    assert "without model.layers.0" in fails("survey", str(dense_model), "--moments", str(file))
 
 
 # ------------------------------------------------------------------------------------------------
