@@ -187,21 +187,24 @@ def test_effects_say_what_hangs_on_a_tensor(dense_model, tmp_path):
     plain = fp4kit.survey(dense_model, ["nvfp4", "fp8"])
     modules = {t.name.removesuffix(".weight"): t.shape for t in plain.tensors}
     second = {name: random.random(shape[1]) for name, shape in modules.items()}
-    effect = {name: random.random(shape[0]) for name, shape in modules.items()}
+    stored = fp4kit.open(dense_model)
+    # Weights of this model are of very different sizes.
+    sizes = {name: (stored[f"{name}.weight"].astype(np.float32) ** 2).sum() for name in modules}
+    effect = {name: random.random(shape[0]) / sizes[name] for name, shape in modules.items()}
     heavy = "model.layers.1.mlp.down_proj"
     effect[heavy] *= 1000
     counts = dict.fromkeys(modules, rows)
     write_moments(Output(file), InputMoments(file, second, {}, counts, effect), {})
     report = fp4kit.survey(dense_model, ["nvfp4", "fp8"], moments=file, budget=5.2)
     fp4kit.quantize_checkpoint(dense_model, tmp_path / "o")
-    weights, back, signals = fp4kit.open(dense_model), fp4kit.open(tmp_path / "o"), {}
+    back, signals = fp4kit.open(tmp_path / "o"), {}
     for tensor in report.tensors:
         name = tensor.name.removesuffix(".weight")
         columns, along = (
             (rows * each[name] + PRIOR_ROWS * each[name].mean()) / (rows + PRIOR_ROWS)
             for each in (second, effect)
         )
-        w = weights[tensor.name].astype(np.float32)
+        w = stored[tensor.name].astype(np.float32)
         d = w - fp4kit.dequantize(back[tensor.name])
         signals[tensor.name] = along @ w**2 @ columns
         noise = along @ d**2 @ columns / signals[tensor.name]
