@@ -12,53 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 
 import fp4kit
 from command_line import fail, succeed
-from gguf_models import EMBD, FF, HEADS, opened, values, weights, write_model
-
-MODEL_TYPES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
-}
-INSIDE = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate",
-}  # fmt: skip
-OUTSIDE = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
-def permuted(array):
-    """Rows of q or k as llama.cpp's converter orders them: its own lines."""
-    shape = (HEADS, 2, array.shape[0] // HEADS // 2, *array.shape[1:])
-    return array.reshape(shape).swapaxes(1, 2).reshape(array.shape)
-
-
-def checkpoint_of(found, architecture):
-    """The weights of a model under the names, and in the order of rows, of its checkpoint."""
-    made = {}
-    for name, array in found.items():
-        if name in OUTSIDE:
-            made[OUTSIDE[name]] = array
-            continue
-        _, layer, kind, _ = name.split(".")
-        if kind.endswith("_exps"):
-            for expert, one in enumerate(array):
-                inside = f"mlp.experts.{expert}.{INSIDE[kind.removesuffix('_exps')].split('.')[1]}"
-                made[f"model.layers.{layer}.{inside}.weight"] = one
-            continue
-        made[f"model.layers.{layer}.{INSIDE[kind]}.weight"] = array
-    if architecture == "llama":
-        return made, {
-            name: permuted(array) if name.split(".")[-2] in ("attn_q", "attn_k") else array
-            for name, array in found.items()
-        }
-    return made, found
+from gguf_checkpoints import MODEL_TYPES, checkpoint_of, expected
+from gguf_models import EMBD, EXPERTS, FF, HEADS, opened, values, weights, write_model
 
 
 def prepare(
@@ -66,7 +21,7 @@ def prepare(
 ):
     """A quantized checkpoint, and the template of the same model."""
     architecture = MODEL_TYPES.get(model_type, model_type)
-    experts = 3 if "moe" in model_type else 0
+    experts = EXPERTS if "moe" in model_type else 0
     found = {
         name: array.astype(ml_dtypes.bfloat16).astype(np.float32)
         for name, array in weights(experts=experts).items()
@@ -94,25 +49,6 @@ def decoded(found, name):
     if second is None:
         return array
     return array * np.asarray(second.data).reshape(-1, *(1,) * (array.ndim - 1))
-
-
-def expected(checkpoint, name, architecture):
-    """The same from the checkpoint."""
-    _, layer, kind, _ = name.split(".")
-    with fp4kit.open(checkpoint) as tensors:
-        at = f"model.layers.{layer}."
-        if kind.endswith("_exps"):
-            inside = INSIDE[kind.removesuffix("_exps")].split(".")[1]
-            names = [f"{at}mlp.experts.{number}.{inside}.weight" for number in range(3)]
-        else:
-            names = [f"{at}{INSIDE[kind]}.weight"]
-        if names[0] not in tensors or not isinstance(tensors[names[0]], fp4kit.QuantizedTensor):
-            return None, None
-        coded = [tensors[one] for one in names]
-    arrays = np.stack([np.asarray(fp4kit.dequantize(one, "float32")) for one in coded])
-    if architecture == "llama" and kind in ("attn_q", "attn_k"):
-        arrays = np.stack([permuted(array) for array in arrays])
-    return arrays if kind.endswith("_exps") else arrays[0], coded
 
 
 @pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])

@@ -82,7 +82,7 @@ def decode_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
         blocks: the blocks, flat bytes.
         out: float32, flat.
     """
-    rows = blocks.reshape(-1, Q8_0_BYTES)
-    factors = read_only(rows[:, :2].copy().view("<f2").astype(np.float32).reshape(-1))
     kernel, source = _kernels().q8_0_range, read_only(blocks)
-    run(lambda begin, end: kernel(source, factors, begin, end, out), len(rows), Q8_0_ELEMENTS)
+    codes, halves = source.view(np.int8), source.view(np.int16)
+    count = len(blocks) // Q8_0_BYTES
+    run(lambda begin, end: kernel(codes, halves, begin, end, out), count, Q8_0_ELEMENTS)

@@ -207,13 +207,15 @@ def _pieces(
         out: its bytes.
 
     Yields:
-        Blocks, the part of what is made of them that is wanted, and where it goes.
+        Blocks, the part of what is made of them that is wanted, and where it goes. They are valid
+        until the next step.
     """
     at, step = offset, _PIECE_BYTES // nbytes * made
+    buffer = np.empty(min(_PIECE_BYTES, (len(out) // made + 2) * nbytes), np.uint8)
     while at < offset + len(out):
         first = at // made
         end = min(offset + len(out), first * made + step)
-        blocks = np.empty((-(-end // made) - first) * nbytes, np.uint8)
+        blocks = buffer[: (-(-end // made) - first) * nbytes]
         raw(first * nbytes, blocks.data)
         wanted = slice(at - first * made, end - first * made)
         yield blocks, wanted, out[at - offset : end - offset]
