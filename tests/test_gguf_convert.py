@@ -186,3 +186,66 @@ def test_activation_scales_are_left_out(tmp_path):
     report = fp4kit.convert_checkpoint(checkpoint, target, "gguf", template=template)
     assert "activation scales are left out: llama.cpp does not use them" in report.warnings
     assert not any("input" in name for name in opened(target))
+
+
+def in_formats(tmp_path, formats):
+    """A checkpoint whose attention and feed-forward weights are in two formats, and a template."""
+    _, template = prepare(tmp_path, "llama")
+    source, target = tmp_path / "hf", tmp_path / "mixed"
+    groups = fp4kit.survey(source, ["nvfp4"], budget=8).plan
+    plan = {group: formats["mlp" in group] for group in groups}
+    fp4kit.quantize_checkpoint(source, target, plan=plan)
+    return target, template
+
+
+def test_fp8_weights_stay_as_the_template_has_them(tmp_path):
+    """Pull request 28636: llama.cpp's converter refuses NVFP4 checkpoints with layers in FP8."""
+    checkpoint, template = in_formats(tmp_path, ("fp8", "nvfp4"))
+    target = tmp_path / "out.gguf"
+    report = fp4kit.convert_checkpoint(checkpoint, target, "gguf", template=template)
+    (note,) = report.warnings
+    assert note.startswith("8 weights that are quantized in another way stay as the template has")
+    before, found = opened(template), opened(target)
+    for name, tensor in found.items():
+        if name.startswith("blk.") and "ffn" in name and name.endswith("weight"):
+            array, _ = expected(checkpoint, name, "llama") if "norm" not in name else (None, None)
+            assert array is None or np.allclose(decoded(found, name), array, rtol=3e-7)
+        elif name in before:
+            assert np.array_equal(tensor.data, before[name].data)
+    assert sum(tensor.tensor_type == Kind.NVFP4 for tensor in found.values()) == 6
+    assert fp4kit.verify(target, template).ok
+
+
+def test_a_format_that_ggml_does_not_have(tmp_path):
+    checkpoint, template = prepare(tmp_path, "llama", form="fp8", granularity="channel")
+    target = tmp_path / "out.gguf"
+    text = fail("convert", checkpoint, "-o", target, "--layout", "gguf", "--template", template)
+    assert "its weights are in fp8, which ggml does not have, only nvfp4 and mxfp4" in text
+
+
+def test_both_formats_of_ggml_in_one_model(tmp_path):
+    checkpoint, template = in_formats(tmp_path, ("nvfp4", "mxfp4"))
+    target = tmp_path / "out.gguf"
+    fp4kit.convert_checkpoint(checkpoint, target, "gguf", template=template)
+    found = opened(target)
+    kinds = [tensor.tensor_type for tensor in found.values()]
+    assert (kinds.count(Kind.NVFP4), kinds.count(Kind.MXFP4)) == (8, 6)
+    for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
+        array, _ = expected(checkpoint, name, "llama")
+        np.testing.assert_allclose(decoded(found, name), array, rtol=3e-7)
+    # It says what most of its weights are.
+    with fp4kit.open(target) as tensors:
+        assert tensors.metadata["general.file_type"] == "39"
+    assert fp4kit.verify(target, template).ok
+
+
+def test_an_architecture_whose_names_are_not_known(tmp_path):
+    """Issue 15415: DeepSeek-R1 in NVFP4, of which nothing here knows the parts of attention."""
+    checkpoint, _ = prepare(tmp_path, "llama", layout="modelopt")
+    template = write_model(tmp_path / "d.gguf", weights(experts=EXPERTS), "deepseek2")
+    options = ("--layout", "gguf", "--template", template)
+    text = fail("convert", checkpoint, "-o", tmp_path / "out.gguf", *options)
+    assert "names of architecture 'deepseek2' are not known here" in text
+    assert "quantize the .gguf itself" in text
+    succeed("quantize", template, "-o", tmp_path / "q.gguf")
+    assert fp4kit.verify(tmp_path / "q.gguf", template).ok
