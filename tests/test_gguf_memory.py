@@ -3,7 +3,7 @@
 """Peak memory of GGUF models: 700 MB at most, however large the model and its tensors are.
 
 The normal test takes a part of the tensors and of the chunks, and allows a part of what is left of
-700 MB beside Python and its libraries. `-m slow` runs the real sizes, models of up to 6 GB of zeros.
+700 MB beside Python and its libraries. `-m slow` runs the real sizes: up to 6 GB of zeros.
 """
 
 from __future__ import annotations
