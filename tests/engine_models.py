@@ -41,11 +41,11 @@ def _bert(seed):
     return made
 
 
-def tensors(architecture, seed=0):
+def tensors(architecture, seed=0, *, experts=0):
     """Weights of a tiny model of an architecture, large enough that its output is not flat."""
     if architecture == "bert":
         return _bert(seed)
-    experts = EXPERTS if "moe" in architecture else 0
+    experts = EXPERTS if "moe" in architecture else experts
     found = weights(layers=2, experts=experts, seed=seed, scale=0.08)
     found["token_embd.weight"] *= 10
     if architecture.startswith("qwen3"):
@@ -84,7 +84,7 @@ def write(path, architecture, found, kind=gguf.GGMLQuantizationType.F32, *, shar
     writer.add_value_length(EMBD // HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    if "moe" in architecture:
+    if any("_exps" in name for name in found):
         writer.add_expert_count(EXPERTS)
         writer.add_expert_used_count(2)
         writer.add_expert_feed_forward_length(FF)

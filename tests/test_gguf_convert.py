@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 
 import fp4kit
 from command_line import fail, succeed
-from gguf_checkpoints import MODEL_TYPES, checkpoint_of, expected
+from gguf_checkpoints import EXPERT, MODEL_TYPES, checkpoint_of, expected
 from gguf_models import EMBD, EXPERTS, FF, HEADS, opened, values, weights, write_model
 
 
@@ -21,12 +21,12 @@ def prepare(
 ):
     """A quantized checkpoint, and the template of the same model."""
     architecture = MODEL_TYPES.get(model_type, model_type)
-    experts = EXPERTS if "moe" in model_type else 0
+    experts = EXPERTS if model_type in EXPERT else 0
     found = {
         name: array.astype(ml_dtypes.bfloat16).astype(np.float32)
         for name, array in weights(experts=experts).items()
     }
-    stored, template = checkpoint_of(found, architecture)
+    stored, template = checkpoint_of(found, model_type)
     config = {
         "model_type": model_type, "num_attention_heads": HEADS, "hidden_size": EMBD,
         "num_hidden_layers": 2, "architectures": [f"{model_type}ForCausalLM"],
@@ -57,11 +57,10 @@ def test_codes_and_scales_are_taken_over(model_type, layout, tmp_path):
     checkpoint, template = prepare(tmp_path, model_type, layout=layout)
     target = tmp_path / "out.gguf"
     succeed("convert", checkpoint, "-o", target, "--layout", "gguf", "--template", template)
-    architecture = MODEL_TYPES[model_type]
     before, found = opened(template), opened(target)
     moved = 0
     for name, tensor in before.items():
-        array, coded = expected(checkpoint, name, architecture) if "blk" in name else (None, None)
+        array, coded = expected(checkpoint, name, model_type) if "blk" in name else (None, None)
         if array is None:
             assert found[name].tensor_type == tensor.tensor_type
             assert np.array_equal(found[name].data, tensor.data)
