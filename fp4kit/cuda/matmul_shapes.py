@@ -65,7 +65,7 @@ class Shape(NamedTuple):
         """Bytes of shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        buffers = 1 if self.staged else 2
+        buffers = 1 if self.staged or self.slices > 8 else 2
         sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
         pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
         image = pieces * 4 * 4 * max(self.tokens, 2) * 16
