@@ -248,3 +248,12 @@ def test_an_architecture_whose_names_are_not_known(tmp_path):
     assert "quantize the .gguf itself" in text
     succeed("quantize", template, "-o", tmp_path / "q.gguf")
     assert fp4kit.verify(tmp_path / "q.gguf", template).ok
+
+
+@pytest.mark.parametrize("model_type", EXPERT)
+def test_experts_of_which_some_are_not_quantized(model_type, tmp_path):
+    checkpoint, template = prepare(tmp_path, model_type, exclude=["*experts.1.*"])
+    options = ("--layout", "gguf", "--template", template)
+    text = fail("convert", checkpoint, "-o", tmp_path / "out.gguf", *options)
+    assert "tensor 'blk.0.ffn_gate_exps.weight': stacks experts that are not in FP4: 'mode" in text
+    assert "quantize the .gguf itself" in text

@@ -122,13 +122,16 @@ def _moved(
     where = f"{template.path}: tensor {brief(tensor.name)}"
     missing = [name for name in names if name not in codes]
     if missing:
-        raise FileFormatError(f"{where}: stacks experts that are not in FP4: {listed(missing)}")
+        raise FileFormatError(
+            f"{where}: stacks experts that are not in FP4: {listed(missing)}; quantize the .gguf "
+            "itself"
+        )
     weights = [codes[name] for name in names]
     formats = {one.plan.format.name for one in weights}
     if len(formats) > 1:
         raise OptionError(
-            f"{where}: stacks experts in {' and '.join(sorted(formats))}, ggml those of one format; "
-            "quantize the .gguf itself"
+            f"{where}: stacks experts in {' and '.join(sorted(formats))}, ggml those of one "
+            "format; quantize the .gguf itself"
         )
     for name, one in zip(names, weights, strict=True):
         shape = (one.plan.rows, one.plan.cols)
