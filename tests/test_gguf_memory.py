@@ -22,7 +22,7 @@ LIMIT = 700_000_000
 #: What tensors and chunks of the normal test are divided by.
 SCALED = 16
 #: Of the libraries 200 MB are resident; the readers' pieces keep their size.
-SCALED_LIMIT = (LIMIT - 200_000_000) // SCALED + 10_000_000
+SCALED_LIMIT = (LIMIT - 200_000_000) // SCALED + 20_000_000
 KINDS = {"F32": Kind.F32, "BF16": Kind.BF16, "Q8_0": Kind.Q8_0}
 
 #: Runs commands in one process, with a small model first so that kernels are loaded, and prints

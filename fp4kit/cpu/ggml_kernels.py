@@ -101,6 +101,16 @@ def scales_range(blocks, count, half, table, begin, end, scales):
 
 
 @jit
+def q8_0_amax_range(codes, halves, begin, end, out):
+    """The largest magnitude in each of blocks begin..end of Q8_0; see `q8_0_range`."""
+    for block in range(index(begin), index(end)):
+        source, largest = block * index(34) + index(2), np.int32(0)
+        for k in range(index(32)):
+            largest = max(largest, abs(np.int32(codes[source + k])))
+        out[block] = np.float32(largest) * abs(widen(halves[block * index(17)]))
+
+
+@jit
 def q8_0_range(codes, halves, begin, end, out):
     """The float32 elements of blocks begin..end of Q8_0, whose bytes are seen in two ways.
 
