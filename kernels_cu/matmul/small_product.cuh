@@ -289,9 +289,7 @@ struct SmallProduct {
     Walk at{blockIdx.x, 0, 0, 0};
     enter_tile(at);
     Walk ahead = at;
-    // Not a uniform number: NVRTC 13.0 makes a wrong instruction of an asynchronous copy with a
-    // policy whose target has a uniform offset.
-    u32 ahead_stage = kept(0u);
+    u32 ahead_stage = 0;
     start_tile(ring, ahead);
 #pragma unroll
     for (u32 i = 0; i + 1 < Shape::kStages; ++i) {

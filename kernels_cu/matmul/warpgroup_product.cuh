@@ -23,13 +23,13 @@ struct WarpgroupProduct {
   using Columns = ProductColumns<Shape::kColumns>;
   static constexpr u32 kStages = Shape::kStages, kChunks = Shape::kChunks;
   static constexpr u32 kStepChunks = Shape::kStepChunks;
-  static constexpr u32 kWeightBytes = Shape::kWarps * Stage::kBytes;
+  static constexpr u32 kWeightBytes = Shape::kUnits * Stage::kBytes;
   static constexpr u32 kStageBytes = kWeightBytes + Shape::kColumnBytes;
   static constexpr u32 kChunkColumnBytes = 2 * kPreparedDepth * Shape::kColumns;
   static constexpr bool kBulk = kForm == kFormPrepared;
   // Four warps fill: to begin a copy of a stretch takes a warp some hundred cycles.
   static constexpr u32 kFillers = 128;
-  static constexpr u32 kFillerWarps = kFillers / 32, kFillerUnits = Shape::kWarps / kFillerWarps;
+  static constexpr u32 kFillerWarps = kFillers / 32, kFillerUnits = Shape::kUnits / kFillerWarps;
   static constexpr u32 kThreadCount = 32 * Shape::kWarps + kFillers;
   // Arrivals at a stage that is filled: those of the stretches' bytes, and of the pieces.
   static constexpr u32 kArrivals = kBulk ? kFillerWarps : 1 + kFillers;
@@ -38,8 +38,9 @@ struct WarpgroupProduct {
   ActivationSource<Shape::kParts> activations;
   const u8* image;  // of them: arrange_columns_kernel
   Epilogue epilogue;
-  u32 rows;         // of the weights
-  u32 span;         // tiles of 16 rows of a thread block
+  u32 rows;                     // of the weights
+  u32 span;                     // tiles of 16 rows of a thread block
+  u32 row_block, column_block;  // of this one
   SharedPlace control, memory;
   float* sums;  // where the stages are
 
@@ -49,15 +50,13 @@ struct WarpgroupProduct {
   FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
     return control.at((kStages + stage) * kBarrierBytes);
   }
-  FP4KIT_DEVICE u32 first_tile() const { return blockIdx.x * span; }
+  FP4KIT_DEVICE u32 first_tile() const { return row_block * span; }
   FP4KIT_DEVICE u32 tile_count() const { return min_u32(span, weights.row_tiles - first_tile()); }
-  FP4KIT_DEVICE u32 first_column() const { return blockIdx.y * Shape::kRoom; }
+  FP4KIT_DEVICE u32 first_column() const { return column_block * Shape::kRoom; }
   FP4KIT_DEVICE u32 column_count() const {
     return min_u32(activations.columns - first_column(), Shape::kRoom);
   }
-  FP4KIT_DEVICE u32 steps() const {
-    return (weights.depth_tiles + kStepChunks - 1) / kStepChunks;
-  }
+  FP4KIT_DEVICE u32 steps() const { return (weights.depth_tiles + kStepChunks - 1) / kStepChunks; }
   // Of a step's pieces of the depth, those that a slice has.
   FP4KIT_DEVICE u32 slice_chunk(u32 step, u32 slice) const {
     return step * kStepChunks + slice * kChunks;
@@ -74,9 +73,12 @@ struct WarpgroupProduct {
 
   // ---- Filling ----
 
-  // A tile of weights of a step: warp `unit` of those that multiply takes it.
-  FP4KIT_DEVICE u32 tile_of(u32 unit) const { return unit / 4 / Shape::kSlices * 4 + unit % 4; }
-  FP4KIT_DEVICE static u32 slice_of(u32 unit) { return unit / 4 % Shape::kSlices; }
+  // Units are the tiles of a step: those of the first warp, then those of the next.
+  FP4KIT_DEVICE static u32 tile_of(u32 unit) {
+    const u32 warp = unit / Shape::kTiles;
+    return (warp / 4 / Shape::kSlices * 4 + warp % 4) * Shape::kTiles + unit % Shape::kTiles;
+  }
+  FP4KIT_DEVICE static u32 slice_of(u32 unit) { return unit / Shape::kTiles / 4 % Shape::kSlices; }
   FP4KIT_DEVICE u32 chunks_of(u32 step, u32 unit) const {
     const u32 chunk = slice_chunk(step, slice_of(unit));
     const u32 left = chunk < weights.depth_tiles ? weights.depth_tiles - chunk : 0;
@@ -99,7 +101,7 @@ struct WarpgroupProduct {
     if (lane == 0) expect_bytes(filled(stage), all);
     __syncwarp();
     if (bytes == 0) return;
-    const i64 image_chunk = static_cast<i64>(blockIdx.y) * weights.depth_tiles + first_chunk;
+    const i64 image_chunk = static_cast<i64>(column_block) * weights.depth_tiles + first_chunk;
     const i64 tile = static_cast<i64>(first_tile() + tile_of(unit)) * weights.depth_tiles +
                      slice_chunk(step, slice_of(unit));
     const u8* source = is_image ? image + image_chunk * kChunkColumnBytes
@@ -108,22 +110,41 @@ struct WarpgroupProduct {
         filled(stage), is_image ? keep_policy() : policy);
   }
 
-  // By a warp of several, some of the tiles.
-  FP4KIT_DEVICE void fill_rows(u32 step, u32 warp, SharedPlace place, u64 policy) const {
-#pragma unroll 1
-    for (u32 unit = warp; unit < Shape::kWarps; unit += kFillerWarps) {
-      const u32 valid = chunks_of(step, unit);
-      if (valid == 0) continue;
-      TileCursor<Stage, kForm> cursor;
-      cursor.start(weights, first_tile() + tile_of(unit), slice_chunk(step, slice_of(unit)));
-      const LaneTarget<Stage, kForm> target(place.at(unit * Stage::kBytes));
-      cursor.copy(target, 0, weights, valid, policy);
+  // Where a warp that fills is in its tiles of rows.
+  struct RowCursors {
+    TileCursor<Stage, kForm> each[kFillerUnits];
+
+    FP4KIT_DEVICE void start(const WarpgroupProduct& product, u32 warp) {
+#pragma unroll
+      for (u32 i = 0; i < kFillerUnits; ++i) {
+        const u32 unit = warp * kFillerUnits + i;
+        const u32 tile =
+            min_u32(product.first_tile() + tile_of(unit), product.weights.row_tiles - 1);
+        each[i].start(product.weights, tile, slice_of(unit) * kChunks);
+      }
     }
-  }
+
+    // Begins to copy a step's pieces, and goes to the next step.
+    FP4KIT_DEVICE void copy(
+        const WarpgroupProduct& product, u32 step, u32 warp, SharedPlace place) {
+#pragma unroll
+      for (u32 i = 0; i < kFillerUnits; ++i) {
+        const u32 unit = warp * kFillerUnits + i;
+        const u32 valid = product.chunks_of(step, unit);
+        if (valid != 0) {
+          const LaneTarget<Stage, kForm> target(place.at(unit * Stage::kBytes));
+          each[i].copy(target, 0, product.weights, valid);
+        }
+        each[i].advance(product.weights, kStepChunks);
+      }
+    }
+  };
 
   FP4KIT_DEVICE void fill(u32 thread) const {
     const u32 warp = thread / 32, all_steps = steps();
     const u64 policy = read_once_policy();
+    [[maybe_unused]] RowCursors rows_of;
+    if constexpr (!kBulk) rows_of.start(*this, warp);
     Turn turn;
 #pragma unroll 1
     for (u32 step = 0; step < all_steps; ++step, turn.next()) {
@@ -132,61 +153,63 @@ struct WarpgroupProduct {
       const SharedPlace place = memory.at(turn.stage * kStageBytes);
       if (kBulk || warp == 0) fill_stretches(step, warp, turn.stage, place, policy);
       if constexpr (!kBulk) {
-        fill_rows(step, warp, place, policy);
+        rows_of.copy(*this, step, warp, place);
         arrive_copies(filled(turn.stage));
       }
     }
+    __syncwarp();
   }
 
   // ---- Multiplying ----
 
-  using Sums = float[Shape::kColumns / 2];
+  using Sums = float[Shape::kTiles][Shape::kColumns / 2];
 
   // Adds the products of a piece of 128 of the depth.
-  FP4KIT_DEVICE void multiply_chunk(
-      Sums& result, u32 (&a)[2][2][4], const View& view, u32 c, Columns columns, u32& odd) const {
-    uint4 codes[2];
-    u32 scale[2][2];
+  FP4KIT_DEVICE void multiply_chunk(Sums& result, u32 (&a)[2][2][4], const View& view, u32 c,
+      Columns columns, u32 (&odd)[Shape::kTiles]) const {
+    constexpr int kTiles = Shape::kTiles;
+    uint4 codes[kTiles][2];
+    u32 scale[kTiles][2][2];
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) {
-      codes[r] = view.load_codes(c * Stage::kChunkBytes, r, c);
-      load_scales<Format, kForm>(
-          view.scales.at(c * Stage::kChunkBytes), r, view.selector, scale[r], odd);
+    for (u32 i = 0; i < kTiles; ++i) {
+      const u32 piece = i * Stage::kBytes + c * Stage::kChunkBytes;
+#pragma unroll
+      for (u32 r = 0; r < 2; ++r) {
+        codes[i][r] = view.load_codes(piece, r, c);
+        load_scales<Format, kForm>(view.scales.at(piece), r, view.selector, scale[i][r], odd[i]);
+        find_lost<Format, kForm>(codes[i][r], scale[i][r], odd[i]);
+      }
     }
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      u32 pair[2][4];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const u32 word = w == 0 ? codes[r].x : w == 1 ? codes[r].y : w == 2 ? codes[r].z : codes[r].w;
-        raw_pairs<kForm>(word, pair[r]);
+      for (int i = 0; i < kTiles; ++i) {
+        u32 pair[2][4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) pair[r][j] = mul_pairs(pair[r][j], scale[r][w / 2]);
+        for (int r = 0; r < 2; ++r) {
+          raw_pairs<kForm>(word_of(codes[i][r], w), pair[r]);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) pair[r][j] = mul_pairs(pair[r][j], scale[i][r][w / 2]);
+        }
+        wait_products<1>();  // those of the word before the last one, which read these registers
+        u32(&own)[2][4] = a[(w * kTiles + i) % 2];
+        join_rows(pair[0], pair[1], own);
+        fence_products();
+        multiply_warpgroup(result[i], own[0], columns.at(2 * w * Columns::kBytes));
+        multiply_warpgroup(result[i], own[1], columns.at((2 * w + 1) * Columns::kBytes));
+        commit_products();
       }
-      wait_products<1>();  // those of the word before the last one, which read these registers
-      u32 (&own)[2][4] = a[w % 2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        own[i][0] = pair[0][2 * i];
-        own[i][1] = pair[1][2 * i];
-        own[i][2] = pair[0][2 * i + 1];
-        own[i][3] = pair[1][2 * i + 1];
-      }
-      fence_products();
-      multiply_warpgroup(result, own[0], columns.at(2 * w * Columns::kBytes));
-      multiply_warpgroup(result, own[1], columns.at((2 * w + 1) * Columns::kBytes));
-      commit_products();
     }
   }
 
   // Returns what has_odd_scale asks for.
   FP4KIT_DEVICE u32 multiply(Sums& result) const {
-    const u32 unit = threadIdx.x / 32, slice = slice_of(unit), all_steps = steps();
+    const u32 unit = threadIdx.x / 32 * Shape::kTiles, slice = slice_of(unit), all_steps = steps();
     const SharedPlace own = kept(memory.at(unit * Stage::kBytes));
     const View view(own, false);
     const SharedPlace columns = memory.at(kWeightBytes + slice * kChunks * kChunkColumnBytes);
     u32 a[2][2][4];
-    u32 odd = 0;
+    u32 odd[Shape::kTiles] = {};
     Turn turn;
 #pragma unroll 1
     for (u32 step = 0; step < all_steps; ++step, turn.next()) {
@@ -203,23 +226,31 @@ struct WarpgroupProduct {
       wait_products<0>();
       if (threadIdx.x % 32 == 0) arrive(emptied(turn.stage));
     }
-    // What lies where there is no tile is nobody's.
-    return tile_of(unit) < tile_count() ? odd : 0;
+    u32 all = 0;
+#pragma unroll
+    for (u32 i = 0; i < Shape::kTiles; ++i) {
+      // What lies where there is no tile is nobody's.
+      if (tile_of(unit + i) < tile_count()) all |= odd[i];
+    }
+    return all;
   }
 
   // ---- Results ----
 
   FP4KIT_DEVICE static void emit(float* memory, const Sums& result) {
-    const u32 unit = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const u32 row_tile = unit / 4 / Shape::kSlices * 4 + unit % 4;
-    float* own = memory + slice_of(unit) * (Shape::kColumns * Shape::kSumRow) +
-                 row_tile * kPreparedRows + 2 * g;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (u32 j = 0; j < Shape::kColumns / 8; ++j) {
+    for (u32 i = 0; i < Shape::kTiles; ++i) {
+      const u32 unit = warp * Shape::kTiles + i;
+      float* own = memory + slice_of(unit) * (Shape::kColumns * Shape::kSumRow) +
+                   tile_of(unit) * kPreparedRows + 2 * g;
 #pragma unroll
-      for (u32 h = 0; h < 2; ++h) {
-        *reinterpret_cast<uint2*>(own + (8 * j + 2 * t + h) * Shape::kSumRow) =
-            make_uint2(as_bits(result[4 * j + h]), as_bits(result[4 * j + 2 + h]));
+      for (u32 j = 0; j < Shape::kColumns / 8; ++j) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+          *reinterpret_cast<uint2*>(own + (8 * j + 2 * t + h) * Shape::kSumRow) =
+              make_uint2(as_bits(result[i][4 * j + h]), as_bits(result[i][4 * j + 2 + h]));
+        }
       }
     }
   }
