@@ -56,6 +56,7 @@ def multiply(on_host, monkeypatch):
 
     monkeypatch.setattr(matmul_warpgroup, "_prepared", matmul_warpgroup._prepared.__wrapped__)
     monkeypatch.setattr(matmul_warpgroup.run, "memory", memory)
+    monkeypatch.setattr(matmul_warpgroup, "SMALL_DEPTH", 0)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
 
     def put(operand):
@@ -177,6 +178,18 @@ def test_the_choice():
     small = narrow._replace(depth=4096, tokens=33)
     assert matmul_warpgroup.choose(small, 132, False) is None
     assert matmul_warpgroup.choose(small._replace(tokens=32), 132, False) is not None
+
+
+def test_few_rows_always_fit_where_nothing_else_is_asked():
+    """Below SMALL_DEPTH `choose` would say the same."""
+    from fp4kit.cuda import matmul_shapes
+
+    for name in FORMATS:
+        for form in FORMS:
+            for tokens in range(1, matmul_warpgroup.SMALL_COLUMNS + 1):
+                sizes = Sizes(tokens, 28672, matmul_warpgroup.SMALL_DEPTH)
+                shape = matmul_shapes.choose(get_format(name), form, sizes, 132, 227 * 1024)
+                assert not shape.staged
 
 
 def test_shapes_in_use_fit_shared_memory():

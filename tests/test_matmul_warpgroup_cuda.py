@@ -33,6 +33,7 @@ def every_size(monkeypatch):
     """Sizes of which other kernels are faster, too."""
     shape = matmul_warpgroup.choose
     monkeypatch.setattr(matmul_warpgroup, "FEW_ELEMENTS", 0)
+    monkeypatch.setattr(matmul_warpgroup, "SMALL_DEPTH", 0)
     monkeypatch.setattr(matmul_warpgroup, "choose", lambda *given: shape(*given[:2], False))
     matmul_warpgroup._prepared.cache_clear()
     yield

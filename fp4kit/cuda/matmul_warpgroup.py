@@ -43,6 +43,8 @@ STEPS = {
 #: Rows of activations up to which the kernels of `matmul_small` are faster where all of them fit
 #: shared memory: of many rows of weights, and of few (the first division).
 SMALL_COLUMNS, SMALL_COLUMNS_OF_FEW = 8, 16
+#: Depth to which that many always fit: known without a look at anything else.
+SMALL_DEPTH = 8192
 #: Those beyond which cuBLAS is faster, of the divisions.
 MOST_COLUMNS = (128, 128, 256)
 
@@ -249,14 +251,17 @@ def launch(job: MatmulJob) -> bool:
     if not isinstance(x, FloatOperand) or not is_fit(x):
         return False
     parts, form = PARTS[x.dtype], form_of(weights)
-    if form is None or x.rows * parts > MOST_COLUMNS[-1]:
+    columns = x.rows * parts
+    if form is None or columns > MOST_COLUMNS[-1]:
+        return False
+    if columns <= SMALL_COLUMNS and x.depth <= SMALL_DEPTH:
         return False
     assert not isinstance(weights, FloatOperand)
     numbers = Numbers(
         *(*order_of(weights), *level_of(x), *level_of(weights)),
         *(float(job.divisor), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
     )
-    sizes = Sizes(x.rows * parts, weights.rows, weights.depth, parts)
+    sizes = Sizes(columns, weights.rows, weights.depth, parts)
     prepared = _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
     if prepared is None:
         return False
