@@ -78,14 +78,17 @@ def normal(shape: tuple[int, int], seed: int = 0) -> Any:
     return ((bits + 0x8000) >> 16).astype(np.uint16).view(BF16)
 
 
+def values(name: str, array: Any) -> Any:
+    """bfloat16 as float32, all of them finite."""
+    result = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    lost = cupy.argwhere(~cupy.isfinite(result))
+    assert not len(lost), f"{name}: {len(lost)} not finite, first {lost[:3].tolist()}"
+    return result
+
+
 def difference(found: Any, right: Any) -> float:
     """Norm of the difference by the norm."""
-    got, wanted = (
-        (one.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for one in (found, right)
-    )
-    for name, one in (("found", got), ("right", wanted)):
-        lost = cupy.argwhere(~cupy.isfinite(one))
-        assert not len(lost), f"{name}: {len(lost)} not finite, first {lost[:3].tolist()}"
+    got, wanted = values("found", found), values("right", right)
     return float(cupy.linalg.norm((got - wanted).ravel()) / cupy.linalg.norm(wanted.ravel()))
 
 
@@ -170,6 +173,7 @@ def weights_only(report: Report, options: argparse.Namespace) -> None:
             prepared = ours_us(x, tiles, out, report.rate)
             off = nan
             if library is not None:
+                values("activations", x)
                 library.multiply(x, floats[0], right)
                 for one in (tiles[0], weights[0]):
                     fp4kit.matmul(x, one, out=out)
