@@ -15,8 +15,9 @@ from fp4kit.files.survey_report import SurveyReport
 from fp4kit.io.read.open import check_source
 
 from .choice_options import BUDGET, FORMATS, MOMENTS, PINS, SAVE_PLAN
+from .given import Given
 from .html_report import check_html
-from .options import Given, layout, refuse, source, takes
+from .options import layout, refuse, source, takes
 from .output import print_json, say
 from .progress import progress_bar
 from .report_file import check_report, check_side_file

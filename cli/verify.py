@@ -12,8 +12,9 @@ from fp4kit.checkpoint.verify.paths import path_tensors
 from fp4kit.files.verify import verify
 from fp4kit.io.report import FileReport
 
+from .given import Given
 from .html_report import check_html
-from .options import FILE, Given, source, takes
+from .options import FILE, source, takes
 from .output import print_json, say
 from .progress import progress_bar
 from .reports import report_json

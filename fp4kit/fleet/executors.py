@@ -15,7 +15,8 @@ from fp4kit.io.write.files import OutputError
 
 from .job import Job, Planned
 from .patience import tell
-from .receipts import Receipt
+from .receipts import Receipt, read_receipt
+from .stores import place_of
 from .tasks import run_task
 
 #: Times that a task is given to a worker.
@@ -57,7 +58,7 @@ class Course:
         """A task has ended well."""
         del self.waiting[number]
         if receipt.retries:
-            tell(f"{receipt.shard}: {receipt.retries} requests were tried again")
+            tell(f"{receipt.shard}: {receipt.retries} requests were tried again", receipt.retries)
         self._tally.add(self.planned.source_bytes(number))
 
     def failed(self, number: int, error: BaseException, where: str = "") -> None:
@@ -71,14 +72,20 @@ class Course:
         self._failures[number] += 1
         if self._failures[number] >= ATTEMPTS:
             raise self.stopped(f"{self.name(number)} failed {ATTEMPTS} times: {error}")
-        tell(f"{self.name(number)} is tried again{where}: {error}")
+        tell(f"{self.name(number)} is tried again{where}: {error}", 1)
 
     def stopped(self, why: str) -> OutputError:
         """The error of a run that ends with some shards missing."""
-        missing = listed([self.name(number) for number in self.waiting])
+        planned = self.planned
+        place = place_of(planned.job.target)
+        missing = [
+            self.name(number)
+            for number in self.waiting
+            if read_receipt(place, planned.shards[number], planned.hash) is None
+        ]
         return OutputError(
-            f"{self.planned.job.target}: {len(self.waiting)} of {len(self.planned.shards)} shards "
-            f"are missing ({missing}): {why}; the same command with --resume makes them"
+            f"{place.name}: {len(missing)} of {len(planned.shards)} shards are missing "
+            f"({listed(missing)}): {why}; the same command with --resume makes them"
         )
 
 

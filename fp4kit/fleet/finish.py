@@ -51,7 +51,13 @@ def finish(
         _check_finished(place)
         return None
     with using(notes.job(target, source)) as opened:
-        return finish_planned(opened.planned, place, progress)
+        try:
+            return finish_planned(opened.planned, place, progress)
+        except OutputError:
+            if read_notes(place) is not None:
+                raise
+    _check_finished(place)  # another worker has come to the end meanwhile
+    return None
 
 
 def finish_planned(
@@ -115,8 +121,9 @@ def _check_finished(place: Place) -> None:
             f"{place.name}: holds no conversion; run its parts first (--part 1/N and so on)"
         )
     with place.folder() as folder:
-        faults = structure_faults(folder, plain=True)
+        faults = structure_faults(folder, unfinished=True, plain=True)
     if faults:
         raise FileFormatError(
             f"{place.name}: holds no unfinished conversion, and no whole one: {faults[0]}"
         )
+    place.remove_notes()  # what a late worker, or one that was killed at the end, has left

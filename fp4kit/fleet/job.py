@@ -236,8 +236,8 @@ def begin(place: Place, planned: Planned) -> bool:
     # A worker that came a moment earlier may have written since.
     if place.names() and not _agrees(place, planned):
         raise OptionError(
-            f"{place.name}: is not empty, and holds no conversion that could be joined; choose "
-            "another directory, or remove what is there"
+            f"{place.name}: is not empty, and holds no conversion that could be joined (fp4kit "
+            "finish says whether it is whole); choose another directory, or remove what is there"
         )
     needed = planned.plan.nbytes + planned.plan.source.checkpoint.others.nbytes
     place.create(needed)

@@ -34,18 +34,20 @@ PASSING_STATUS = frozenset((408, 409, 425, 429))
 #: What stands after a question mark in a URL may be a signature.
 _QUERY = re.compile(r"\?[^\s'\")]+")
 
-_on_retry: list[Callable[[str], None]] = []
+#: Told a line about the course of the work, and how many times something was tried again.
+Listener = Callable[[str, int], None]
+_listeners: list[Listener] = []
 
 
-def on_retry(callback: Callable[[str], None] | None) -> None:
-    """Has someone told, in a line, whenever work is tried again; None ends that."""
-    _on_retry[:] = [] if callback is None else [callback]
+def on_retry(listener: Listener | None) -> None:
+    """Has someone told whenever work is tried again; None ends that."""
+    _listeners[:] = [] if listener is None else [listener]
 
 
-def tell(message: str) -> None:
+def tell(message: str, retries: int = 0) -> None:
     """Says something about the course of the work to whoever asked for it."""
-    for callback in _on_retry:
-        callback(message)
+    for listener in _listeners:
+        listener(message, retries)
 
 
 class ShortReadError(OSError):

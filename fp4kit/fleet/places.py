@@ -89,7 +89,7 @@ class Place(ABC):
 
     @abstractmethod
     def remove_notes(self) -> None:
-        """Removes everything that says that the result is unfinished, the plan last."""
+        """Removes all notes, the plan first: without it the rest means nothing."""
 
     @abstractmethod
     def folder(self) -> contextlib.AbstractContextManager[Path]:
@@ -154,8 +154,8 @@ class LocalPlace(Place):
         notes = self._path / STATE_DIR
         until = time.monotonic() + REMOVAL_SECONDS
         while notes.is_dir():
-            # The plan goes last: as long as it is there, the result is known to be unfinished.
-            for path in sorted(notes.iterdir(), key=lambda path: path.name == PLAN_FILE):
+            # The plan goes first: who finds none knows that another worker has come to the end.
+            for path in sorted(notes.iterdir(), key=lambda path: path.name != PLAN_FILE):
                 with contextlib.suppress(FileNotFoundError):  # another worker finishes as well
                     path.unlink()
             try:

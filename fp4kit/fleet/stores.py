@@ -118,7 +118,7 @@ class StorePlace(Place):
     def remove_notes(self) -> None:
         prefix = f"{STATE_DIR}/"
         notes = [name for name in self.names() if name.startswith(prefix)]
-        for name in sorted(notes, key=lambda name: name == f"{prefix}{PLAN_FILE}"):
+        for name in sorted(notes, key=lambda name: name != f"{prefix}{PLAN_FILE}"):
 
             def remove(name: str = name) -> None:
                 try:
