@@ -56,7 +56,7 @@ class Given:
     length: int = 0
     formats: str = ",".join(DEFAULT_CANDIDATES)
     allow_nothing: bool = False
-    against: Path | None = None
+    against: Path | str | None = None
     template: Path | None = None
     min_sqnr: float | None = None
     dry_run: bool = False

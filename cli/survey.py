@@ -52,7 +52,8 @@ def command(given: Given) -> None:
     IN is a model directory, or a .safetensors, .npy or .npz file. It is read once, and nothing is
     written but the reports and the plan.
     """
-    check_source(given.source)
+    if not given.source_url:
+        check_source(given.source)
     inputs = [given.source, *([] if given.moments is None else [given.moments])]
     report_file, html = check_report(given, inputs), check_html(given, inputs)
     plan_file = check_side_file(given, given.plan_file, inputs, PLAN_FILE)
@@ -73,7 +74,7 @@ def command(given: Given) -> None:
     for warning in report.warnings:
         say(f"Warning: {warning}")
     if plan_file is not None:
-        say(f"Wrote {plan_file.path}; fp4kit quantize {given.source} --plan {plan_file.path}")
+        say(f"Wrote {plan_file.path}; fp4kit quantize {given.where} --plan {plan_file.path}")
 
 
 def run_survey(given: Given) -> SurveyReport:
@@ -83,7 +84,7 @@ def run_survey(given: Given) -> SurveyReport:
     formats = [name.strip() for name in given.formats.split(",") if name.strip()]
     with progress_bar(f"Surveying {given.source.name}") as progress:
         return survey(
-            given.source,
+            given.where,
             formats,
             layout=given.layout or "compressed-tensors",
             progress=progress,

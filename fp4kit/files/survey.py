@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.read.directory import listed
 from fp4kit.checkpoint.survey import Surveyed, open_survey
 from fp4kit.errors import OptionError
+from fp4kit.fleet.mirror import opened
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.candidates import DEFAULT_CANDIDATES, KEPT, Candidate, candidates
 from fp4kit.io.moments import InputMoments, read_moments
@@ -63,7 +65,7 @@ def survey(
     The data is read once, and nothing is written.
 
     Args:
-        path: a model directory, or a .safetensors, .npy or .npz file.
+        path: a model directory, its URL, or a .safetensors, .npy or .npz file.
         formats: candidates: names of formats, `nvfp4+sweep` for one with a scale search, and
             `bf16` for leaving a tensor as it is stored.
         budget: choose a candidate for each group of tensors so that all take at most so many bits
@@ -99,7 +101,6 @@ def survey(
     check_arguments(locals())
     started = time.perf_counter()
     given = known(choices, SurveyChoices)
-    source = checked(path)
     wanted = None if budget is None else Budget.of(budget)
     fixed = [Pin.of(text) for text in pins]
     names = list(dict.fromkeys([*formats, *(pin.candidate for pin in fixed)]))
@@ -108,7 +109,10 @@ def survey(
     used = resolve_device("cpu" if device == "auto" and read is not None else device)
     if read is not None and used != "cpu":
         raise OptionError(f"device={device!r}: moments are for the CPU; leave --device out")
-    with _opened(source, layout, compared, given) as found:
+    with (
+        opened(os.fspath(path)) as source,
+        _opened(checked(source), layout, compared, given) as found,
+    ):
         if not found.works:
             raise OptionError(f"{source}: no tensor can be quantized to {', '.join(formats)}")
         groups = _groups(found, pinned(found.groups, fixed))
@@ -122,7 +126,7 @@ def survey(
         tensors = _tensors(found, names)
     chosen = _choose(tensors, groups, kept, list(formats), layout, wanted)
     report = SurveyReport(
-        source=str(source),
+        source=os.fspath(path),
         candidates=names,
         tensors=tensors,
         kept=kept,

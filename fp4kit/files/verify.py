@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from fp4kit.checkpoint.verify.paths import compared_paths, path_faults, reader_notes
+from fp4kit.fleet.mirror import opened
 from fp4kit.io.report import TensorReport
 from fp4kit.io.stream.chunks import Progress
 
@@ -51,7 +54,7 @@ def verify(
     second-level scales that fused weights must share, NaN scales, index, sizes and metadata.
 
     Args:
-        path: file or model directory.
+        path: file or model directory, or the URL of one.
         against: what it was made from: also compare the values.
         experts_layout: how fused experts of `against` are stored, where that is not clear.
         device: where values are compared; as for :func:`quantize_file`.
@@ -70,13 +73,20 @@ def verify(
         True
     """
     check_arguments(locals())
-    source = checked(path)
-    original = None if against is None else checked(against)
-    used = "cpu" if original is None else resolve_device(device)
-    faults = path_faults(source)
-    tensors: list[TensorReport] = []
-    if original is not None and not faults:
-        faults, tensors = compared_paths(
-            source, original, experts_layout=experts_layout, device=used, progress=progress
-        )
-    return VerifyReport(str(source), faults, reader_notes(source), tensors)
+    used = "cpu" if against is None else resolve_device(device)
+    with ExitStack() as stack:
+        source = checked(stack.enter_context(opened(os.fspath(path))))
+        original = None
+        if against is not None:
+            original = checked(stack.enter_context(opened(os.fspath(against))))
+        faults = path_faults(source)
+        tensors: list[TensorReport] = []
+        if original is not None and not faults:
+            faults, tensors = compared_paths(
+                source, original, experts_layout=experts_layout, device=used, progress=progress
+            )
+        notes = reader_notes(source)
+    where = os.fspath(path)
+    return VerifyReport(
+        where, [fault.replace(str(source), where) for fault in faults], notes, tensors
+    )
