@@ -69,6 +69,7 @@ class Log:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     log: Log
 
     def log_message(self, *_):

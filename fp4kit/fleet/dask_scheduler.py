@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import os
 import re
 import time
@@ -53,6 +54,20 @@ def check_address(scheduler: str) -> str:
     if importlib.util.find_spec("distributed") is None:
         raise OptionError(f"scheduler={scheduler!r} needs dask.distributed: {EXTRA}")
     return scheduler
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps dask's own tracebacks to itself: what they mean for the work is said in one line."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
@@ -205,7 +220,8 @@ def run_on_dask(course: Course, scheduler: str) -> None:
         OptionError: if the scheduler does not answer, or workers make another plan.
         OutputError: if the scheduler is lost, saying what is missing.
     """
-    with _client(check_address(scheduler)) as client:
+    check_address(scheduler)
+    with _quiet(), _client(scheduler) as client:
         if client.dashboard_link and LOCAL.fullmatch(scheduler) is None:
             tell(f"Dashboard: {client.dashboard_link}")
         _Run(client, course).run()

@@ -39,12 +39,12 @@ class OpenJob:
     def __init__(self, job: Job) -> None:
         """Opens the source and makes the plan."""
         self.users = 0
+        self._lock = threading.Lock()
         self._stack = ExitStack()
+        # Made when the first task asks: whoever only plans needs no device.
+        self._backends: SimpleQueue[DeviceBackend | None] | None = None
         try:
             self.planned = self._stack.enter_context(opened_job(job))
-            self._backends: SimpleQueue[DeviceBackend | None] = SimpleQueue()
-            for device in devices_of(job.device):
-                self._backends.put(make_backend(self.planned.plan, device))
         except BaseException:
             self.close()
             raise
@@ -55,7 +55,16 @@ class OpenJob:
 
     @contextmanager
     def backend(self) -> Iterator[DeviceBackend | None]:
-        """A device of this process that no other task of the job uses."""
+        """A device of this process that no other task of the job uses.
+
+        Raises:
+            BackendUnavailableError: if the job's device cannot be used here.
+        """
+        with self._lock:
+            if self._backends is None:
+                self._backends = SimpleQueue()
+                for device in devices_of(self.planned.job.device):
+                    self._backends.put(make_backend(self.planned.plan, device))
         backend = self._backends.get()
         try:
             yield backend
@@ -98,12 +107,7 @@ def close_idle() -> None:
 
 
 def devices_of(device: str) -> tuple[str, ...]:
-    """The devices of this process: for `auto` and `cuda` every GPU that it sees.
-
-    Raises:
-        BackendUnavailableError: if cuda was asked for and cannot run here; not here, but when the
-            device is first used.
-    """
+    """The devices of this process: for `auto` and `cuda` every GPU that it sees."""
     if device not in ("auto", "cuda"):
         return (device,)
     cuda = next(status for status in backend_status() if status.name == "cuda")
