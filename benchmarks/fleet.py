@@ -43,6 +43,7 @@ from fp4kit.fleet import executors, tasks
 from fp4kit.fleet.executors import Course
 from fp4kit.fleet.job import Job, begin, opened_job
 from fp4kit.fleet.places import sha256_of
+from fp4kit.fleet.shards import ShardWork
 from fp4kit.fleet.stores import place_of
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.write.safetensors import SafetensorsWriter
@@ -148,7 +149,7 @@ def by_executor(count: int, job: Job, scratch: Path) -> tuple[float, int]:
     shutil.rmtree(warm, ignore_errors=True)
     with opened_job(job) as planned, pool_of(count, job, warm) as pool:
         begin(place_of(job.target), planned)
-        course = Course(planned, range(len(planned.shards)), None)
+        course = Course(ShardWork(planned), range(len(planned.shards)), None)
         started = time.perf_counter()
         executors.run_on_executor(course, pool)
         seconds = time.perf_counter() - started
@@ -175,7 +176,7 @@ def by_dask(count: int, job: Job, scratch: Path) -> tuple[float, int]:
                 begin(place_of(warm.target), other)
             client.run(tasks.run_task, warm, other.hash, 0)
         begin(place_of(job.target), planned)
-        course = Course(planned, range(len(planned.shards)), None)
+        course = Course(ShardWork(planned), range(len(planned.shards)), None)
         started = time.perf_counter()
         run_on_dask(course, cluster.scheduler_address)
         return time.perf_counter() - started, 0

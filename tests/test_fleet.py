@@ -23,12 +23,13 @@ from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.read.directory import STATE_DIR
 from fp4kit.checkpoint.write.shards import fresh
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
-from fp4kit.fleet import executors, patience, places, tasks
+from fp4kit.fleet import patience, places, shards, tasks
 from fp4kit.fleet.finish import finish
 from fp4kit.fleet.job import PLAN, Job, begin, opened_job
-from fp4kit.fleet.run import Part, convert
+from fp4kit.fleet.run import convert
 from fp4kit.fleet.stores import place_of
 from fp4kit.fleet.tasks import run_task
+from fp4kit.fleet.workers import Part
 from fp4kit.io.write.files import OutputError
 from test_checkpoint_resume import RUNS, make_source
 
@@ -407,7 +408,7 @@ def test_a_part_that_is_killed_anywhere_is_run_again(checkpoints, model, wanted,
 
 
 def test_a_fault_that_passes_is_tried_again(checkpoints, model, wanted, tmp_path, monkeypatch):
-    real, told, left = executors.run_task, [], [OSError(28, "No space left on device"), None]
+    real, told, left = shards.run_task, [], [OSError(28, "No space left on device"), None]
 
     def failing(job, plan, number):
         if number == 1 and left:
@@ -415,7 +416,7 @@ def test_a_fault_that_passes_is_tried_again(checkpoints, model, wanted, tmp_path
             raise error or OutputError("the disk is away")
         return real(job, plan, number)
 
-    monkeypatch.setattr(executors, "run_task", failing)
+    monkeypatch.setattr(shards, "run_task", failing)
     patience.on_retry(lambda message, retries: told.append((message, retries)))
     try:
         convert(job_for(model, tmp_path / "out"))
@@ -430,7 +431,7 @@ def test_a_fault_that_lasts_says_what_is_missing(model, tmp_path, monkeypatch):
     def failing(job, plan, number):
         raise OutputError("the disk is full")
 
-    monkeypatch.setattr(executors, "run_task", failing)
+    monkeypatch.setattr(shards, "run_task", failing)
     with pytest.raises(OutputError, match=r"5 of 5 shards are missing.*failed 4 times: the disk"):
         convert(job_for(model, tmp_path / "out"))
 

@@ -14,7 +14,7 @@ from fp4kit.checkpoint.options import ConvertOptions, DequantizeOptions
 from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.write.gguf import convert_to_gguf
 from fp4kit.errors import OptionError
-from fp4kit.fleet.run import Workers
+from fp4kit.fleet.workers import Workers
 from fp4kit.io import dequantize as files
 from fp4kit.io.containers import GGUF
 from fp4kit.io.report import FileReport

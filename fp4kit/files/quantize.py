@@ -16,7 +16,7 @@ from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.views.search import decoded_file
 from fp4kit.errors import OptionError
 from fp4kit.fleet.mirror import opened
-from fp4kit.fleet.run import Workers
+from fp4kit.fleet.workers import Workers
 from fp4kit.io import quantize as files
 from fp4kit.io.containers import GGUF
 from fp4kit.io.gguf_model import default_target as gguf_target

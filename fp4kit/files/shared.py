@@ -12,8 +12,9 @@ from fp4kit.checkpoint.report import CheckpointReport, make_report
 from fp4kit.errors import OptionError
 from fp4kit.fleet.finish import finish
 from fp4kit.fleet.job import Job, opened_job
-from fp4kit.fleet.run import Workers, check_workers, convert
+from fp4kit.fleet.run import convert
 from fp4kit.fleet.urls import is_url
+from fp4kit.fleet.workers import Workers, check_workers
 from fp4kit.io.stream.chunks import Progress
 
 from .choices import StrPath, check_arguments

@@ -15,7 +15,9 @@ it:
 - `job.py`: what is asked for, the plan that each worker makes of it, and its hash.
 - `receipts.py`: what a task leaves behind.
 - `tasks.py`: one shard, written and receipted.
-- `executors.py`, `dask_scheduler.py`: who runs the tasks, and what becomes of those that fail.
+- `executors.py`, `dask_scheduler.py`, `workers.py`: who runs tasks of any kind, and what becomes of
+  those that fail.
+- `shards.py`: the shards of a job as such tasks.
 - `finish.py`: receipts checked, JSON files written, the result verified.
 - `run.py`: all of it, for the functions on files.
 """

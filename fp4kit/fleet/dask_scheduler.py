@@ -13,19 +13,18 @@ import importlib.util
 import logging
 import os
 import re
+import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from fp4kit.cpu.threads import THREADS_VARIABLE, thread_count
 from fp4kit.errors import Fp4kitError, OptionError
 
-from .executors import LOOK_SECONDS, Course, slim_task
-from .job import Job
+from .executors import LOOK_SECONDS, Course
 from .patience import tell
-from .receipts import Receipt
 from .urls import EXTRA
 
 LOCAL = re.compile(r"local:([1-9][0-9]{0,3})")
@@ -98,15 +97,17 @@ def _client(scheduler: str) -> Iterator[Any]:
         yield client
 
 
-def _on_worker(job: Job, plan: str, number: int) -> tuple[str, Receipt | BaseException]:
-    """A task, with the worker's address: its receipt, or an error that names what was wrong."""
+def _on_worker(
+    function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[str, Any, BaseException | None]:
+    """A task: the worker's address, and the result or what was wrong."""
     from distributed import get_worker
 
     address = get_worker().address
     try:
-        return address, slim_task(job, plan, number)
+        return address, function(*arguments), None
     except (Fp4kitError, OSError) as error:
-        return address, error
+        return address, None, error
 
 
 class _Run:
@@ -134,26 +135,24 @@ class _Run:
                 self._client.cancel(list(self._running), force=True)
 
     def _submit(self, number: int) -> None:
-        course, job = self._course, self._course.planned.job
+        work = self._course.work
         self._attempts[number] += 1
         workers = self._workers()
         bad = {name for name, count in self._failures.items() if count >= WORKER_FAILURES}
         good = [name for name in workers if name not in bad]
         restricted = {"workers": good, "allow_other_workers": False} if bad and good else {}
-        gpus = job.device != "cpu" and any(GPU in offered for offered in workers.values())
-        if job.device.startswith("cuda") and workers and not gpus:
+        gpus = work.device != "cpu" and any(GPU in offered for offered in workers.values())
+        if work.device.startswith("cuda") and workers and not gpus:
             raise OptionError(
                 f"no worker offers the resource {GPU}, which --device cuda asks for; start "
                 f"workers with --resources {GPU}=1"
             )
         # What the dashboard shows; the rest of the key makes it one of its own.
-        key = f"{job.operation}-{course.name(number)}-{course.planned.hash[:8]}"
+        key = f"{work.kind}-{work.name(number)}-{self._attempts[number]}"
         future = self._client.submit(
             _on_worker,
-            job,
-            course.planned.hash,
-            number,
-            key=f"{key}-{self._attempts[number]}-{time.time_ns():x}",
+            *work.call(number),
+            key=f"{key}-{secrets.token_hex(8)}",
             resources={GPU: 1} if gpus else None,
             pure=False,
             **restricted,
@@ -175,12 +174,12 @@ class _Run:
             if future.status == "error":
                 self._died(number, future.exception())
                 continue
-            address, result = future.result()
-            if isinstance(result, Receipt):
+            address, result, error = future.result()
+            if error is None:
                 self._course.done(number, result)
                 continue
             self._failures[address] += 1
-            self._course.failed(number, result, f" (it failed on {address})")
+            self._course.failed(number, error, f" (it failed on {address})")
             self._submit(number)
         return bool(ended)
 

@@ -1,23 +1,19 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs the tasks of a job: this process, or any executor of concurrent.futures."""
+"""Who runs tasks: this process, or any executor of concurrent.futures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import replace as with_changes
+from typing import Any
 
-from fp4kit.checkpoint.read.json_files import listed
 from fp4kit.errors import Fp4kitError, NonFiniteError, OptionError
 from fp4kit.io.stream.chunks import Progress, Tally
 from fp4kit.io.write.files import OutputError
 
-from .job import Job, Planned
 from .patience import tell
-from .receipts import Receipt, read_receipt
-from .stores import place_of
-from .tasks import run_task
 
 #: Times that a task is given to a worker.
 ATTEMPTS = 4
@@ -27,39 +23,62 @@ LASTING = (OptionError, NonFiniteError)
 LOOK_SECONDS = 0.5
 
 
-def slim_task(job: Job, plan: str, number: int) -> Receipt:
-    """A task whose receipt comes back without what became of each tensor: that is in the place."""
-    return with_changes(run_task(job, plan, number), results={})
+class Work(ABC):
+    """What there is to do, in tasks that any worker may run.
+
+    Attributes:
+        kind: what the tasks do, one word.
+        device: where each worker computes, as `--device` says it.
+    """
+
+    kind: str
+    device: str
+
+    @abstractmethod
+    def call(self, number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function of a task, which every worker can import, and its arguments."""
+
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """What a task is called."""
+
+    @abstractmethod
+    def size(self, number: int) -> int:
+        """Bytes of the source that a task reads, in which progress is counted."""
+
+    @abstractmethod
+    def take(self, number: int, result: Any) -> None:
+        """Keeps the result of a task."""
+
+    @abstractmethod
+    def stopped(self, waiting: Iterable[int], why: str) -> OutputError:
+        """The error of a run that ends while some tasks are not known to be done."""
 
 
 class Course:
-    """How far the tasks of a job are, and how often each has failed.
+    """How far some work is, and how often each task has failed.
 
     Attributes:
+        work: what there is to do.
         waiting: tasks that are not done.
     """
 
-    def __init__(self, planned: Planned, numbers: Sequence[int], progress: Progress | None) -> None:
+    def __init__(self, work: Work, numbers: Iterable[int], progress: Progress | None) -> None:
         """Begins with nothing done."""
-        self.planned = planned
+        self.work = work
         self.waiting = dict.fromkeys(numbers)
-        self._tally = Tally(progress, sum(map(planned.source_bytes, numbers)))
-        self._failures = dict.fromkeys(numbers, 0)
-
-    def name(self, number: int) -> str:
-        """The file that a task writes."""
-        return self.planned.shards[number].name
+        self._tally = Tally(progress, sum(map(work.size, self.waiting)))
+        self._failures = dict.fromkeys(self.waiting, 0)
 
     def look(self) -> None:
         """Reports progress without any, so that a signal is noticed."""
         self._tally.add(0)
 
-    def done(self, number: int, receipt: Receipt) -> None:
+    def done(self, number: int, result: Any) -> None:
         """A task has ended well."""
         del self.waiting[number]
-        if receipt.retries:
-            tell(f"{receipt.shard}: {receipt.retries} requests were tried again", receipt.retries)
-        self._tally.add(self.planned.source_bytes(number))
+        self.work.take(number, result)
+        self._tally.add(self.work.size(number))
 
     def failed(self, number: int, error: BaseException, where: str = "") -> None:
         """A task has failed; returns if it is worth another attempt.
@@ -70,35 +89,27 @@ class Course:
         if isinstance(error, LASTING) or not isinstance(error, (Fp4kitError, OSError)):
             raise error
         self._failures[number] += 1
+        name = self.work.name(number)
         if self._failures[number] >= ATTEMPTS:
-            raise self.stopped(f"{self.name(number)} failed {ATTEMPTS} times: {error}")
-        tell(f"{self.name(number)} is tried again{where}: {error}", 1)
+            raise self.stopped(f"{name} failed {ATTEMPTS} times: {error}")
+        tell(f"{name} is tried again{where}: {error}", 1)
 
     def stopped(self, why: str) -> OutputError:
-        """The error of a run that ends with some shards missing."""
-        planned = self.planned
-        place = place_of(planned.job.target)
-        missing = [
-            self.name(number)
-            for number in self.waiting
-            if read_receipt(place, planned.shards[number], planned.hash) is None
-        ]
-        return OutputError(
-            f"{place.name}: {len(missing)} of {len(planned.shards)} shards are missing "
-            f"({listed(missing)}): {why}; the same command with --resume makes them"
-        )
+        """The error of a run that ends with some tasks missing."""
+        return self.work.stopped(self.waiting, why)
 
 
 def run_here(course: Course) -> None:
     """Runs the tasks in this process, one after the other."""
     for number in list(course.waiting):
         while number in course.waiting:
+            function, arguments = course.work.call(number)
             try:
-                receipt = slim_task(course.planned.job, course.planned.hash, number)
+                result = function(*arguments)
             except (Fp4kitError, OSError) as error:
                 course.failed(number, error)
             else:
-                course.done(number, receipt)
+                course.done(number, result)
 
 
 def run_on_executor(course: Course, executor: Executor) -> None:
@@ -107,12 +118,12 @@ def run_on_executor(course: Course, executor: Executor) -> None:
     Raises:
         OutputError: if the executor breaks, as when a process of it is killed.
     """
-    planned = course.planned
 
-    def submit(number: int) -> Future[Receipt]:
-        return executor.submit(slim_task, planned.job, planned.hash, number)
+    def submit(number: int) -> Future[Any]:
+        function, arguments = course.work.call(number)
+        return executor.submit(function, *arguments)
 
-    running: dict[Future[Receipt], int] = {}
+    running: dict[Future[Any], int] = {}
     try:
         running = {submit(number): number for number in course.waiting}
         while running:
