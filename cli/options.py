@@ -367,6 +367,7 @@ def check_shared(given: Given) -> None:
     if given.part is not None:
         refuse(("resume",), "not for --part, which always goes on")
         refuse(("report_file", "html"), "not for --part; fp4kit finish has them")
+        refuse(("budget",), "not for --part; choose once with fp4kit survey, and give --plan")
     if given.target_url:
         refuse(("html",), "not for a target that is a URL")
 

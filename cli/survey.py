@@ -43,7 +43,7 @@ PLAN_FILE = "save-plan"
         "[default: compressed-tensors]"
     ),
     SAVE_PLAN,
-    *("device", "threads", "include", "exclude", "experts_layout", "unscaled_fp8"),
+    *("scheduler", "device", "threads", "include", "exclude", "experts_layout", "unscaled_fp8"),
     *("follow_links", "cast", "all", "report", "html", "force", "json"),
 )
 def command(given: Given) -> None:
@@ -87,6 +87,7 @@ def run_survey(given: Given) -> SurveyReport:
             given.where,
             formats,
             layout=given.layout or "compressed-tensors",
+            workers=given.scheduler,
             progress=progress,
             **options,
         )

@@ -37,7 +37,7 @@ from .text import example, one_line
         type=FileOrUrl(path_type=Path),
         help="The file or checkpoint that IN was made from: also compare the values.",
     ),
-    *("experts_layout", "device", "html", "force_html", "json"),
+    *("scheduler", "experts_layout", "device", "html", "force_html", "json"),
 )
 def command(given: Given) -> None:
     """Check a quantized checkpoint or file from any tool.
@@ -53,8 +53,12 @@ def command(given: Given) -> None:
         refuse(("html",), "not for a URL")
     html, started = check_html(given, inputs), time.perf_counter()
     idle = given.against is None
+    if idle:
+        refuse(("scheduler",), "for --against, whose values workers compare")
     with progress_bar(f"Comparing {given.source.name}", idle=idle) as progress:
-        report = verify(given.where, given.against, progress=progress, **options)
+        report = verify(
+            given.where, given.against, workers=given.scheduler, progress=progress, **options
+        )
     faults = report.faults
     found = {"source": report.source, "faults": faults, "notes": report.notes}
     if html is not None:

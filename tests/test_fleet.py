@@ -23,7 +23,7 @@ from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.read.directory import STATE_DIR
 from fp4kit.checkpoint.write.shards import fresh
 from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
-from fp4kit.fleet import patience, places, shards, tasks
+from fp4kit.fleet import patience, places, shards, shares, tasks
 from fp4kit.fleet.finish import finish
 from fp4kit.fleet.job import PLAN, Job, begin, opened_job
 from fp4kit.fleet.run import convert
@@ -555,6 +555,70 @@ def test_pipelines_and_files_are_refused(checkpoints, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------
+# Surveys and comparisons in shares
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share_bytes", [1 << 40, 20_000, 1000])
+def test_a_survey_in_shares(model, monkeypatch, share_bytes):
+    monkeypatch.setattr(shares, "SHARE_BYTES", share_bytes)
+    names = ["nvfp4", "mxfp4", "nvfp4+sweep", "fp8", "bf16"]
+    alone = fp4kit.survey(model, names, budget=7.0, device="cpu")
+    with ThreadPoolExecutor(2) as executor:
+        shared = fp4kit.survey(model, names, budget=7.0, device="cpu", workers=executor)
+    assert shared.tensors == alone.tensors
+    assert shared.plan == alone.plan
+    assert shared.groups == alone.groups
+    one, other = alone.to_json(), shared.to_json()
+    assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+@pytest.mark.parametrize("share_bytes", [1 << 40, 20_000, 1000])
+def test_a_comparison_in_shares(checkpoints, model, tmp_path, monkeypatch, share_bytes):
+    monkeypatch.setattr(shares, "SHARE_BYTES", share_bytes)
+    fp4kit.quantize_checkpoint(model, tmp_path / "q")
+    (file,) = (tmp_path / "q").glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    for at in range(len(data) - 20_000, len(data), 7):  # some tensors are far off
+        data[at] ^= 0x55
+    file.write_bytes(data)
+    alone = fp4kit.verify(tmp_path / "q", model)
+    with ThreadPoolExecutor(2) as executor:
+        shared = fp4kit.verify(tmp_path / "q", model, workers=executor)
+    assert len(alone.tensors) > 10
+    assert shared.faults == alone.faults
+    assert shared.tensors == alone.tensors
+
+
+def test_shares_are_refused_where_there_are_none(checkpoints, model, tmp_path):
+    tensors, _ = checkpoints.llama(1)
+    file = checkpoints.write_file(tmp_path / "one.safetensors", tensors)
+    quantized = tmp_path / "one-nvfp4.safetensors"
+    fp4kit.quantize_file(file, quantized)
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(OptionError, match="is a file; workers are for model directories"):
+            fp4kit.survey(file, workers=executor)
+        with pytest.raises(OptionError, match="is no model directory; workers compare two"):
+            fp4kit.verify(quantized, file, workers=executor)
+        with pytest.raises(OptionError, match="workers compare values; say against what"):
+            fp4kit.verify(quantized, workers=executor)
+    for function in (
+        fp4kit.survey,
+        lambda path, workers: fp4kit.verify(path, path, workers=workers),
+    ):
+        with pytest.raises(OptionError, match="no parts; give a scheduler"):
+            function(model, workers="1/2")
+
+
+def test_a_share_of_another_source_is_refused(checkpoints, model):
+    wanted = shares.hash_of(model)
+    config = checkpoints.config_of(model)
+    checkpoints.write_json(model / "config.json", {**config, "vocab_size": 81})
+    with pytest.raises(OptionError, match="this worker sees other headers"):
+        shares.check_hash(wanted, model)
+
+
+# ------------------------------------------------------------------------------------------------
 # Command line
 # ------------------------------------------------------------------------------------------------
 
@@ -587,6 +651,7 @@ def test_an_array_of_jobs(checkpoints, model, tmp_path):
         (("--part", "1/2", "--scheduler", "local:2"), "exclude each other"),
         (("--part", "1/2", "--force"), "--force is not for --scheduler, --part and URLs"),
         (("--part", "1/2", "--resume"), "--resume is not for --part"),
+        (("--part", "1/2", "--budget", "5"), "--budget is not for --part"),
         (("--part", "1/2", "--report", "r.json"), "not for --part; fp4kit finish has them"),
     ],
 )

@@ -120,6 +120,22 @@ def test_the_command_starts_a_cluster_of_its_own(checkpoints, model, tmp_path):
     assert b"Warning" not in result.stderr
 
 
+def test_surveys_and_comparisons(checkpoints, model, tmp_path, cluster):
+    cluster.add(2)
+    options = ("--json", "--scheduler", cluster.address)
+    shared, alone = (
+        json.loads(run_command("survey", model, "--device", "cpu", *more).stdout)
+        for more in (options, ("--json",))
+    )
+    assert shared["tensors"] == alone["tensors"]
+    assert len(shared["tensors"]) > 10
+    operations.quantize_checkpoint(model, tmp_path / "q", SMALL)
+    result = run_command("verify", tmp_path / "q", "--against", model, *options)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["faults"] == []
+    assert run_command("verify", tmp_path / "q", *options).returncode == 2
+
+
 def test_tasks_have_names(model, tmp_path, cluster):
     """What the dashboard shows: the operation and the file."""
     cluster.add(1, "held")

@@ -17,7 +17,7 @@ it:
 - `tasks.py`: one shard, written and receipted.
 - `executors.py`, `dask_scheduler.py`, `workers.py`: who runs tasks of any kind, and what becomes of
   those that fail.
-- `shards.py`: the shards of a job as such tasks.
+- `shards.py`, `shares.py`: the shards of a job, and shares of a look at a checkpoint, as tasks.
 - `finish.py`: receipts checked, JSON files written, the result verified.
 - `run.py`: all of it, for the functions on files.
 """

@@ -201,7 +201,7 @@ def opened_job(job: Job) -> Iterator[Planned]:
             yield Planned(job, plan, _hash(job, plan))
 
 
-def _mark(path: Path) -> str:
+def content_mark(path: Path) -> str:
     """What a store says of the content of a file, "" on a disk: copies have times of their own."""
     ranges = ranges_of(path)
     return "" if ranges is None else ranges.mark
@@ -210,7 +210,7 @@ def _mark(path: Path) -> str:
 def _hash(job: Job, plan: CheckpointPlan) -> str:
     """SHA-256 of the source's headers and sizes, the options, the version, and what follows."""
     checkpoint = plan.source.checkpoint
-    content = fingerprint(checkpoint, job.options, _mark)
+    content = fingerprint(checkpoint, job.options, content_mark)
     content["operation"] = job.operation
     content["others"] = {name: size_of(checkpoint.path / name) for name in checkpoint.others.copied}
     shards = hashlib.sha256()
