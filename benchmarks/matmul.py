@@ -6,7 +6,7 @@ Usage: python benchmarks/matmul.py [--quick] [--no-peers] [--paths] [--only SECT
        [--json-file FILE]
 
 bfloat16 activations. Weights are taken in turn from more than 400 MB of copies; a figure is the
-median of short CUDA-graph replays. `share` is the time that the weights' bytes take at copy
+median of short CUDA-graph replays; "prepared" weights are those of fp4kit.prepare. `share` is the time that the weights' bytes take at copy
 bandwidth, measured in the same run, over the time of the product. `--paths` times each path that
 could be chosen as well: what fp4kit/cuda/matmul_choice.py should say. A few minutes; `--quick` one.
 """
@@ -36,7 +36,7 @@ from product_timing import (
 )
 
 import fp4kit
-from fp4kit.cuda import blas, matmul_choice, matmul_small
+from fp4kit.cuda import blas, matmul_choice, matmul_small, matmul_warpgroup
 
 #: Rows of weights and depth: the linear layers of models of 8 and 70 billion parameters.
 SHAPES = [(28672, 8192), (8192, 28672), (14336, 4096), (4096, 4096)]
@@ -56,7 +56,8 @@ def path(name: str) -> Iterator[None]:
     """Products by one path: `any`, `library`, or what is `chosen`."""
     with contextlib.ExitStack() as stack:
         if name != "chosen":
-            stack.enter_context(mock.patch.object(matmul_small, "launch", return_value=False))
+            for module in (matmul_small, matmul_warpgroup):
+                stack.enter_context(mock.patch.object(module, "launch", return_value=False))
         if name == "any":
             stack.enter_context(mock.patch.object(matmul_choice, "LIBRARY_ROWS", 1 << 30))
         if name == "library":
@@ -76,6 +77,9 @@ def difference(found: Any, right: Any) -> float:
     got, wanted = (
         (one.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for one in (found, right)
     )
+    for name, one in (("found", got), ("right", wanted)):
+        lost = cupy.argwhere(~cupy.isfinite(one))
+        assert not len(lost), f"{name}: {len(lost)} not finite, first {lost[:3].tolist()}"
     return float(cupy.linalg.norm((got - wanted).ravel()) / cupy.linalg.norm(wanted.ravel()))
 
 
@@ -141,11 +145,12 @@ def weights_only(report: Report, options: argparse.Namespace) -> None:
         weights = quantized_copies(w, "nvfp4", recipe="modelopt")
         floats = float_weights(fp4kit.dequantize(weights[0], dtype="bfloat16"))
         humming = report.peer("humming", Humming, weights[0]) if options.peers else None
+        tiles = [fp4kit.prepare(one) for one in weights]
         floor = weights[0].nbytes / report.rate
         names = [name for name in paths if name != "library" or library is not None]
         title = f"nvfp4 weights {shape}, {floor:.1f} us at copy bandwidth"
-        columns = ["rows", "cuBLAS us", *(f"{name} us" for name in names)]
-        columns += ["share", "x cuBLAS", "torch us", "humming us", "x humming", "difference"]
+        columns = ["rows", "cuBLAS us", *(f"{name} us" for name in names), "share", "x cuBLAS"]
+        columns += ["prepared us", "share", "x cuBLAS", "torch us", "humming us", "difference"]
         report.title(title, columns)
         for rows in options.rows:
             x = normal((rows, shape[1]), seed=rows)
@@ -156,12 +161,14 @@ def weights_only(report: Report, options: argparse.Namespace) -> None:
             for name in names:
                 with path(name):
                     times[name] = ours_us(x, weights, out, report.rate)
-            fp4kit.matmul(x, weights[0], out=out)
+            prepared = ours_us(x, tiles, out, report.rate)
             off = nan
             if library is not None:
                 library.multiply(x, floats[0], right)
-                off = difference(out, right)
-                assert off < ALLOWED, f"{shape}, {rows} rows: off by {off}"
+                for one in (tiles[0], weights[0]):
+                    fp4kit.matmul(x, one, out=out)
+                    off = difference(out, right)
+                    assert off < ALLOWED, f"{shape}, {rows} rows: off by {off}"
             torch_time = humming_time = nan
             if options.peers:
                 torch_time = report.peer_us("torch", torch_us, x, floats, right)
@@ -170,13 +177,14 @@ def weights_only(report: Report, options: argparse.Namespace) -> None:
             ours = times["chosen"]
             report.row(
                 *(rows, dense, *times.values(), floor / ours, dense / ours),
-                *(torch_time, humming_time, humming_time / ours, f"{off:.1e}"),
+                *(prepared, floor / prepared, dense / prepared),
+                *(torch_time, humming_time, f"{off:.1e}"),
             )
             report.add(
                 "weights", shape=shape, rows=rows, cublas=dense, torch=torch_time,
-                humming=humming_time, floor=floor, clocks=clocks(), **times,
+                humming=humming_time, floor=floor, clocks=clocks(), prepared=prepared, **times,
             )  # fmt: skip
-        weights, floats, humming = [], [], None
+        weights, tiles, floats, humming = [], [], [], None
         cupy.get_default_memory_pool().free_all_blocks()
 
 

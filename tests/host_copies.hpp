@@ -7,6 +7,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 
 namespace host_copies {
 
@@ -60,57 +61,77 @@ inline void wait(unsigned left) {
   }
 }
 
-// ---- Barriers that count bytes ----
+// ---- Barriers that count arrivals and bytes ----
 
 struct Barrier {
-  unsigned expected;
-  unsigned phase : 31, is_expected : 1;
+  unsigned arrivals, arrived, expected, phase;
 };
+inline std::map<const void*, Barrier> barriers;
 
-struct Bulk {
+struct Awaited {
   const void* barrier;
   Copy copy;
+  bool counts;  // among the expected bytes
 };
-inline std::vector<Bulk> bulks;
+inline std::vector<Awaited> awaited;
 
-inline void init(void* barrier) {
-  new (barrier) Barrier{0, 0, 0};
-  const auto of_this = [barrier](const Bulk& each) { return each.barrier == barrier; };
-  bulks.erase(std::remove_if(bulks.begin(), bulks.end(), of_this), bulks.end());
+inline void init(void* barrier, unsigned arrivals) {
+  barriers[barrier] = Barrier{arrivals, 0, 0, 0};
+  const auto of_this = [barrier](const Awaited& each) { return each.barrier == barrier; };
+  awaited.erase(std::remove_if(awaited.begin(), awaited.end(), of_this), awaited.end());
+}
+
+inline void arrive(void* barrier) {
+  Barrier& state = barriers.at(barrier);
+  if (++state.arrived > state.arrivals) host_gpu::fail("more arrivals than a phase has");
 }
 
 inline void expect(void* barrier, unsigned bytes) {
-  auto& state = *static_cast<Barrier*>(barrier);
-  if (state.is_expected) host_gpu::fail("a phase begins before the one before has ended");
-  state.expected = bytes;
-  state.is_expected = 1;
+  barriers.at(barrier).expected += bytes;
+  arrive(barrier);
 }
 
 inline void copy_bulk(void* barrier, void* target, const void* source, unsigned bytes) {
   const Copy copy{target, source, bytes};
   begin(copy, 16);
-  bulks.push_back({barrier, copy});
+  awaited.push_back({barrier, copy, true});
 }
 
-// The first that waits ends the phase. Kernels must have begun all copies of it before.
-inline void wait_bytes(void* barrier, unsigned parity) {
-  auto& state = *static_cast<Barrier*>(barrier);
-  if (state.phase % 2 != parity) return;
-  if (!state.is_expected) host_gpu::fail("waits for copies that nobody has begun");
-  unsigned bytes = 0;
-  std::vector<Bulk> rest;
-  for (const Bulk& each : bulks) {
-    if (each.barrier != barrier) {
-      rest.push_back(each);
-      continue;
-    }
-    end(each.copy);
-    bytes += each.copy.bytes;
+// Those of this thread that nobody has waited for.
+inline void arrive_copies(void* barrier) {
+  commit();
+  for (const auto& closed : mine().closed) {
+    for (const Copy& copy : closed) awaited.push_back({barrier, copy, false});
   }
-  bulks = std::move(rest);
-  if (bytes != state.expected) host_gpu::fail("waits for other bytes than were copied");
-  state.is_expected = 0;
-  ++state.phase;
+  mine().closed.clear();
+  arrive(barrier);
+}
+
+// Ends a phase if it can be. Returns whether it is over.
+inline bool is_over(void* barrier, unsigned parity) {
+  Barrier& state = barriers.at(barrier);
+  if (state.phase % 2 != parity) return true;
+  unsigned bytes = 0;
+  for (const Awaited& each : awaited) {
+    if (each.barrier == barrier && each.counts) bytes += each.copy.bytes;
+  }
+  if (state.arrived < state.arrivals || bytes < state.expected) return false;
+  if (bytes > state.expected) host_gpu::fail("more bytes than are waited for");
+  std::vector<Awaited> rest;
+  for (const Awaited& each : awaited) {
+    if (each.barrier == barrier) {
+      end(each.copy);
+    } else {
+      rest.push_back(each);
+    }
+  }
+  awaited = std::move(rest);
+  state = Barrier{state.arrivals, 0, 0, state.phase + 1};
+  return true;
+}
+
+inline void wait_bytes(void* barrier, unsigned parity) {
+  if (!is_over(barrier, parity)) host_gpu::poll(is_over, barrier, parity);
 }
 
 }  // namespace host_copies

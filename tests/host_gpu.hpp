@@ -90,10 +90,13 @@ void check_access(const A* address) {
   if (last_range == ranges_end || !is_inside()) fail("access outside of all arrays");
 }
 
-enum class State { kReady, kBarrier, kShuffle, kTogether, kDone };
+enum class State { kReady, kBarrier, kShuffle, kTogether, kPoll, kDone };
 
 // What the lanes of a warp do together, with what each of them brought.
 using Together = void (*)(void* const* brought);
+
+// Whether what a thread waits for has happened.
+using Poll = bool (*)(void* place, unsigned number);
 
 struct Thread {
   ucontext_t context;
@@ -104,6 +107,7 @@ struct Thread {
   unsigned value;              // what is brought, and then what is found
   Together together;           // where all lanes meet: what is to be done
   void* brought;
+  Poll poll;  // with `brought` and `value`
 };
 
 // Many are made once; a block has the first `count` of them.
@@ -118,6 +122,14 @@ inline void give_way(State state) {
   Thread& thread = current();
   thread.state = state;
   swapcontext(&thread.context, &scheduler);
+}
+
+inline void poll(Poll poll, void* place, unsigned number) {
+  Thread& thread = current();
+  thread.poll = poll;
+  thread.brought = place;
+  thread.value = number;
+  give_way(State::kPoll);
 }
 
 inline void run_thread() {
@@ -185,6 +197,17 @@ inline bool finish_barriers() {
   return any;
 }
 
+inline bool finish_polls() {
+  bool any = false;
+  for (unsigned i = 0; i < count; ++i) {
+    Thread& thread = threads[i];
+    if (thread.state != State::kPoll || !thread.poll(thread.brought, thread.value)) continue;
+    thread.state = State::kReady;
+    any = true;
+  }
+  return any;
+}
+
 // Runs the warp of thread `first` until all its threads wait at barriers or are done.
 inline void run_warp(unsigned first, bool backwards) {
   do {
@@ -216,7 +239,8 @@ inline void run_block() {
     unsigned done = 0;
     for (unsigned i = 0; i < count; ++i) done += threads[i].state == State::kDone;
     if (done == count) return;
-    if (!finish_barriers()) fail("waits for threads that are done or wait elsewhere");
+    const bool any = finish_barriers();
+    if (!finish_polls() && !any) fail("waits for threads that are done or wait elsewhere");
   }
 }
 
@@ -383,6 +407,33 @@ void warp_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
           const float x = element(of(row % 8 * 4 + lane)->a, k / 8 * 2 + row / 8, k);
           const float y = element(of(col * 4 + lane)->b, k / 8, k);
           sum += x * y;
+        }
+      }
+    }
+  };
+  meet_warp(multiply, &mine);
+}
+
+// PTX's wgmma of one of the four warps, with kN columns of B in memory
+// (kernels_cu/common/warpgroup_mma.cuh): done at once.
+template <float (*kToFloat)(unsigned), int kN>
+void warp_mma_columns(float (&d)[kN / 2], const unsigned (&a)[4], const unsigned char* columns) {
+  struct Fragments {
+    float* d;
+    const unsigned* a;
+    const unsigned char* columns;
+  } mine{d, a, columns};
+  const host_gpu::Together multiply = [](void* const* brought) {
+    const auto of = [brought](int lane) { return static_cast<Fragments*>(brought[lane]); };
+    for (int row = 0; row < 16; ++row) {
+      for (int col = 0; col < kN; ++col) {
+        float& sum = of(row % 8 * 4 + col % 8 / 2)->d[col / 8 * 4 + row / 8 * 2 + col % 2];
+        for (int k = 0; k < 16; ++k) {
+          const unsigned word = of(row % 8 * 4 + k % 8 / 2)->a[k / 8 * 2 + row / 8];
+          unsigned short y;
+          std::memcpy(
+              &y, of(0)->columns + col / 8 * 256 + k / 8 * 128 + col % 8 * 16 + k % 8 * 2, 2);
+          sum += kToFloat(k % 2 ? word >> 16 : word & 0xFFFFu) * kToFloat(y);
         }
       }
     }

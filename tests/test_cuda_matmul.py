@@ -117,6 +117,17 @@ def test_every_scale_byte(cupy, kind, dtype):
         expected(x, w, unit=UNIT).check(y, f"{rows} rows")
 
 
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp8"])
+@pytest.mark.parametrize("rows", [3, 20, 300, 2048])
+def test_what_the_result_held_does_not_count(cupy, rows, kind):
+    w, x = on_device(tensor(kind, 512, 1024)), to_device(cupy, numbers((rows, 1024), "bfloat16"))
+    right = fp4kit.matmul(x, w)
+    out = right.copy()
+    out.view(np.uint8).fill(0xFF)  # NaN
+    fp4kit.matmul(x, w, out=out)
+    np.testing.assert_array_equal(bits_of(out), bits_of(right))
+
+
 @pytest.mark.parametrize("rows", [3, 300])
 def test_nan_and_infinity(cupy, rows):
     w = tensor("nvfp4", 512, 1024)

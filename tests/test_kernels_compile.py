@@ -35,6 +35,9 @@ from fp4kit.cuda import (
     matmul_shapes as cuda_matmul_shapes,
 )
 from fp4kit.cuda import (
+    matmul_warpgroup as cuda_matmul_warpgroup,
+)
+from fp4kit.cuda import (
     measured as cuda_measured,
 )
 from fp4kit.cuda import (
@@ -56,6 +59,7 @@ INSTANCES = [
     *cuda_residual_launch.all_instances(),
     *cuda_measured.sample_instances(),
     *cuda_matmul_shapes.sample_instances(),
+    *cuda_matmul_warpgroup.sample_instances(),
     *cuda_prepared.all_instances(),
     *cuda_grid.sample_instances(),
     *cuda_matmul_instances.all_instances(),

@@ -169,7 +169,7 @@ def test_c_that_is_the_result_is_read_once(library, on_host):
     """Where a product might be made anew, cuBLAS must not have written over c."""
     rng = np.random.default_rng(6)
     a = numbers(rng, 9, 96, "bfloat16")
-    for name, kernel in (("mxfp8", "matmul_any"), ("nvfp4", "matmul_decode")):
+    for name, kernel in (("mxfp8", "matmul_any"), ("nvfp4", "dequantize_rowwise")):
         job = job_of(a, quantized(rng, name, 21, 96), "float32", rng=rng, c="float32")
         given = moved(job, on_host.put, on_host.empty)
         given = given._replace(out=given.c)

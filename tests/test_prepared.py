@@ -145,7 +145,9 @@ def test_kernels(name, layout, low_first, on_host):
     assert {each.kernel for each in on_host.launched} == {"prepare_weights", "restore_weights"}
 
 
-@pytest.mark.parametrize(("name", "byte"), [("nvfp4", 0x7F), ("nvfp4", 0x80), ("mxfp4", 136)])
+@pytest.mark.parametrize(
+    ("name", "byte"), [("nvfp4", 0x7F), ("nvfp4", 0x80), ("mxfp4", 136), ("mxfp4", 0), ("mxfp4", 1)]
+)
 def test_scales_that_are_not_plain(name, byte, on_host):
     operand = weights(name, 32, 256)
     operand.block_scale[17, 1] = byte
@@ -153,6 +155,18 @@ def test_scales_that_are_not_plain(name, byte, on_host):
     arrays = [on_host.put(each) for each in (operand.packed, operand.block_scale)]
     tiles = on_host.empty(tile_shape(operand.format, 32, 256), np.uint8)
     assert not on_host.engine.prepare_weights(
+        WeightsJob(operand.format, 32, 256, *arrays, "linear", True, tiles)
+    )
+
+
+def test_a_block_of_zeros_is_plain_whatever_its_scale_is(on_host):
+    operand = weights("mxfp4", 32, 256)
+    operand.block_scale[17, 1] = 0
+    operand.packed[17, 16:32] = 0x80
+    assert prepared(operand).is_plain
+    arrays = [on_host.put(each) for each in (operand.packed, operand.block_scale)]
+    tiles = on_host.empty(tile_shape(operand.format, 32, 256), np.uint8)
+    assert on_host.engine.prepare_weights(
         WeightsJob(operand.format, 32, 256, *arrays, "linear", True, tiles)
     )
 

@@ -37,7 +37,8 @@ class PreparedTensor(Schemed, StoredTensor):
             documented in :mod:`fp4kit.backend.prepared`; every backend makes the same bytes.
         scheme: how the tensor was quantized, with linear scales.
         shape: logical shape (..., K).
-        is_plain: whether no block scale is negative, NaN, or (mxfp4) above 2^8. The fast kernels of
+        is_plain: whether no block scale is negative, NaN, or (mxfp4) above 2^8 or, of a block that
+            is not zero, below 2^-125. The fast kernels of
             products take only such.
         amax: second level, as of a :class:`QuantizedTensor`; at most one of these three is set.
         decode_scale: likewise.

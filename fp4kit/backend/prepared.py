@@ -41,6 +41,8 @@ TILE_ROWS, TILE_DEPTH = 16, 128
 TILE_CODES = TILE_ROWS * TILE_DEPTH // 2
 #: The largest E8M0 scale that is plain: products with codes, times 2^-7, are below 2^128.
 MOST_SCALE_E8M0 = 135
+#: Scale bytes below this, of blocks that are not zero, are too small for them.
+LEAST_SCALE_E8M0 = 2
 
 
 def tile_shape(spec: FormatSpec, rows: int, depth: int) -> tuple[int, int, int]:

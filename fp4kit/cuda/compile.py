@@ -298,10 +298,11 @@ def source_text(file: str) -> str:
 def architecture_option(major: int, minor: int) -> str | None:
     """`-arch=` for devices that need an architecture-specific target, None elsewhere.
 
-    The E2M1 conversion exists in sm_100a, sm_103a, sm_120a and so on, not in the plain targets that
-    CuPy asks for. Its own `-arch=sm_100`, later on the command line, keeps the suffix of ours.
+    The products of warpgroups exist in sm_90a, the E2M1 conversion in sm_100a, sm_103a, sm_120a and
+    so on, not in the plain targets that CuPy asks for. Its own `-arch=sm_100`, later on the command
+    line, keeps the suffix of ours.
     """
-    return f"-arch=sm_{major}{minor}a" if major >= 10 else None
+    return f"-arch=sm_{major}{minor}a" if major >= 9 else None
 
 
 @cache

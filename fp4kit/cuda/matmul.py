@@ -24,7 +24,7 @@ from fp4kit.backend.matmul import (
 )
 from fp4kit.backend.operations import Operations
 
-from . import blas, matmul_library, matmul_small, run
+from . import blas, matmul_library, matmul_small, matmul_warpgroup, run
 from . import ready as cuda_ready
 from .device import capability
 from .geometry import THREADS
@@ -123,7 +123,7 @@ class CudaMatmul(Operations):
     """The part of the CUDA backend that multiplies."""
 
     def matmul(self, job: MatmulJob) -> None:
-        if matmul_small.launch(job):
+        if matmul_warpgroup.launch(job) or matmul_small.launch(job):
             return
         job = job._replace(b=_in_rows(job.b))
         if not _launch_library(job):

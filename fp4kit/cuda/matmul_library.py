@@ -9,14 +9,20 @@ float32 sums, and `matmul_finish` does the rest.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from fp4kit import trace
 from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOperand
+from fp4kit.formats import FormatSpec
+from fp4kit.layout import TILE, padded_scale_shape
+from fp4kit.plan import Plan
+from fp4kit.scheme import Scheme
 
 from . import blas, run
+from . import ready as cuda_ready
 from .geometry import LANE, THREADS
 from .launch import ITEM_SIZES, grid_for
 from .matmul_choice import SCRATCH_BYTES, TILE_COLUMNS, TILE_ROWS, is_always_exact, library_dtype
@@ -105,6 +111,39 @@ def can_repeat(job: MatmulJob) -> bool:
     return exact or job.c is None or job.c.data.ptr != job.out.data.ptr
 
 
+@lru_cache(maxsize=256)
+def _codes_times_scales(
+    spec: FormatSpec, rows: int, depth: int, layout: str, low_first: bool
+) -> Plan:
+    """How rows of blocks are decoded without a second level."""
+    scheme = Scheme(
+        spec.name,  # type: ignore[arg-type]
+        recipe="torchao" if spec.has_second_level else None,
+        second_level="none" if spec.has_second_level else None,
+        scale_layout=layout,  # type: ignore[arg-type]
+        nibble_order="low_first" if low_first or not spec.packs_nibbles else "high_first",
+    )
+    return Plan(scheme.parts[0].decoding, rows, depth)
+
+
+def decodes_blocks(operand: QuantizedOperand, first: int, slabs: Slabs) -> bool:
+    """Whether the kernels of `dequantize` decode rows from `first` on to what a GEMM takes."""
+    whole = operand.depth == slabs.stride and operand.depth % operand.format.block_size == 0
+    rowwise = operand.block_scale is not None and not operand.transposed
+    return (
+        whole
+        and rowwise
+        and first % TILE[operand.scale_layout][0] == 0
+        and is_always_exact(operand, slabs.dtype)
+    )
+
+
+def _clear(address: int, size: int) -> None:
+    import cupy
+
+    cupy.cuda.runtime.memsetAsync(address, 0, size, cupy.cuda.get_current_stream().ptr)
+
+
 class _Call:
     """A product in the making."""
 
@@ -118,13 +157,12 @@ class _Call:
         job, slabs = self._job, self._slabs
         factor = 0
         if self._guards:
-            import cupy
-
-            stream = cupy.cuda.get_current_stream().ptr
-            cupy.cuda.runtime.memsetAsync(self._flag, 0, 4, stream)
+            _clear(self._flag, 4)
         if not slabs.sums:
             factor = self._flag + 16
             run.launch(factor_kernel(), (1,), (self._parameter(1), factor))
+            # With factors on the device cuBLAS reads what was there, and 0 times NaN is NaN.
+            _clear(job.out.data.ptr, job.out.nbytes)
         for row in range(0, job.a.rows, slabs.rows):
             rows = min(slabs.rows, job.a.rows - row)
             a = self._matrix(job.a, row, rows, self._a)
@@ -145,6 +183,17 @@ class _Call:
             start = first * operand.depth * ITEM_SIZES[dtype]
             return blas.Matrix(operand.data.data.ptr + start, dtype, operand.depth)
         data, scale, _ = addresses_of(operand)
+        assert isinstance(operand, QuantizedOperand)
+        if decodes_blocks(operand, first, self._slabs):
+            spec, layout = operand.format, operand.scale_layout
+            plan = _codes_times_scales(spec, rows, operand.depth, layout, operand.low_first)
+            _, stored = padded_scale_shape(rows, plan.blocks, layout)
+            data += first * spec.packed_cols(operand.depth)
+            scale += first * stored
+            aligned = run.is_aligned(data | target)
+            ready = cuda_ready.dequantize(run.current_device(), plan, dtype, 1, aligned)
+            ready.launch(data, scale, 0, target)
+            return blas.Matrix(target, dtype, stride)
         flag = 0 if is_always_exact(operand, dtype) else self._flag
         grid = grid_for(rows * -(-stride // LANE))
         shape = (operand.depth, first, rows, stride)

@@ -65,7 +65,7 @@ class Shape(NamedTuple):
         """Bytes of shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        buffers = 1 if self.staged else 2
+        buffers = 1 if self.staged or self.slices > 8 else 2
         sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
         pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
         image = pieces * 4 * 4 * max(self.tokens, 2) * 16
@@ -97,28 +97,24 @@ class Sizes(NamedTuple):
         return weights + ACTIVATION_COST * activations
 
 
-def _shapes(form: int) -> tuple[Shape, ...]:
-    """All shapes in use, those with less room for tokens first.
+#: (groups, tiles, slices, chunks, stages) whose activations all come at first: where thread blocks
+#: take several tiles of rows each, where they take one, and where half of it goes round better.
+LONG = {PREPARED: (2, 1, 8, 4, 2), ROWS: (2, 1, 8, 2, 3)}
+SHORT, NARROW = (2, 1, 8, 2, 2), (1, 1, 16, 2, 2)
+#: The same step by step.
+STAGED = {
+    PREPARED: ((14, 1, 1, 2, 4), (7, 2, 1, 2, 3), (7, 1, 2, 2, 3), (4, 2, 2, 1, 4)),
+    ROWS: ((14, 1, 1, 2, 4), (7, 2, 1, 2, 3), (7, 1, 2, 2, 3), (4, 2, 2, 2, 3)),
+}
 
-    Two pieces of the depth beside each other are one stretch of prepared weights, and whole lines
-    of 128 bytes of rows.
-    """
+
+def _shapes(form: int) -> tuple[Shape, ...]:
+    """All shapes in use, those with less room for tokens first."""
     result = []
     for tokens in (1, 2, 8, 16):
-        # Tiles of 16 rows where those of 32 are too few or do not go round well.
-        result += [
-            Shape(*division, 2, stages, tokens, False)
-            for division in ((2, 1, 8), (1, 1, 16))
-            for stages in (4, 2)
-        ]
-    if form == PREPARED:
-        divisions = ((2, 1, 8, 1), (2, 2, 8, 1), (7, 1, 2, 1), (7, 2, 2, 1), (7, 2, 1, 1))
-    else:
-        divisions = ((2, 1, 8, 2), (4, 1, 4, 2), (7, 1, 2, 2), (7, 2, 2, 2), (7, 2, 1, 2))
+        result += [Shape(*each, tokens, False) for each in (LONG[form], SHORT, NARROW)]
     for tokens in (8, 16, 32, 64):
-        result += [
-            Shape(*division, stages, tokens, True) for division in divisions for stages in (4, 3, 2)
-        ]
+        result += [Shape(*each, tokens, True) for each in STAGED[form]]
     return tuple(result)
 
 
@@ -159,13 +155,13 @@ def sample_instances() -> list[Instance]:
 
 @lru_cache(maxsize=1024)
 def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int) -> Shape | None:
-    """The shape of least cost with room for the tokens; None if none fits `most` bytes of memory.
-
-    Of equal ones the first counts: that with the least room, and the most stages.
-    """
+    """The shape of least cost with room for the tokens; None if none fits so many bytes."""
+    tiles = -(-sizes.rows // (SHORT[0] * SHORT[1] * TILE_ROWS))
+    # Of those of equal cost the first counts.
+    last = LONG[form] if tiles <= processors else None
     fitting = [
         shape
-        for shape in SHAPES[form]
+        for shape in sorted(SHAPES[form], key=lambda each: each[:5] == last)
         if takes(spec, shape, sizes.tokens) and shape.shared(spec, form, sizes.depth) <= most
     ]
     if not fitting:
@@ -183,9 +179,9 @@ def choose_for_members(
 ) -> Shape | None:
     """The same for tokens of several weights, of which a kernel takes as many as it has room for.
 
-    Nobody knows here how many each has: there is room for twice the mean.
+    Nobody knows here how many each has: there is room for one and a half times the mean.
     """
-    room = max(8, min(2 * sizes.tokens // members, MOST_TOKENS))
+    room = max(8, min(3 * sizes.tokens // (2 * members), MOST_TOKENS))
     fitting = [
         shape
         for shape in SHAPES[form]

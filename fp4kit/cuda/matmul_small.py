@@ -132,19 +132,19 @@ def _ready(
     return None if shape is None else ready_of(device, spec, form, shape, sizes, numbers)
 
 
-def _level(operand: Operand) -> tuple[int, str]:
+def level_of(operand: Operand) -> tuple[int, str]:
     """(rows of a second-level value, what it is) as the kernel takes them."""
     if isinstance(operand, FloatOperand) or operand.level is None:
         return 1, "amax"
     return operand.rows_per_level, operand.level_name
 
 
-def _is_fit(x: FloatOperand) -> bool:
+def is_fit(x: FloatOperand) -> bool:
     """Whether activations are ones that the kernels take."""
     return x.depth % 8 == 0 and x.depth > 0 and is_aligned(x.data.data.ptr)
 
 
-def _form_of(weights: Operand) -> int | None:
+def form_of(weights: Operand) -> int | None:
     """How weights lie, if the kernels take such."""
     if isinstance(weights, PreparedOperand):
         return PREPARED if weights.is_plain and is_aligned(weights.tiles.data.ptr) else None
@@ -156,7 +156,7 @@ def _form_of(weights: Operand) -> int | None:
     return ROWS if whole and is_aligned(weights.packed.data.ptr | scales.data.ptr) else None
 
 
-def _arrays_of(weights: Operand) -> tuple[int, int]:
+def arrays_of(weights: Operand) -> tuple[int, int]:
     """Addresses of (tiles, nothing) or (codes, scales)."""
     if isinstance(weights, PreparedOperand):
         return weights.tiles.data.ptr, 0
@@ -164,7 +164,7 @@ def _arrays_of(weights: Operand) -> tuple[int, int]:
     return weights.packed.data.ptr, address_of(weights.block_scale)
 
 
-def _order_of(weights: Operand) -> tuple[str, bool]:
+def order_of(weights: Operand) -> tuple[str, bool]:
     """(scale layout, whether the even element takes the high nibble)."""
     if isinstance(weights, QuantizedOperand):
         return weights.scale_layout, not weights.low_first
@@ -185,14 +185,14 @@ def launch(job: MatmulJob) -> bool:
         for one of the shapes.
     """
     x, weights = job.a, job.b
-    if not isinstance(x, FloatOperand) or not _is_fit(x):
+    if not isinstance(x, FloatOperand) or not is_fit(x):
         return False
-    parts, form = PARTS[x.dtype], _form_of(weights)
+    parts, form = PARTS[x.dtype], form_of(weights)
     if form is None or x.rows * parts > MOST_TOKENS:
         return False
     assert not isinstance(weights, FloatOperand)
     numbers = Numbers(
-        *(*_order_of(weights), *_level(x), *_level(weights)),
+        *(*order_of(weights), *level_of(x), *level_of(weights)),
         *(float(job.divisor), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
     )
     sizes = Sizes(x.rows * parts, weights.rows, weights.depth, parts)
@@ -200,7 +200,7 @@ def launch(job: MatmulJob) -> bool:
     if ready is None:
         return False
     ready.launch(
-        *(*_arrays_of(weights), x.data.data.ptr, job.out.data.ptr, 0, address_of(weights.level)),
+        *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr, 0, address_of(weights.level)),
         *(address_of(job.bias), address_of(job.c), 0, 0),
     )
     return True
@@ -228,16 +228,16 @@ def launch_ragged(job: RaggedMatmulJob) -> bool:
     """
     x, first = job.a, job.members[0]
     count = len(job.members)
-    forms = {_form_of(each) for each in job.members}
+    forms = {form_of(each) for each in job.members}
     parts = PARTS[x.dtype]
-    if forms not in ({PREPARED}, {ROWS}) or not _is_fit(x) or x.rows * parts > MOST_TOKENS * count:
+    if forms not in ({PREPARED}, {ROWS}) or not is_fit(x) or x.rows * parts > MOST_TOKENS * count:
         return False
     assert not isinstance(first, FloatOperand)
-    alike = {(_level(each), _order_of(each)) for each in job.members}
+    alike = {(level_of(each), order_of(each)) for each in job.members}
     if len(alike) > 1 or count == 1:
         return False
     numbers = Numbers(
-        *(*_order_of(first), 1, "amax", *_level(first)),
+        *(*order_of(first), 1, "amax", *level_of(first)),
         *(first.level_range, job.alpha, job.out_dtype, job.bias_dtype),
         members=count,
         wide_offsets=bool(job.offsets.dtype.itemsize == 8),
@@ -253,7 +253,7 @@ def launch_ragged(job: RaggedMatmulJob) -> bool:
     words = tuple(
         word
         for member, bias in zip(job.members, biases, strict=True)
-        for word in (*_arrays_of(member), address_of(member.level), bias)
+        for word in (*arrays_of(member), address_of(member.level), bias)
     )
     table = _table(device, words)
     ready.launch(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fp4kit.backend.matmul import PreparedOperand, QuantizedOperand
 from fp4kit.backend.operations import Operations
 from fp4kit.backend.prepared import (
+    LEAST_SCALE_E8M0,
     MOST_SCALE_E8M0,
     TILE_CODES,
     TILE_DEPTH,
@@ -81,10 +82,21 @@ def _shape_of_scales(spec: FormatSpec, tiles: int, depth_tiles: int) -> tuple[in
     return tiles, TILE_ROWS // 2, 2, depth_tiles, 4, TILE_DEPTH // spec.block_size // 4
 
 
-def is_plain(spec: FormatSpec, scales: Bytes) -> bool:
-    """Whether no scale is negative, NaN, or larger than the kernels of small products take."""
-    most = MOST_SCALE_E8M0 if spec.scale_type == "e8m0" else E4M3.max_code
-    return bool(scales.max(initial=0) <= most)
+def is_plain(spec: FormatSpec, codes: Bytes, scales: Bytes) -> bool:
+    """Whether the kernels of small products take all blocks: see :attr:`PreparedTensor.is_plain`.
+
+    Args:
+        spec: an FP4 format.
+        codes: (rows, blocks * block_size / 2).
+        scales: (rows, blocks).
+    """
+    if spec.scale_type != "e8m0":
+        return bool(scales.max(initial=0) <= E4M3.max_code)
+    if scales.max(initial=0) > MOST_SCALE_E8M0:
+        return False
+    small = scales < LEAST_SCALE_E8M0
+    of_small = codes.reshape(*scales.shape, -1)[small]
+    return not bool((of_small & 0x77).any())
 
 
 def prepare(job: WeightsJob) -> bool:
@@ -113,7 +125,7 @@ def prepare(job: WeightsJob) -> bool:
             (count * TILE_ROWS, depth_tiles * TILE_DEPTH // spec.block_size), np.uint8
         )
         scales[: stored.shape[0], : stored.shape[1]] = stored
-        plain = plain and is_plain(spec, scales)
+        plain = plain and is_plain(spec, codes, scales)
         target = job.tiles[start : start + count]
         ordered = words.reshape(_shape_of_words(count, depth_tiles)).transpose(0, 3, 2, 1, 4, 5)
         target[:, :, :TILE_CODES] = (

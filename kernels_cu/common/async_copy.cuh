@@ -4,9 +4,9 @@
 // Copies from global to shared memory that no register sees. Two ways:
 //   copy_async, commit_copies, wait_copies: each thread copies its pieces (sm_80 on);
 //   copy_bulk: one thread copies a stretch, whose arrival a barrier counts (sm_90 on).
-// What is read once is marked as the first to leave the L2 cache. The order of a ring's steps is
-// the caller's: a warp synchronizes before it overwrites what its lanes have read. On the host
-// (tests/host_copies.hpp) targets hold a pattern until somebody has waited.
+// Stretches that are read once are marked as the first to leave the L2 cache. The order of a ring's
+// steps is the caller's: a warp synchronizes before it overwrites what its lanes have read. On the
+// host (tests/host_copies.hpp) targets hold a pattern until somebody has waited.
 #pragma once
 
 #include "common/types.cuh"
@@ -97,6 +97,15 @@ struct SharedPlace {
 #endif
   }
 
+  FP4KIT_DEVICE void store_word(u32 value) const {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+#else
+    host_gpu::check_alignment(reinterpret_cast<u32*>(address));
+    *reinterpret_cast<u32*>(address) = value;
+#endif
+  }
+
   FP4KIT_DEVICE void store_vec(const uint4& value) const {
 #ifdef __CUDA_ARCH__
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
@@ -145,14 +154,26 @@ FP4KIT_DEVICE u64 read_once_policy() {
 #endif
 }
 
-// Begins to copy 4, 8 or 16 bytes; both addresses are multiples of that.
+// That of what others read as well.
+FP4KIT_DEVICE u64 keep_policy() {
+#ifdef __CUDA_ARCH__
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+#else
+  return 0;
+#endif
+}
+
+// Begins to copy 4, 8 or 16 bytes; both addresses are multiples of that. Without a cache policy:
+// NVRTC 13.0 makes an illegal instruction of one whose target has a uniform offset.
 template <int kBytes>
-FP4KIT_DEVICE void copy_async(SharedPlace target, const void* source, u64 policy) {
+FP4KIT_DEVICE void copy_async(SharedPlace target, const void* source) {
 #ifdef __CUDA_ARCH__
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
         :
-        : "r"(target.address), "l"(source), "l"(policy)
+        : "r"(target.address), "l"(source)
         : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
@@ -162,7 +183,6 @@ FP4KIT_DEVICE void copy_async(SharedPlace target, const void* source, u64 policy
   }
 #else
   host_copies::copy_async(target.address, source, kBytes);
-  static_cast<void>(policy);
 #endif
 }
 
@@ -193,11 +213,13 @@ FP4KIT_DEVICE void wait_copies() {
 constexpr u32 kBarrierBytes = 8;
 
 // By one thread, before the others may use it: then fence_barriers and a barrier of all threads.
-FP4KIT_DEVICE void init_barrier(SharedPlace barrier) {
+// `arrivals`: how many end a phase, that of expect_bytes included.
+FP4KIT_DEVICE void init_barrier(SharedPlace barrier, u32 arrivals = 1) {
 #ifdef __CUDA_ARCH__
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier.address) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals)
+      : "memory");
 #else
-  host_copies::init(barrier.address);
+  host_copies::init(barrier.address, arrivals);
 #endif
 }
 
@@ -208,7 +230,26 @@ FP4KIT_DEVICE void fence_barriers() {
 #endif
 }
 
-// The phase ends when so many bytes have been copied; by one thread, once a phase.
+// By a thread: what it has written to or read from shared memory before is over for those who wait.
+FP4KIT_DEVICE void arrive(SharedPlace barrier) {
+#ifdef __CUDA_ARCH__
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier.address) : "memory");
+#else
+  host_copies::arrive(barrier.address);
+#endif
+}
+
+// By a thread: an arrival, once its copy_async so far have ended.
+FP4KIT_DEVICE void arrive_copies(SharedPlace barrier) {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier.address)
+      : "memory");
+#else
+  host_copies::arrive_copies(barrier.address);
+#endif
+}
+
+// An arrival; the phase does not end before so many bytes have been copied.
 FP4KIT_DEVICE void expect_bytes(SharedPlace barrier, u32 bytes) {
 #ifdef __CUDA_ARCH__
   asm volatile(

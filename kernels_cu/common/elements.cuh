@@ -188,6 +188,15 @@ FP4KIT_DEVICE u32 max_across(u32 value) {
   return value;
 }
 
+// The sum of a warp's values, for all of its lanes.
+FP4KIT_DEVICE u32 sum_across(u32 value) {
+#pragma unroll
+  for (u32 distance = 16; distance != 0; distance /= 2) {
+    value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
+  }
+  return value;
+}
+
 // A group's elements x[0 .. valid), the rest +0.0. valid may be negative or beyond the count.
 template <bool kVector, class T, int kElements>
 FP4KIT_DEVICE void load_elements(

@@ -18,11 +18,18 @@ __global__ void __launch_bounds__(kThreads) matmul_decode_kernel(const void* dat
     const void* scale, i64 operand_rows, i64 flags, i64 depth, i64 first, i64 rows, i64 stride,
     typename Out::Bits* __restrict__ out, u32* __restrict__ inexact) {
   const MatmulOperand operand{data, scale, nullptr, operand_rows, flags, operand_rows};
-  const i64 row_groups = ceil_div(stride, kGroupSize);
   const i64 thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   // Neighbours read what lies side by side.
-  const i64 row = operand.transposed() ? thread % rows : thread / row_groups;
-  const i64 k = (operand.transposed() ? thread / rows : thread % row_groups) * kGroupSize;
+  const i64 inner = operand.transposed() ? rows : ceil_div(stride, kGroupSize);
+  i64 outer;
+  if (thread < (i64{1} << 32) && inner < (i64{1} << 32)) {  // a division of 64 bits takes longer
+    outer = static_cast<u32>(thread) / static_cast<u32>(inner);
+  } else {
+    outer = thread / inner;
+  }
+  const i64 rest = thread - outer * inner;
+  const i64 row = operand.transposed() ? rest : outer;
+  const i64 k = (operand.transposed() ? outer : rest) * kGroupSize;
   if (row >= rows || k >= stride) return;
   float value[kGroupSize] = {};
   if (k < depth) {
@@ -32,14 +39,14 @@ __global__ void __launch_bounds__(kThreads) matmul_decode_kernel(const void* dat
   }
   Words<Out> words;
   pack_words<Out, true>(value, words.word);
-  if constexpr (Out::kSize == 2) {
+  if (Out::kSize == 2 && inexact != nullptr) {
     bool exact = true;
 #pragma unroll
     for (int i = 0; i < kGroupSize; ++i) {
       const float back = words.value(i);
       exact = exact && (as_bits(back) == as_bits(value[i]) || (is_nan(back) && is_nan(value[i])));
     }
-    if (!exact && inexact != nullptr) *inexact = 1;
+    if (!exact) *inexact = 1;
   }
   store_elements<true>(out + row * stride + k, stride - k, words);
 }

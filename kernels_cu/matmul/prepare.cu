@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     const bool inside = first_row + row < rows;
     const i64 first = depth_tile * (kPreparedDepth / 2) + lane % 4 * 16;
     const u8* source = packed + (first_row + row) * stored_bytes + first;
+    u32 magnitudes = 0;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       u32 word = 0;
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(kThreads)
           word |= static_cast<u32>(__ldg(source + place)) << (8 * b);
         }
       }
+      magnitudes |= word & kCodeMagnitudes;
       if (high_first != 0) word = swap_nibbles(word);
       *reinterpret_cast<u32*>(tile + Tile::word_place(row, lane % 4 * 4 + i)) = prepare_word(word);
     }
@@ -53,7 +55,9 @@ __global__ void __launch_bounds__(kThreads)
       if (inside && col < blocks) {
         scale = __ldg(block_scale +
                       scale_offset(static_cast<int>(layout), first_row + row, col, stored_cols));
-        found += is_odd_scale<Format>(scale);
+        // A lane's codes of a row are one block then.
+        const bool lost = Format::kIsMx && scale < kLeastScaleE8m0 && magnitudes != 0;
+        found += lost || is_odd_scale<Format>(scale);
       }
       tile[Tile::scale_place(row, block)] = static_cast<u8>(scale);
     }

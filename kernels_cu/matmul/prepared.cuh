@@ -31,8 +31,11 @@ struct PreparedTile {
   }
 };
 
-// E8M0 scales above this times a code are beyond bfloat16, which holds products times 2^-7.
-constexpr u32 kMostScaleE8m0 = 135;
+// E8M0 scales above the first times a code are beyond bfloat16, which holds products times 2^-7.
+// Below the other one the smallest codes are lost there.
+constexpr u32 kMostScaleE8m0 = 135, kLeastScaleE8m0 = 2;
+// All codes of a word but zeros.
+constexpr u32 kCodeMagnitudes = 0x77777777u;
 
 // Scales that the kernels of small products do not multiply by: negative or NaN E4M3, large E8M0.
 template <class Format>

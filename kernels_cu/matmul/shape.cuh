@@ -35,12 +35,35 @@ struct SmallShape {
   static constexpr int kSums = kSliced ? 2 : 4;                   // of a lane and tile
   // Places of an image for a word of a lane: see activations.cuh.
   static constexpr int kSlots = 4 * (kSliced ? 2 : kTokens);
-  // Sums of warps: of both halves of memory in turn, unless every step synchronizes anyway.
+  // Sums of warps: of both halves of memory in turn, unless every step synchronizes anyway or they
+  // are those of many warps.
   static constexpr int kSumRow = kRows + 8;
   static constexpr int kSumFloats = kSlices * kTokens * kSumRow;
-  static constexpr int kSumBuffers = kStaged ? 1 : 2;
+  static constexpr int kSumBuffers = kStaged || kSlices > 8 ? 1 : 2;
   // Barriers of the rings, and two numbers.
   static constexpr int kControlBytes = (8 * kWarps * kStages + 8 + 127) / 128 * 128;
+};
+
+// How a thread block of multiply_warpgroup_kernel divides a product. kGroups x kSlices warpgroups
+// multiply: a warp has kTiles tiles of 16 rows of the weights, and of every kSlices kChunks pieces
+// of 128 of the depth its own kChunks. Other warps fill a ring of kStages stages. kColumns: columns
+// at once, which are tokens times their parts.
+template <int kGroupsValue, int kTilesValue, int kSlicesValue, int kChunksValue, int kStagesValue,
+    int kColumnsValue, int kPartsValue>
+struct WarpgroupShape {
+  static constexpr int kGroups = kGroupsValue, kTiles = kTilesValue, kSlices = kSlicesValue;
+  static constexpr int kChunks = kChunksValue;
+  static constexpr int kStages = kStagesValue, kColumns = kColumnsValue, kParts = kPartsValue;
+  static constexpr int kRoom = kColumns / kParts * kParts;  // columns of whole tokens
+  static constexpr int kWarps = 4 * kGroups * kSlices;      // that multiply
+  static constexpr int kUnits = kTiles * kWarps;            // tiles of a step
+  static constexpr int kRowTiles = 4 * kTiles * kGroups;
+  static constexpr int kStepChunks = kSlices * kChunks;
+  static constexpr int kColumnBytes = kStepChunks * kPreparedDepth * 2 * kColumns;  // of a stage
+  // Sums of a slice: columns of rows, in banks of their own.
+  static constexpr int kSumRow = kRowTiles * kPreparedRows + 8;
+  static constexpr int kSumFloats = kSlices * kColumns * kSumRow;
+  static constexpr int kControlBytes = 128;  // two barriers of each stage
 };
 
 }  // namespace fp4kit

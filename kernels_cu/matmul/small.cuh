@@ -72,7 +72,7 @@ struct Ring {
       if (valid == 0) return;
 #pragma unroll
       for (u32 i = 0; i < Shape::kTiles; ++i) {
-        cursors[i].copy(target, offset + i * Stage::kBytes, from, valid, policy);
+        cursors[i].copy(target, offset + i * Stage::kBytes, from, valid);
       }
     }
   }
@@ -94,22 +94,6 @@ struct Ring {
     }
   }
 };
-
-// The 16 bytes of a lane as words.
-FP4KIT_DEVICE u32 word_of(const uint4& codes, int i) {
-  return i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w;
-}
-
-// A fragments of both steps of 16 of a word of two rows.
-FP4KIT_DEVICE void join_rows(const u32 (&first)[4], const u32 (&second)[4], u32 (&a)[2][4]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    a[i][0] = first[2 * i];
-    a[i][1] = second[2 * i];
-    a[i][2] = first[2 * i + 1];
-    a[i][3] = second[2 * i + 1];
-  }
-}
 
 // Both steps of a word: sums += weights times activations.
 FP4KIT_DEVICE void multiply_word(float (&sums)[4], const u32 (&a)[2][4], const uint4& x) {
@@ -133,6 +117,7 @@ FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][
     for (u32 r = 0; r < 2; ++r) {
       codes[i][r] = view.load_codes(piece, r, c);
       load_scales<Format, kForm>(view.scales.at(piece), r, view.selector, scale[i][r], odd);
+      find_lost<Format, kForm>(codes[i][r], scale[i][r], odd);
     }
   }
 #pragma unroll

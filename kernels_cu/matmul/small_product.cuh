@@ -85,23 +85,34 @@ struct SmallProduct {
     const u32 pairs = (activations.columns + 1) / 2;
     const u32 pieces = weights.depth_tiles * pairs * kPairPieces;
     u32 found[2] = {0, 0};
-    for (u32 i = threadIdx.x; i < pieces; i += kThreadCount) {
-      const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
-      uint4 piece = make_uint4(0, 0, 0, 0);
-      if (at.token < activations.columns && at.k < activations.depth) {
-        piece = load_piece<Shape::kParts>(activations.place(at.token, at.k), at.token);
-      }
-      piece = finish_piece<Shape::kParts>(at.token, piece);
-      if constexpr (Shape::kSliced) {
-        const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece);
-        if (at.token == 0) {
-          found[0] = larger;
-        } else {
-          found[1] = larger;
+    constexpr u32 kAtOnce = Shape::kSliced ? 2 : 4;  // on their way
+    for (u32 first = threadIdx.x; first < pieces; first += kAtOnce * kThreadCount) {
+      uint4 piece[kAtOnce];
+#pragma unroll
+      for (u32 j = 0; j < kAtOnce; ++j) {
+        const PiecePlace at = piece_place(first + j * kThreadCount, pairs, Shape::kSlots);
+        piece[j] = make_uint4(0, 0, 0, 0);
+        if (at.token < activations.columns && at.k < activations.depth) {
+          piece[j] = load_piece<Shape::kParts>(activations.place(at.token, at.k), at.token);
         }
-        piece = raise_piece(piece);
       }
-      image.at(at.place * 16).store_vec(arrange_piece<kForm>(piece, activations.high_first));
+#pragma unroll
+      for (u32 j = 0; j < kAtOnce; ++j) {
+        const u32 i = first + j * kThreadCount;
+        if (i >= pieces) break;
+        const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
+        piece[j] = finish_piece<Shape::kParts>(at.token, piece[j]);
+        if constexpr (Shape::kSliced) {
+          const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece[j]);
+          if (at.token == 0) {
+            found[0] = larger;
+          } else {
+            found[1] = larger;
+          }
+          piece[j] = raise_piece(piece[j]);
+        }
+        image.at(at.place * 16).store_vec(arrange_piece<kForm>(piece[j], activations.high_first));
+      }
     }
     if constexpr (Shape::kSliced) {
 #pragma unroll
@@ -234,6 +245,8 @@ struct SmallProduct {
     constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
     const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
     const u32 slice = threadIdx.x / 32 % Shape::kSlices;
+    // Those of the tile before have been read: steps synchronize, or there are two places.
+    if constexpr (!Shape::kStaged && Shape::kSumBuffers == 1) __syncthreads();
     emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
     if (__syncthreads_count(is_slow) != 0) {
       multiply_slowly(at);
@@ -328,6 +341,7 @@ struct SmallProduct {
           ring.wait(stage, phase);
           copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
         }
+        __syncwarp();  // mma.sync wants all lanes at once
         const View here(view, stage * WarpRing::kStageBytes);
         const SharedPlace step_image =
             lane_image.at((Shape::kStaged ? buffer * Shape::kStepChunks : chunk) * kChunkImage);

@@ -56,6 +56,22 @@ FP4KIT_DEVICE void raw_pairs(u32 word, u32 (&pair)[4]) {
   }
 }
 
+// The 16 bytes of a lane as words.
+FP4KIT_DEVICE u32 word_of(const uint4& codes, int i) {
+  return i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w;
+}
+
+// A fragments of both steps of 16 of a word of two rows.
+FP4KIT_DEVICE void join_rows(const u32 (&first)[4], const u32 (&second)[4], u32 (&a)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    a[i][0] = first[2 * i];
+    a[i][1] = second[2 * i];
+    a[i][2] = first[2 * i + 1];
+    a[i][3] = second[2 * i + 1];
+  }
+}
+
 // Products of two pairs of bfloat16, exact here.
 FP4KIT_DEVICE u32 mul_pairs(u32 a, u32 b) {
 #ifdef __CUDA_ARCH__
@@ -187,7 +203,7 @@ struct TileCursor {
 
   // Begins to copy the first `valid` pieces of the step to a place in the ring, by all lanes.
   FP4KIT_DEVICE void copy(
-      const Target& target, u32 offset, const WeightSource& from, u32 valid, u64 policy) const {
+      const Target& target, u32 offset, const WeightSource& from, u32 valid) const {
     const u32 lane = threadIdx.x % 32;
     if constexpr (kForm == kFormPrepared) {
       constexpr u32 kPieces = Stage::kBytes / 16;
@@ -196,7 +212,7 @@ struct TileCursor {
 #pragma unroll
       for (u32 i = 0; i < kPieces; i += 32) {
         if (i + lane < pieces) {
-          copy_async<16>(target.codes.at(offset + i * 16), source + i * 16, policy);
+          copy_async<16>(target.codes.at(offset + i * 16), source + i * 16);
         }
       }
     } else {
@@ -204,17 +220,17 @@ struct TileCursor {
         const u8* source = codes;
 #pragma unroll
         for (u32 i = 0; i < Target::kTurns; ++i) {
-          copy_async<16>(target.codes.at(offset + i * Target::kTurnBytes), source, policy);
+          copy_async<16>(target.codes.at(offset + i * Target::kTurnBytes), source);
           source += Target::kRowsAtOnce * from.row_bytes;
         }
       }
       if (lane % kChunks >= valid || lane / kChunks >= kPreparedRows) return;
       const SharedPlace place = target.scales.at(offset);
       if (Tile::kBlocks == 4 || from.scale_stride == 4) {
-        copy_async<Tile::kBlocks>(place, scales, policy);
+        copy_async<Tile::kBlocks>(place, scales);
       } else {
-        copy_async<4>(place, scales, policy);
-        copy_async<4>(place.at(4), scales + from.scale_stride, policy);
+        copy_async<4>(place, scales);
+        copy_async<4>(place.at(4), scales + from.scale_stride);
       }
     }
   }
@@ -244,7 +260,16 @@ FP4KIT_DEVICE void load_scales(SharedPlace scales, u32 r, u32 selector, u32 (&sc
   }
 }
 
-// Whether some scale was negative or NaN (E4M3), or too large (E8M0).
+// The same of a row's codes, one block of MX, and its scale as `load_scales` left it.
+template <class Format, int kForm>
+FP4KIT_DEVICE void find_lost(const uint4& codes, const u32 (&scale)[2], u32& odd) {
+  if constexpr (Format::kIsMx && kForm == kFormRows) {
+    constexpr u32 kLeast = kLeastScaleE8m0 * 0x00800080u + 0x3B803B80u;
+    if (scale[0] < kLeast) odd |= (codes.x | codes.y | codes.z | codes.w) & kCodeMagnitudes;
+  }
+}
+
+// Whether some scale was negative or NaN (E4M3), or too large or too small (E8M0).
 template <class Format>
 FP4KIT_DEVICE bool has_odd_scale(u32 odd) {
   return Format::kIsMx ? odd != 0 : (odd & 0x00800080u) != 0;

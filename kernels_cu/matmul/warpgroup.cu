@@ -1,0 +1,94 @@
+// SPDX-FileCopyrightText: 2026 the fp4kit authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of some ten to some hundred rows of bfloat16 with FP4 weights, by the products of
+// warpgroups that sm_90a has: reference.matmul but for the order of the sums, which is the same in
+// every run.
+//
+// 1. arrange_columns_kernel puts activations in the order of warpgroup_mma.cuh, in memory: all
+//    thread blocks read all of them.
+// 2. Some warps fill a ring of stages by asynchronous copies. Barriers in shared memory say that a
+//    stage is full or free.
+// 3. The others decode weights in registers, as the A operand: activations need no
+//    registers, and are read from shared memory once for 64 rows.
+// 4. Sums lie in registers for all of the depth. Those of slices of the depth are added in shared
+//    memory, in their order; epilogue.cuh.
+//
+// Scales that are negative, NaN or very large where nobody has looked at them before (kFormRows)
+// take a slow way that computes each result by itself.
+//
+// Launch: WarpgroupProduct::kThreadCount threads; a thread block takes `span` tiles of 16 rows and
+// Shape::kRoom columns, the next one the next tiles. Shared memory: barriers, and the stages or the
+// sums.
+#include "matmul/warpgroup_product.cuh"
+
+namespace fp4kit {
+
+// The image of activations x (columns / kParts, depth) for blocks of kColumns columns: for each of
+// them and 128 of the depth, 16 steps of k of warpgroup_mma.cuh. Launch: 256 threads, each takes
+// the 32 elements that a lane multiplies of 128.
+template <class Form, class Columns, class Parts>
+__global__ void arrange_columns_kernel(
+    const void* x, u8* image, i64 columns, i64 depth, i64 depth_tiles, i64 room, i64 high_first) {
+#ifdef FP4KIT_HAS_WARPGROUP_MMA
+  constexpr u32 kColumns = Columns::kValue, kParts = Parts::kValue;
+  using Places = ProductColumns<kColumns>;
+  const ActivationSource<kParts> source{
+      x, static_cast<u32>(columns), static_cast<u32>(depth), high_first != 0};
+  const i64 thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  const u32 t = thread % 4, inside = thread / 4 % kColumns;
+  const i64 number = thread / 4 / kColumns;  // of a block's pieces of 128
+  const u32 block = static_cast<u32>(number / depth_tiles);
+  const u32 chunk = static_cast<u32>(number % depth_tiles);
+  const i64 column = block * room + inside;
+  if (block * room >= columns) return;
+  u8* target = image + number * (2 * kPreparedDepth * kColumns) + Places::offset(inside) + t * 4;
+#pragma unroll
+  for (u32 w = 0; w < 4; ++w) {
+    const u32 k = chunk * kPreparedDepth + 32 * t + 8 * w, own = static_cast<u32>(column);
+    uint4 piece = make_uint4(0, 0, 0, 0);
+    if (inside < room && column < columns && k < depth) {
+      piece = load_piece<kParts>(source.place(own, k), own);
+    }
+    const uint4 whole = finish_piece<kParts>(own, piece);
+    const uint4 pairs = arrange_piece<Form::kValue>(whole, source.high_first);
+    u8* place = target + 2 * w * Places::kBytes;
+    *reinterpret_cast<u32*>(place) = pairs.x;
+    *reinterpret_cast<u32*>(place + Places::kHalfBytes) = pairs.y;
+    *reinterpret_cast<u32*>(place + Places::kBytes) = pairs.z;
+    *reinterpret_cast<u32*>(place + Places::kBytes + Places::kHalfBytes) = pairs.w;
+  }
+#endif
+}
+
+// The same parameters as multiply_small_kernel's (small.cu) but for several weights.
+template <class Format, class Form, class Shape>
+__global__ void __launch_bounds__(32 * Shape::kWarps + 128, 1)
+    multiply_warpgroup_kernel(const u8* codes, const u8* scales, const void* x, void* out,
+        const float* level_a, const float* level_b, const void* bias, const void* c,
+        const u8* image, i64 columns, i64 rows, i64 depth, i64 row_bytes, i64 stored_cols, i64 span,
+        i64 layout, i64 high_first, i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b,
+        i64 direction_b, i64 divisor, i64 alpha, i64 out_type, i64 bias_type, i64 c_type) {
+#ifdef FP4KIT_HAS_WARPGROUP_MMA
+  extern __shared__ uint4 memory[];
+  u8* stages = reinterpret_cast<u8*>(memory) + Shape::kControlBytes;
+  const u32 depth_tiles = static_cast<u32>((depth + kPreparedDepth - 1) / kPreparedDepth);
+  const u32 row_tiles = static_cast<u32>((rows + kPreparedRows - 1) / kPreparedRows);
+  const u32 row_blocks = (row_tiles + static_cast<u32>(span) - 1) / static_cast<u32>(span);
+  const u32 scale_stride = ScalePlaces(static_cast<int>(layout), kTileCols).tile_bytes;
+  const WarpgroupProduct<Format, Form::kValue, Shape> product{
+      {codes, scales, row_bytes, stored_cols, scale_stride, static_cast<int>(layout), depth_tiles,
+          row_tiles},
+      {x, static_cast<u32>(columns), static_cast<u32>(depth), high_first != 0}, image,
+      {out, bias, c, {level_a, static_cast<u32>(rows_per_level_a), static_cast<int>(direction_a)},
+          {level_b, static_cast<u32>(rows_per_level_b), static_cast<int>(direction_b)},
+          as_float(static_cast<u32>(divisor)), as_float(static_cast<u32>(alpha)),
+          static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
+      static_cast<u32>(rows), static_cast<u32>(span), blockIdx.x % row_blocks,
+      blockIdx.x / row_blocks, shared_place(memory), shared_place(stages),
+      reinterpret_cast<float*>(stages)};
+  product.run();
+#endif
+}
+
+}  // namespace fp4kit

@@ -1,0 +1,182 @@
+# SPDX-FileCopyrightText: 2026 the fp4kit authors
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of products by warpgroups, run on the host, against exact arithmetic."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from fp4kit.backend.matmul import FloatOperand, MatmulJob
+from fp4kit.cuda import device as cuda_device
+from fp4kit.cuda import matmul_warpgroup
+from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Sizes
+from fp4kit.cuda.matmul_warpgroup import WarpgroupShape
+from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, get_format
+from fp4kit.reference import codecs
+from matmul_samples import check_product, prepared, weights
+
+#: Small shapes of every kind: warps with a tile and with two, slices, pieces of a step, columns.
+SHAPES = (
+    WarpgroupShape(1, 1, 1, 1, 2, 8),
+    WarpgroupShape(1, 1, 2, 2, 2, 16),
+    WarpgroupShape(1, 2, 1, 2, 3, 32),
+)
+FORMATS = ("nvfp4", "mxfp4")
+FORMS = (PREPARED, ROWS)
+CASES = [(name, form, shape) for name in FORMATS for form in FORMS for shape in SHAPES]
+#: Of other types than bfloat16: parts of a row.
+OF_PARTS = {"float16": SHAPES[1]._replace(parts=2), "float32": SHAPES[1]._replace(parts=3)}
+STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built(kernels):
+    flags = ("-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+    parts = [("nvfp4", form, shape) for form in FORMS for shape in OF_PARTS.values()]
+    instances = [
+        each
+        for name, form, shape in CASES + parts
+        for each in (
+            matmul_warpgroup.multiply_warpgroup_kernel(get_format(name), form, shape),
+            matmul_warpgroup.arrange_columns_kernel(form, shape),
+        )
+    ]
+    kernels.build(list(dict.fromkeys(instances)), flags)
+
+
+@pytest.fixture
+def multiply(on_host, monkeypatch):
+    """Launches a product on the host, divided in a way."""
+
+    @contextmanager
+    def memory(size):
+        image = on_host.empty((size,), np.uint8)
+        yield image.data.ptr
+
+    monkeypatch.setattr(matmul_warpgroup, "_prepared", matmul_warpgroup._prepared.__wrapped__)
+    monkeypatch.setattr(matmul_warpgroup.run, "memory", memory)
+    monkeypatch.setattr(matmul_warpgroup, "LEAST_COLUMNS", 1)
+    monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
+
+    def put(operand):
+        arrays = {
+            name: on_host.put(value)
+            for name, value in operand._asdict().items()
+            if isinstance(value, np.ndarray)
+        }
+        return operand._replace(**arrays)
+
+    def run(job, shape):
+        monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_: shape)
+        placed = {name: put(getattr(job, name)) for name in ("a", "b")}
+        for name in ("bias", "c"):
+            value = getattr(job, name)
+            placed[name] = None if value is None else on_host.put(value)
+        out = on_host.empty(job.out.shape, job.out.dtype)
+        assert matmul_warpgroup.launch(job._replace(**placed, out=out))
+        return out
+
+    return run
+
+
+def activations(tokens, depth, seed=1, dtype="bfloat16"):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, depth)).astype(np.float32)
+    x *= np.ldexp(np.float32(1), rng.integers(-8, 8, (tokens, 1)))
+    return FloatOperand(codecs.from_float32(x, dtype), dtype)
+
+
+def job_of(x, operand, dtype="float32", **fields):
+    out = np.zeros((x.rows, operand.rows), STORED[dtype])
+    return MatmulJob(x, operand, out, dtype, **fields)
+
+
+@pytest.mark.parametrize(("name", "form", "shape"), CASES)
+def test_shapes(name, form, shape, multiply):
+    for rows, depth, tokens in (
+        (144, 768, shape.columns),  # thread blocks of different sizes
+        (16, 128, 1),
+        (80, 640, shape.columns + 3),  # two blocks of columns; the last step is not whole
+    ):
+        operand = weights(name, rows, depth)
+        operand = prepared(operand) if form == PREPARED else operand
+        job = job_of(activations(tokens, depth), operand)
+        check_product(job, multiply(job, shape))
+
+
+@pytest.mark.parametrize("dtype", OF_PARTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_other_types(form, dtype, multiply):
+    operand = weights("nvfp4", 80, 384)
+    operand = prepared(operand) if form == PREPARED else operand
+    for tokens in (1, 5, 9):
+        job = job_of(activations(tokens, 384, dtype=dtype), operand)
+        check_product(job, multiply(job, OF_PARTS[dtype]))
+
+
+@pytest.mark.parametrize("layout", SCALE_LAYOUTS)
+@pytest.mark.parametrize("low_first", [True, False])
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_as_they_lie(name, low_first, layout, multiply):
+    operand = weights(name, 144, 384, layout=layout, low_first=low_first)
+    job = job_of(activations(13, 384), operand)
+    for shape in SHAPES[1:]:
+        check_product(job, multiply(job, shape))
+
+
+def test_sizes_that_end_inside_tiles(multiply):
+    for rows, depth in ((40, 200), (8, 8), (33, 136)):
+        operand = prepared(weights("nvfp4", rows, depth))
+        job = job_of(activations(7, depth), operand)
+        check_product(job, multiply(job, SHAPES[1]))
+
+
+@pytest.mark.parametrize("direction", SECOND_LEVEL_SCALES)
+def test_what_follows_the_sums(direction, multiply):
+    rng = np.random.default_rng(5)
+    level = rng.uniform(0.5, 2, 80).astype(np.float32)
+    facts = {"level_name": direction, "level_range": 2688.0 if direction == "amax" else 1.0}
+    operand = prepared(weights("nvfp4", 80, 256, level=level, **facts))
+    x = activations(11, 256)
+    bias = codecs.from_float32(rng.standard_normal(80).astype(np.float32), "float16")
+    c = codecs.from_float32(rng.standard_normal((11, 80)).astype(np.float32), "bfloat16")
+    extra = {"bias": bias, "bias_dtype": "float16", "c": c, "c_dtype": "bfloat16", "alpha": 0.75}
+    job = job_of(x, operand, "bfloat16", **extra)
+    check_product(job, multiply(job, SHAPES[2]))
+
+
+@pytest.mark.parametrize("byte", [0x80, 0x90, 0xFE])
+def test_odd_scales_take_the_slow_way(byte, multiply):
+    operand = weights("nvfp4", 80, 256)
+    operand.block_scale[37, 3] = byte
+    job = job_of(activations(4, 256), operand)
+    for shape in SHAPES:
+        check_product(job, multiply(job, shape))
+
+
+def test_a_scale_that_is_nan(multiply):
+    operand = weights("nvfp4", 80, 256)
+    operand.block_scale[37, 3] = 0x7F
+    out = np.asarray(multiply(job_of(activations(4, 256), operand), SHAPES[0]))
+    assert np.isnan(out[:, 37]).all()
+    assert np.isfinite(np.delete(out, 37, axis=1)).all()
+
+
+def test_the_choice():
+    wide, middle, narrow = (Sizes(64, rows, 8192) for rows in (28672, 14336, 4096))
+    for sizes, division in ((wide, 2), (middle, 1), (narrow, 0)):
+        shape = matmul_warpgroup.choose(sizes, 132)
+        assert shape[:3] == matmul_warpgroup.DIVISIONS[division]
+        assert shape.room >= 64
+    assert matmul_warpgroup.choose(wide._replace(tokens=8), 132) is None
+    assert matmul_warpgroup.choose(wide._replace(tokens=257), 132) is None
+    assert matmul_warpgroup.choose(wide._replace(tokens=256), 132).columns == 128
+    assert matmul_warpgroup.choose(narrow._replace(tokens=65), 132) is None
+
+
+def test_shapes_in_use_fit_shared_memory():
+    for shape in matmul_warpgroup.SHAPES:
+        for name in FORMATS:
+            for form in FORMS:
+                assert shape.shared(get_format(name), form) <= 227 * 1024
