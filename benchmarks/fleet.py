@@ -320,6 +320,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     """Everything that the table shows."""
+    folder.mkdir(exist_ok=True)
     source = write_source(folder / "source", options.gigabytes)
     nbytes = sum(path.stat().st_size for path in source.iterdir())
     job = Job(

@@ -437,6 +437,22 @@ def test_the_cache_is_bounded(tmp_path):
     assert cache.read_into("file", 4900, memoryview(out))
 
 
+def test_a_worker_needs_the_disk_for_three_shards(s3, model, tmp_path, monkeypatch):
+    """The shard that is uploaded, and what is kept of the source."""
+    _, fs = s3
+    source, real, seen = put(fs, model, "model"), stores.StorePlace._upload, []
+
+    def upload(place, path, name):
+        files = [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+        seen.append(sum(path.stat().st_size for path in files))
+        real(place, path, name)
+
+    monkeypatch.setattr(stores.StorePlace, "_upload", upload)
+    report = quantize(source, f"s3://{BUCKET}/out")
+    largest = max(report.shards.values()) + 4096  # its header
+    assert SMALL.max_shard_size < max(seen) <= 2 * SMALL.max_shard_size + largest
+
+
 def test_what_stands_in_for_a_file_holds_no_wrong_bytes(web):
     address, _ = web
     with opened(address) as folder:

@@ -32,6 +32,7 @@ from fp4kit.io.read.ranges import ranges_of, size_of
 
 from .mirror import opened
 from .places import Place
+from .remote_files import CACHE_BYTES
 from .urls import is_url
 
 #: Version of the notes that workers share.
@@ -184,7 +185,9 @@ def opened_job(job: Job) -> Iterator[Planned]:
         FileFormatError: if the source cannot be read.
     """
     operation, _ = OPERATIONS[job.operation]
-    with opened(job.source) as source:
+    # Beside the shard that is being written, so that three take the space of all.
+    cache = 2 * getattr(job.options, "max_shard_size", CACHE_BYTES // 2)
+    with opened(job.source, cache=min(cache, CACHE_BYTES)) as source:
         check_source(source)
         if is_pipeline(source):
             raise OptionError(

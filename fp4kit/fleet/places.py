@@ -196,7 +196,7 @@ def scratch() -> Iterator[Path]:
     except OSError as error:
         raise OutputError(
             f"{parent}: cannot be written: {error.strerror}; set TMPDIR to a directory with space "
-            "for two shards"
+            "for three shards"
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

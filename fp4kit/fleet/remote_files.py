@@ -26,8 +26,8 @@ from .patience import Patience, ShortReadError
 PIECE, CONNECTIONS = 8 << 20, 16
 #: First bytes of a weight file, which hold its header, that are fetched in one request.
 HEAD = 128 << 10
-#: Bytes that a process keeps on its disk at most: a shard of the usual size.
-CACHE_BYTES = 5 * 10**9
+#: Bytes that a process keeps on its disk at most: two shards of the usual size.
+CACHE_BYTES = 10 * 10**9
 #: What stores and servers call what changes with the content of a file.
 MARKS = ("ETag", "etag", "crc32c", "md5Hash", "blob_id")
 

@@ -51,6 +51,10 @@ class InputFile:
         """
         if self._ranges is not None:
             self._ranges.check_unchanged()
+        self._check_identity()
+
+    def _check_identity(self) -> None:
+        """As :meth:`check_unchanged`, of what lies on this disk."""
         try:
             now = _identity(self.path.stat())
         except OSError:
@@ -176,7 +180,7 @@ class PooledFile(InputFile):
         Raises:
             FileFormatError: if it has changed.
         """
-        self.check_unchanged()
+        self._check_identity()
         super().__init__(self.path)
         self.is_open = True
 
