@@ -72,7 +72,7 @@ engines: $(ENGINES)/.installed
 
 # Conversions shared by workers: a real dask scheduler, an S3 server and a web server with faults.
 fleet: $(FLEET)/.installed
-	$(FLEET)/bin/python -m pytest -q tests/test_fleet*.py
+	$(FLEET)/bin/python -m pytest -q tests/test_fleet_*.py
 
 # The pages of --html in a real browser: Debian's chromium, or any other on the path.
 IN_BROWSER = $(BROWSER)/bin/python -m pytest -q -rs tests/test_browser.py

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -541,6 +542,36 @@ def test_secrets_in_urls_are_refused_and_not_repeated(tmp_path, url):
     assert "holds no user name, password or signature" in result.stderr
     assert "secret" not in result.output
     assert "secret" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments", "said"),
+    [
+        ("distributed", ("model", "-o", "out", "--scheduler", "local:2"), "dask.distributed"),
+        ("fsspec", ("s3://bucket/model", "-o", "out"), "the package fsspec"),
+        ("s3fs", ("model", "-o", "s3://bucket/out"), "the package"),
+    ],
+)
+def test_packages_that_are_missing_are_named(model, monkeypatch, missing, arguments, said):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == missing else real(name)
+    )
+    monkeypatch.chdir(model.parent)
+    result = invoke("quantize", *arguments)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert "pip install 'fp4kit[fleet]'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_relative_paths_are_those_of_whoever_asks(checkpoints, model, tmp_path, monkeypatch):
+    """Workers were started elsewhere."""
+    monkeypatch.chdir(model.parent)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.chdir, ("/",)) as executor:
+        fp4kit.quantize_checkpoint("model", "out", workers=executor)
+    fp4kit.quantize_checkpoint("model", "alone")
+    assert checkpoints.digest(tmp_path / "out") == checkpoints.digest(tmp_path / "alone")
 
 
 def test_pipelines_and_files_are_refused(checkpoints, tmp_path):

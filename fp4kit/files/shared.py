@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace as with_changes
+from pathlib import Path
 
+from fp4kit.checkpoint.options import CommonOptions
 from fp4kit.checkpoint.report import CheckpointReport, make_report
 from fp4kit.errors import OptionError
 from fp4kit.fleet.finish import finish
@@ -28,7 +30,11 @@ def is_shared(source: StrPath, target: StrPath | None, workers: Workers) -> bool
 
 
 def job_of(
-    operation: str, source: StrPath, target: StrPath | None, options: object, device: str = "cpu"
+    operation: str,
+    source: StrPath,
+    target: StrPath | None,
+    options: CommonOptions,
+    device: str = "cpu",
 ) -> Job:
     """What workers are to do.
 
@@ -38,7 +44,13 @@ def job_of(
     if target is None:
         raise OptionError("workers and URLs need a target: name the directory or URL to write")
     check_device(device)
-    return Job(operation, os.fspath(source), os.fspath(target), options, device)  # type: ignore[arg-type]
+    return Job(operation, absolute(source), absolute(target), options, device)
+
+
+def absolute(place: StrPath) -> str:
+    """A path or URL as workers find it, wherever they were started."""
+    text = os.fspath(place)
+    return text if is_url(text) else str(Path(text).absolute())
 
 
 def run_shared(

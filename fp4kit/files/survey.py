@@ -22,7 +22,6 @@ from fp4kit.errors import OptionError
 from fp4kit.fleet.executors import Course
 from fp4kit.fleet.mirror import opened
 from fp4kit.fleet.shares import ShareWork, hash_of
-from fp4kit.fleet.urls import is_url
 from fp4kit.fleet.workers import Workers, check_workers, run
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.candidates import DEFAULT_CANDIDATES, KEPT, candidates
@@ -34,6 +33,7 @@ from .budget import Allocation, Budget, Pin, allocate, format_of, pinned
 from .choices import Layout, StrPath, SurveyChoices, check_arguments, checked, known
 from .devices import resolve_device
 from .recommend import recommendation
+from .shared import absolute
 from .survey_report import (
     CandidateError,
     ChoiceGroup,
@@ -123,7 +123,7 @@ def survey(
         if workers is not None and not source.is_dir():
             raise OptionError(f"{source}: is a file; workers are for model directories")
         asked = SurveyAsked(
-            str(path) if is_url(str(path)) else str(source.absolute()),
+            absolute(path),
             tuple(each.name for each in compared),
             layout,
             None if moments is None else str(Path(moments).absolute()),

@@ -17,7 +17,6 @@ from fp4kit.errors import OptionError
 from fp4kit.fleet.executors import Course
 from fp4kit.fleet.mirror import opened
 from fp4kit.fleet.shares import ShareWork, check_hash, hash_of, interleaved
-from fp4kit.fleet.urls import is_url
 from fp4kit.fleet.workers import Workers, check_workers, run
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.report import TensorReport
@@ -25,6 +24,7 @@ from fp4kit.io.stream.chunks import Progress
 
 from .choices import ExpertsLayout, StrPath, check_arguments, checked
 from .devices import resolve_device
+from .shared import absolute
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def verify(
         faults = path_faults(source)
         tensors: list[TensorReport] = []
         if original is not None and not faults and workers is not None:
-            places = _absolute(path), _absolute(against or "")
+            places = absolute(path), absolute(against or "")
             faults, tensors = _shared(
                 (source, original), (*places, experts_layout, used), workers, progress
             )
@@ -112,12 +112,6 @@ def verify(
     return VerifyReport(
         where, [fault.replace(str(source), where) for fault in faults], notes, tensors
     )
-
-
-def _absolute(place: StrPath) -> str:
-    """A place as workers find it, wherever they were started."""
-    text = os.fspath(place)
-    return text if is_url(text) else str(Path(text).absolute())
 
 
 def _shared(
