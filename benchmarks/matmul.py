@@ -6,9 +6,10 @@ Usage: python benchmarks/matmul.py [--quick] [--no-peers] [--paths] [--only SECT
        [--json-file FILE]
 
 bfloat16 activations. Weights are taken in turn from more than 400 MB of copies; a figure is the
-median of short CUDA-graph replays; "prepared" weights are those of fp4kit.prepare. `share` is the time that the weights' bytes take at copy
-bandwidth, measured in the same run, over the time of the product. `--paths` times each path that
-could be chosen as well: what fp4kit/cuda/matmul_choice.py should say. A few minutes; `--quick` one.
+median of short CUDA-graph replays; "prepared" are weights of fp4kit.prepare. `share` is the time
+that the weights' bytes take at copy bandwidth, measured in the same run, over the time of the
+product. `--paths` times each path that could be chosen as well: what
+fp4kit/cuda/matmul_choice.py should say. A few minutes; `--quick` one.
 """
 
 from __future__ import annotations

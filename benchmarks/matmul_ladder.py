@@ -44,24 +44,20 @@ FORMS = {PREPARED: "prepared", ROWS: "rows"}
 #: (groups, tiles, slices, chunks, stages) by form: activations all at first, and step by step.
 RESIDENT = {
     PREPARED: [
-        *((2, 1, 8, chunks, 2) for chunks in (1, 2, 4)),
-        (2, 1, 8, 2, 3),
+        *((2, 1, 8, chunks, 2) for chunks in (2, 4)),
+        *((2, 1, 8, 2, stages) for stages in (3, 4)),
+        *((2, 1, 8, 1, stages) for stages in (4, 6)),
+        (1, 1, 16, 2, 4),
         (2, 1, 12, 2, 2),
-        (2, 1, 16, 2, 2),
-        (2, 1, 16, 1, 3),
         (1, 1, 16, 2, 2),
         (1, 1, 16, 4, 2),
-        (1, 2, 16, 1, 2),
         (3, 1, 8, 2, 2),
-        (4, 1, 8, 2, 2),
     ],
     ROWS: [
         *((2, 1, 8, 2, stages) for stages in (4, 3, 2)),
         (2, 1, 12, 2, 2),
         (2, 1, 12, 2, 3),
-        (2, 1, 16, 2, 2),
         (1, 1, 16, 2, 2),
-        (1, 2, 8, 2, 2),
         (3, 1, 8, 2, 2),
     ],
 }

@@ -35,15 +35,14 @@ MOMENTS: Decorator = click.option(
     "--moments",
     metavar="FILE",
     type=FILE,
-    help="Second moments of the layers' inputs, from `fp4kit calibrate`: errors are then those "
-    "of the layers' outputs.",
+    help="What the layers are given, from `fp4kit calibrate` or llama.cpp's imatrix.gguf: errors "
+    "are then those of the layers' outputs, also those that a sweep of scales compares.",
 )
 PLAN: Decorator = click.option(
     "--plan",
     metavar="FILE",
     type=FILE,
-    help="Model directories: the format of each group of tensors, as --save-plan wrote it and "
-    "you may have edited it.",
+    help="The format of each group of tensors, as --save-plan wrote it and you may have edited it.",
 )
 SAVE_PLAN: Decorator = click.option(
     "--save-plan",

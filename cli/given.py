@@ -54,6 +54,7 @@ class Given:
     moments: Path | None = None
     text: Path | None = None
     length: int = 0
+    effects: bool = True
     formats: str = ",".join(DEFAULT_CANDIDATES)
     allow_nothing: bool = False
     against: Path | str | None = None

@@ -44,18 +44,15 @@ CHECKPOINT_ONLY = (
     "scheduler",
     "part",
     "follow_links",
-    "plan",
-    "budget",
-    "pins",
     "moments",
-    "formats",
-    "plan_file",
 )
+#: Those of several formats.
+PLANNING = ("plan", "budget", "pins", "formats", "plan_file")
 FILE_ONLY = ("scale_layout", "nibble_order", "void_dtype")
 #: What a GGUF model has no use for.
 NOT_FOR_GGUF = (*FILE_ONLY, "cast", "pad", "unscaled_fp8")
 #: What the library takes beside a Scheme.
-FILE_CHOICES = FileChoices.__optional_keys__ - set(FILE_FIELDS)
+FILE_CHOICES = FileChoices.__optional_keys__ - set(FILE_FIELDS) - {"plan"}
 CHECKPOINT_CHOICES = CheckpointChoices.__optional_keys__ - set(FILE_FIELDS) - {"plan"}
 #: Options of one format for all tensors.
 ONE_FORMAT = (
@@ -138,9 +135,11 @@ def command(given: Given) -> None:
     if given.source.suffix.lower() == GGUF and not given.source.is_dir():
         refuse(("layout",), "for model directories; a .gguf file stays one")
         refuse(NOT_FOR_GGUF, "not for .gguf files, whose blocks are ggml's own")
+        refuse(PLANNING, "not for .gguf files, which take one format")
     planned = given.plan is not None or given.budget is not None
     if planned:
         refuse(ONE_FORMAT, "not for a plan, which says the format of each tensor")
+        refuse(("pad", *FILE_ONLY[:2]), "for one format, not for a plan")
     inputs += [path for path in (given.plan, given.moments) if path is not None]
     name = MIXED if planned else given.format
     given.target = target = given.target or default_target(given.source, name)
@@ -165,7 +164,9 @@ def command(given: Given) -> None:
                 **options,
             )
         else:
-            report = quantize_file(given.source, target, scheme, progress=progress, **options)
+            report = quantize_file(
+                given.source, target, scheme, plan=plan, progress=progress, **options
+            )
     if plan_file is not None and isinstance(plan, dict):
         plan_file.write(plan_content(plan))
     if html is not None and surveyed is not None:
@@ -176,7 +177,7 @@ def command(given: Given) -> None:
 def _plan(given: Given) -> tuple[Path | dict[str, str] | None, SurveyReport | None]:
     """The format of each group of tensors, None if all get one; and the survey that chose them."""
     if given.budget is None:
-        refuse(("pins", "moments", "formats", "plan_file"), "for --budget; give one")
+        refuse(("pins", "formats", "plan_file"), "for --budget; give one")
         return given.plan, None
     if given.plan is not None:
         raise click.UsageError("--plan and --budget exclude each other")

@@ -74,7 +74,11 @@ def command(given: Given) -> None:
     for warning in report.warnings:
         say(f"Warning: {warning}")
     if plan_file is not None:
-        say(f"Wrote {plan_file.path}; fp4kit quantize {given.where} --plan {plan_file.path}")
+        weighed = "" if given.moments is None else f" --moments {given.moments}"
+        say(
+            f"Wrote {plan_file.path}; fp4kit quantize {given.where} --plan {plan_file.path}"
+            f"{weighed}"
+        )
 
 
 def run_survey(given: Given) -> SurveyReport:

@@ -23,6 +23,7 @@ pytest.register_assert_rewrite(
     "golden_elements",
     "golden_engines",
     "golden_quantizers",
+    "html_pages",
     "parity_cases",
 )
 
@@ -32,6 +33,7 @@ pytest_plugins = (
     "compare_bits",
     "golden_vectors",
     "kernels_on_host",
+    "survey_models",
 )
 
 # The same examples in every run, so that a change is judged by what it changed; others are looked

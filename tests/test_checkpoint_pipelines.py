@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+import fp4kit
 from command_line import fail, succeed
 from fp4kit.checkpoint.operations import (
     convert_checkpoint,
@@ -202,3 +203,38 @@ def test_links_from_the_command_line(checkpoints, tmp_path):
         assert not (target / "link").is_symlink()
     plain = source / "model.safetensors"
     assert "for model directories" in fail("quantize", plain, "--follow-links", code=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "wide", "budget"), [("compressed-tensors", "fp8", 6.5), ("comfy", "bf16", 11)]
+)
+def test_a_plan_for_a_pipeline(layout, wide, budget, checkpoints, tmp_path):
+    source = pipeline(checkpoints, tmp_path / "in")
+    (source / "transformer").rename(tmp_path / "old")
+    tensors = {
+        f"transformer_blocks.{block}.ff.net.{part}.weight": checkpoints.normal((64, 64), seed=part)
+        for block in range(2)
+        for part in (0, 2)
+    }
+    base = "diffusion_pytorch_model"
+    checkpoints.save(source / "transformer", tensors, {"_class_name": "transformer"}, base=base)
+    report = fp4kit.survey(source, ["nvfp4", wide], budget=budget, layout=layout)
+    assert set(report.plan.values()) == {"nvfp4", wide}
+    fp4kit.quantize_checkpoint(source, tmp_path / "out", plan=report.plan, layout=layout)
+    alone = fp4kit.survey(source / "transformer", ["nvfp4", wide], budget=budget, layout=layout)
+    assert alone.plan == report.plan
+    fp4kit.quantize_checkpoint(
+        source / "transformer", tmp_path / "one", plan=report.plan, layout=layout
+    )
+    one, other = (
+        sorted(path.glob("*.safetensors"))
+        for path in (tmp_path / "one", tmp_path / "out/transformer")
+    )
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+    assert fp4kit.verify(tmp_path / "out", source).ok
+
+
+def test_a_survey_is_of_one_model(checkpoints, tmp_path):
+    source = pipeline(checkpoints, tmp_path / "in", ("transformer", "transformer_2"))
+    with pytest.raises(OptionError, match="with 2 models to quantize, 'transformer', 'transf"):
+        fp4kit.survey(source)

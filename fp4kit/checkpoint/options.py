@@ -34,7 +34,12 @@ class CommonOptions:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files whose content decides bytes as well."""
+        """Files of JSON or amaxes whose content decides bytes as well."""
+        return ()
+
+    @property
+    def binary_files(self) -> tuple[Path, ...]:
+        """Others that do."""
         return ()
 
     @property
@@ -62,6 +67,8 @@ class CheckpointOptions(CommonOptions):
             takes the place of `format` and what belongs to it; None for one format.
         activations: None for weights only (W4A16), `uncalibrated`, or the path of a JSON file with
             the activation amax of each module (W4A4); for fp8 also `dynamic`.
+        moments: path of a file of moments, which weigh the errors that a sweep of scales compares;
+            None for errors that count alike.
         experts_layout: how fused 3-D experts are stored, None to decide by model type and sizes.
         max_shard_size: bytes of a shard at most; a larger tensor is alone in one.
         unscaled_fp8: FP8 tensors without a scale were only cast: take their values as they are.
@@ -81,6 +88,7 @@ class CheckpointOptions(CommonOptions):
     exclude: tuple[str, ...] = ()
     choices: dict[str, str] | None = None
     activations: str | None = None
+    moments: str | None = None
     experts_layout: str | None = None
     max_shard_size: int = 5 * 10**9
     unscaled_fp8: bool = False
@@ -109,6 +117,11 @@ class CheckpointOptions(CommonOptions):
         """Files whose content decides bytes as well: that of activation amaxes."""
         given = self.activations not in (None, UNCALIBRATED, DYNAMIC)
         return (Path(str(self.activations)),) if given else ()
+
+    @property
+    def binary_files(self) -> tuple[Path, ...]:
+        """That of moments."""
+        return () if self.moments is None else (Path(self.moments),)
 
 
 @dataclass(frozen=True)

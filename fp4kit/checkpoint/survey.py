@@ -22,8 +22,8 @@ from .layouts import get_layout, module_of
 from .models.fusion import fusion_group
 from .options import CheckpointOptions
 from .plan.quantize import plan_quantize
-from .read.components import is_pipeline
-from .read.directory import Checkpoint
+from .read.components import denoisers, is_pipeline
+from .read.directory import Checkpoint, listed
 
 #: What an engine builds as one layer of experts: it has one format.
 _EXPERTS = re.compile(r"^(.*?\.(?:local_)?experts)\.\d+\.")
@@ -58,18 +58,23 @@ def open_survey(
     """What a survey of a checkpoint has to measure; no data is read.
 
     Args:
-        path: model directory.
+        path: model directory; of a diffusers pipeline, its transformer or U-Net is surveyed.
         options: which tensors, and the layout that sizes are those of.
         candidates: what is compared.
 
     Raises:
-        OptionError: for a diffusers pipeline, or patterns that match nothing.
+        OptionError: for a diffusers pipeline of several models to quantize, or patterns that match
+            nothing.
         FileFormatError: if the checkpoint is malformed or quantized already.
     """
     if is_pipeline(path):
-        raise OptionError(
-            f"{path}: is a diffusers pipeline; give the folder of its transformer or U-Net"
-        )
+        names = denoisers(path)
+        if len(names) > 1:
+            raise OptionError(
+                f"{path}: is a diffusers pipeline with {len(names)} models to quantize, "
+                f"{listed(names)}; a survey is of one: give its folder"
+            )
+        path = path / names[0]
     check_cast(options.cast)
     asked = with_changes(
         options,
@@ -77,6 +82,7 @@ def open_survey(
         layout=_USUAL,
         choices=None,
         activations=None,
+        moments=None,
         granularity=None,
         allow_nothing=True,
     )

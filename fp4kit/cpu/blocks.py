@@ -18,7 +18,7 @@ import numpy as np
 
 from fp4kit.backend.interface import Plan
 
-from .buffers import second_values
+from .buffers import flat_or_empty
 from .elements import f32
 from .jit import jit_part
 from .threads import run
@@ -87,7 +87,7 @@ def block_range(
         job: makes what the kernel works on; called for each range, since what it holds of scratch
             belongs to one thread.
     """
-    scales, per_second = second_values(second), plan.rows_per_scale * plan.blocks
+    scales, per_second = flat_or_empty(second), plan.rows_per_scale * plan.blocks
 
     def work(begin: int, end: int) -> Any:
         made = job()

@@ -59,9 +59,9 @@ def aligned_output(out: np.ndarray, cols: int | None = None) -> Iterator[np.ndar
     out[...] = whole[:, : out.shape[1]]
 
 
-def second_values(second: np.ndarray | None) -> np.ndarray:
-    """Second-level scales as a flat array, empty if there are none."""
-    return read_only(np.empty(0, np.float32) if second is None else np.ascontiguousarray(second))
+def flat_or_empty(values: np.ndarray | None) -> np.ndarray:
+    """Second-level scales, or weights of columns, as they lie; empty if there are none."""
+    return read_only(np.empty(0, np.float32) if values is None else np.ascontiguousarray(values))
 
 
 def code_words(packed: np.ndarray, plan: Plan) -> np.ndarray:

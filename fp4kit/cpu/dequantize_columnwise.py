@@ -10,7 +10,7 @@ import numpy as np
 
 from fp4kit.backend.interface import Job, Plan
 
-from .buffers import read_only, second_values
+from .buffers import flat_or_empty, read_only
 from .codecs import decode_e2m1, decode_e8m0
 from .elements import f32, float_bits, index, u32
 from .jit import jit_inner, jit_of
@@ -96,6 +96,6 @@ def dequantize(job: Job, out: np.ndarray, dtype: str) -> None:
         codes = np.concatenate([codes, np.zeros(-codes.size % 4, np.uint8)])
     byte = linear_scales(job.block_scale, plan.scale_layout, (plan.vectors, plan.blocks))
     stored = Output(read_only(codes.view(np.uint32)), read_only(codes), read_only(byte.reshape(-1)))
-    numbers, scales = plan_record(plan, dtype), second_values(job.second)
+    numbers, scales = plan_record(plan, dtype), flat_or_empty(job.second)
     table = read_only(plan.format.element.values)
     fill_panels(out, dtype, lambda panel: decode_panel(panel, numbers, stored, scales, table))

@@ -16,7 +16,7 @@ import numpy as np
 
 from fp4kit.backend.interface import Job, Plan
 
-from .buffers import records, second_values
+from .buffers import flat_or_empty, records
 from .codecs import encode_e2m1, encode_float8
 from .elements import f32, float_bits, index, u32, u64
 from .jit import jit_inner, jit_of
@@ -93,7 +93,7 @@ def number_blocks(plan, tile, second, scratch):
 
 
 @jit_inner
-def tile_scales(plan, tile, scratch):
+def tile_scales(plan, tile, weights, scratch):
     """Scale bytes and element factors of the blocks of a tile."""
     amax, second, byte, factor = scratch.amax, scratch.second, scratch.byte, scratch.factor
     count = tile.blocks
@@ -103,7 +103,7 @@ def tile_scales(plan, tile, scratch):
     if plan.rules.recipe == NO_RECIPE:
         mx_scales(plan.rules, f32(1), amax, count, byte, 0, factor)
     elif plan.search != NO_SEARCH:
-        search(plan, tile, scratch)
+        search(plan, tile, weights, scratch)
     elif plan.rules.recipe == TE:
         te_scales_each(plan.rules, second, plan.per_token, amax, count, byte, factor)
     else:
@@ -161,7 +161,7 @@ def tile_codes(plan, count, scratch):
 
 
 @jit_of(allocates=True)
-def quantize_panel(panel, directions, plans, seconds, outputs):
+def quantize_panel(panel, directions, plans, seconds, weights, outputs):
     """Quantizes a panel in one or two directions.
 
     Args:
@@ -169,6 +169,7 @@ def quantize_panel(panel, directions, plans, seconds, outputs):
         directions: how many of the two entries of each of the following to use.
         plans: two records of PlanNumbers.
         seconds: two float32 arrays of second-level scales.
+        weights: what an error of each column counts in a search; empty for all alike.
         outputs: two Output.
     """
     scratch = make_scratch()
@@ -180,7 +181,7 @@ def quantize_panel(panel, directions, plans, seconds, outputs):
             tile = Tile(panel.row + first, panel.col, rows, count)
             load_tile(plan, panel, first, count, scratch.v)
             number_blocks(plan, tile, seconds[d], scratch)
-            tile_scales(plan, tile, scratch)
+            tile_scales(plan, tile, weights, scratch)
             tile_codes(plan, count, scratch)
             store_tile(plan, tile, scratch, outputs[d])
 
@@ -227,12 +228,13 @@ def quantize(*jobs: Job) -> None:
             for job in pair
         )
     )
-    seconds = tuple(second_values(job.second) for job in pair)
+    seconds = tuple(flat_or_empty(job.second) for job in pair)
+    weights = flat_or_empty(jobs[0].weights)
     with ExitStack() as done:
         outputs = [_output(job, done) for job in jobs]
         two = (outputs[0], outputs[-1])
         each_widened(
-            x, dtype, lambda panel: quantize_panel(panel, len(jobs), numbers, seconds, two)
+            x, dtype, lambda panel: quantize_panel(panel, len(jobs), numbers, seconds, weights, two)
         )
 
 

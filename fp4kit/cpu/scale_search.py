@@ -59,6 +59,31 @@ def errors_in_input(v, factor, decode, squared, total):
 
 
 @jit_inner
+def weigh_columns(weights, tile, size, out):
+    """What the error of each element of a tile of rows counts: `out[k, b]`, 0 past the end."""
+    blocks, cols = index(tile.blocks) // index(size), index(weights.size)
+    for k in range(GROUP):
+        for j in range(blocks):
+            column = index(tile.col) + j * GROUP + k
+            weight = weights[column] if column < cols else f32(0)
+            for r in range(index(size)):
+                out[k, r * blocks + j] = weight
+
+
+@jit_inner
+def errors_weighted(v, factor, decode, weights, total):
+    """`errors_in_input`, squared, each times the weight of its column."""
+    count = index(total.size)
+    for b in range(count):
+        total[b] = f32(0)
+    for k in range(GROUP):
+        for b in range(count):
+            x = bits_float(float_bits(v[k, b]) & ABS)
+            d = nearest_magnitude(x * factor[b]) * decode[b] - x
+            total[b] = total[b] + (d * d) * weights[k, b]
+
+
+@jit_inner
 def errors_scaled(v, factor, q, encode, squared, total):
     """The same of value * q against x * S, for both searches."""
     count = index(total.size)
@@ -101,12 +126,13 @@ def tile_errors(total, rows, blocks):
 
 
 @jit_inner
-def search(plan, tile, scratch):
+def search(plan, tile, weights, scratch):
     """Chooses the scale byte and element factor of each block: `scale_search.search`.
 
     Args:
         plan: `quantize_panels.PlanNumbers`; rows of 2-D blocks choose as one.
         tile: a Tile.
+        weights: what an error of each column counts, float32 (cols,); none for all alike.
         scratch: holds elements, second-level values and the bits of block amaxes.
     """
     v, amax, second = scratch.v, scratch.amax, scratch.second
@@ -124,6 +150,9 @@ def search(plan, tile, scratch):
         scaled_amax = bits_float(amax[b]) * (encode[b] * RECIPROCAL_6)
         own[b] = encode_e4m3(at_most(scaled_amax, FLT_MAX))
     reciprocal = ONE / largest
+    weighted = weights.size > 0
+    if weighted:
+        weigh_columns(weights, tile, plan.size, scratch.weights)
     for number in range(2 if four_over_six else len(STEPS)):
         if four_over_six:
             for b in range(count):
@@ -148,7 +177,10 @@ def search(plan, tile, scratch):
                 clamped = largest / second[b] > FLT_MAX and second[b] != f32(0)
                 usual = q[b] * second[b] * reciprocal
                 decode[b] = q[b] / encode[b] if clamped else usual
-            errors_in_input(v, inverse, decode, squared, total)
+            if weighted:
+                errors_weighted(v, inverse, decode, scratch.weights, total)
+            else:
+                errors_in_input(v, inverse, decode, squared, total)
         if plan.is_2d:
             tile_errors(total, tile.rows, tile.blocks // plan.size)
         for b in range(count):

@@ -55,6 +55,7 @@ class Scratch(NamedTuple):
     search: np.ndarray
     words: np.ndarray
     random: np.ndarray
+    weights: np.ndarray
 
 
 class Output(NamedTuple):
@@ -84,6 +85,7 @@ def make_scratch():
         np.empty((6, TILE), np.float32),
         np.empty((8, TILE), np.uint32),
         np.empty((4, TILE), np.uint32),
+        np.empty((GROUP, TILE), np.float32),
     )
 
 

@@ -22,6 +22,8 @@ MOST_TOKENS = 64
 PREPARED, ROWS = 0, 1
 #: A piece of 128 of the depth in shared memory, of weights in rows: WeightStage::kChunkBytes.
 ROWS_CHUNK_BYTES = 1152
+#: Threads that fill the stages, where activations do not come step by step.
+FILLERS = 128
 #: How much a byte of activations from the L2 cache counts beside one of weights from memory.
 ACTIVATION_COST = 0.3
 
@@ -59,7 +61,7 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 32 * self.groups * self.slices
+        return 32 * self.groups * self.slices + (0 if self.staged else FILLERS)
 
     def shared(self, spec: FormatSpec, form: int, depth: int) -> int:
         """Bytes of shared memory."""
@@ -99,7 +101,7 @@ class Sizes(NamedTuple):
 
 #: (groups, tiles, slices, chunks, stages) whose activations all come at first: where thread blocks
 #: take several tiles of rows each, where they take one, and where half of it goes round better.
-LONG = {PREPARED: (2, 1, 8, 4, 2), ROWS: (2, 1, 8, 2, 3)}
+LONG = {PREPARED: (2, 1, 8, 2, 4), ROWS: (2, 1, 8, 2, 3)}
 SHORT, NARROW = (2, 1, 8, 2, 2), (1, 1, 16, 2, 2)
 #: The same step by step.
 STAGED = {
@@ -111,7 +113,7 @@ STAGED = {
 def _shapes(form: int) -> tuple[Shape, ...]:
     """All shapes in use, those with less room for tokens first."""
     result = []
-    for tokens in (1, 2, 8, 16):
+    for tokens in (1, 2, 4, 8, 16):
         result += [Shape(*each, tokens, False) for each in (LONG[form], SHORT, NARROW)]
     for tokens in (8, 16, 32, 64):
         result += [Shape(*each, tokens, True) for each in STAGED[form]]

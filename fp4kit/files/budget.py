@@ -159,14 +159,16 @@ class Allocation:
         self._elements = [sum(by_name[name].elements for name in each.members) for each in groups]
         self._offers: list[dict[str, _Offer]] = []
         for group in groups:
-            members = [by_name[name].errors for name in group.members]
-            shared = [name for name in members[0] if all(name in each for each in members)]
+            members = [by_name[name] for name in group.members]
+            shared = [
+                name for name in members[0].errors if all(name in each.errors for each in members)
+            ]
             self._offers.append(
                 {
                     name: _Offer(
                         name,
-                        sum(each[name].nbytes for each in members),
-                        min(sum(each[name].cost for each in members), LOST),
+                        sum(each.errors[name].nbytes for each in members),
+                        min(sum(each.harm(name) for each in members), LOST),
                     )
                     for name in shared
                 }

@@ -2,26 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fp4kit.calibrate`: runs a model on text and keeps what its layers were given.
 
-transformers runs the model on the CPU. It maps plain weights from their files and copies none of
-them, and the pages of a layer are given back once the layer has run: memory holds one layer. Only
-weights that transformers puts together when it loads them (experts stored one by one) stay in
-memory as a whole.
+transformers loads the model, :mod:`.run_layers` runs it on the CPU. transformers maps plain weights
+from their files and copies none of them; experts that are stored one by one are put together in a
+file first (:mod:`.merge_experts`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib.util
-import mmap
-import os
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fp4kit.checkpoint.layouts import module_of
 from fp4kit.checkpoint.models import architectures
@@ -30,20 +24,20 @@ from fp4kit.checkpoint.read.directory import listed, read_json
 from fp4kit.checkpoint.survey import choice_groups, open_survey
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.candidates import candidate
-from fp4kit.io.moments import write_moments
+from fp4kit.io.moments import Floats, InputMoments, write_moments
 from fp4kit.io.stream.chunks import Progress
 from fp4kit.io.write.files import check_output
 
 from .choices import StrPath, check_arguments, checked
+from .merge_experts import State, merged_state
+from .run_layers import LayerInputs, run_batches
 
 #: Tokens of one text at most; longer ones are cut into pieces.
 LENGTH = 512
 #: Tokens that go through the model together.
-BATCH_TOKENS = 2048
+BATCH_TOKENS = 512
 #: What a user needs.
 EXTRA = ("torch", "transformers")
-#: A line of /proc/self/maps: its addresses and, from here on, its file.
-_FILE_COLUMN = 5
 
 
 @dataclass(frozen=True)
@@ -69,32 +63,13 @@ class CalibrationReport:
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(eq=False)
-class _Inputs:
-    """What the modules that share a weight were given."""
-
-    modules: list[str]
-    squares: NDArray[np.float64] | None = None
-    rows: int = 0
-    amax: float = 0.0
-
-    def add(self, x: Any) -> None:
-        """Takes the rows of an input."""
-        flat = x.detach().reshape(-1, x.shape[-1]).float()
-        if not len(flat):
-            return
-        squares = flat.square().sum(0, dtype=flat.new_empty(0).double().dtype).numpy()
-        self.squares = squares if self.squares is None else self.squares + squares
-        self.rows += len(flat)
-        self.amax = max(self.amax, float(flat.abs().max()))
-
-
 def calibrate(
     path: StrPath,
     text: StrPath,
     target: StrPath,
     *,
     length: int = LENGTH,
+    effects: bool = True,
     force: bool = False,
     progress: Progress | None = None,
 ) -> CalibrationReport:
@@ -108,6 +83,8 @@ def calibrate(
         target: .safetensors file to write, atomically: second moments and amaxes, for `moments` of
             :func:`fp4kit.survey` and `activations` of :func:`fp4kit.quantize_checkpoint`.
         length: tokens of a text at most; longer ones are cut into pieces.
+        effects: measure too what an error of each layer's output does to the model's, by
+            derivatives: two to three times the work.
         force: replace an older target.
         progress: called with (tokens done, tokens in all).
 
@@ -140,26 +117,56 @@ def calibrate(
     with open_survey(source, CheckpointOptions(), [candidate("fp8")]) as found:
         names = [work.tensor.name for work in found.works]
         stored = [*names, *(work.tensor.name for work in found.kept)]
-        widths = {module_of(w.tensor.name): w.tensor.spec.shape[-1] for w in found.works}
-    model, tokenizer = _load(source)
-    inputs = _watched(model, source, names, stored)
-    batches = list(_batches(tokenizer, texts, length))
-    tokens = sum(len(piece) for batch in batches for piece in batch)
-    _run(model, inputs, batches, tokens, progress)
-    second: dict[str, NDArray[np.float64]] = {}
-    amax: dict[str, float] = {}
-    for each in {id(each): each for each in inputs.values()}.values():
-        for module in each.modules if each.squares is not None else ():
-            assert each.squares is not None
-            if len(each.squares) == widths[module]:
-                second[module], amax[module] = each.squares / each.rows, each.amax
-    unseen = [module_of(name) for name in names if module_of(name) not in second]
+        shapes = {module_of(w.tensor.name): w.tensor.spec.shape[-2:] for w in found.works}
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".calibrate-") as scratch:
+        model, tokenizer = _load(source, merged_state(source, Path(scratch)))
+        inputs = _watched(model, source, names, stored)
+        batches = list(_batches(tokenizer, texts, length))
+        tokens = sum(len(piece) for batch in batches for piece in batch)
+        run_batches(model, inputs, batches, effects=effects, progress=progress)
+    seen = _moments(out, inputs.values(), shapes)
+    unseen = [module_of(name) for name in names if module_of(name) not in seen.second]
+    amax = dict(seen.amax)
     warnings = _fall_back(names, amax, unseen)
+    blind = [name for name in seen.second if effects and name not in seen.effect]
+    if blind:
+        warnings.append(
+            f"no derivatives by the outputs of {len(blind)} of {len(names)} modules: "
+            f"{listed(blind)}; of these only what they are given is known"
+        )
     facts = {"texts": str(sum(map(len, batches))), "tokens": str(tokens), "model": source.name}
-    write_moments(output, second, amax, facts)
+    write_moments(output, with_changes(seen, amax=amax), facts)
     return CalibrationReport(
-        str(source), str(out), sum(map(len, batches)), tokens, list(second), unseen, warnings
+        str(source), str(out), sum(map(len, batches)), tokens, list(seen.second), unseen, warnings
     )
+
+
+def _moments(
+    path: Path, seen: Iterable[LayerInputs], shapes: Mapping[str, tuple[int, ...]]
+) -> InputMoments:
+    """What was seen, as means of each module."""
+    second: dict[str, Floats] = {}
+    amax: dict[str, float] = {}
+    rows: dict[str, float] = {}
+    effect: dict[str, Floats] = {}
+    for each in {id(each): each for each in seen}.values():
+        if each.squares is None:
+            continue
+        first = 0
+        heights = [shapes[name][0] for name in each.modules]
+        for module, height in zip(each.modules, heights, strict=True):
+            if len(each.squares) != shapes[module][-1]:
+                continue
+            second[module] = each.squares / each.rows
+            amax[module], rows[module] = each.amax, float(each.rows)
+            if each.effects is None:
+                continue
+            if len(each.effects) == height:
+                effect[module] = each.effects / each.rows
+            elif len(each.effects) == sum(heights):  # gate and up of an expert, one matrix
+                effect[module] = each.effects[first : first + height] / each.rows
+                first += height
+    return InputMoments(path, second, amax, rows, effect)
 
 
 def _fall_back(names: Sequence[str], amax: dict[str, float], unseen: Sequence[str]) -> list[str]:
@@ -176,8 +183,13 @@ def _fall_back(names: Sequence[str], amax: dict[str, float], unseen: Sequence[st
     ]
 
 
-def _load(source: Path) -> tuple[Any, Any]:
-    """The model as its config.json names it, and its tokenizer."""
+def _load(source: Path, state: State | None) -> tuple[Any, Any]:
+    """The model as its config.json names it, and its tokenizer.
+
+    Args:
+        source: model directory.
+        state: its parameters, None where transformers is to take them from its files.
+    """
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -188,7 +200,12 @@ def _load(source: Path) -> tuple[Any, Any]:
     loader = getattr(transformers, str(name), transformers.AutoModel)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model = loader.from_pretrained(source, dtype="auto", local_files_only=True)
+        options: dict[str, Any] = {"dtype": "auto", "local_files_only": True}
+        if state is None:
+            model = loader.from_pretrained(source, **options)
+        else:
+            made = transformers.AutoConfig.from_pretrained(source)
+            model = loader.from_pretrained(None, config=made, state_dict=state, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise FileFormatError(
             f"{source}: transformers cannot load it: {str(error).splitlines()[0][:200]}"
@@ -197,17 +214,20 @@ def _load(source: Path) -> tuple[Any, Any]:
     for part in model.modules():
         if hasattr(part, "config") and hasattr(part.config, "_experts_implementation"):
             part.config._experts_implementation = "eager"
+        # A layer that runs anew must not find its own keys and values.
+        if hasattr(part, "config") and hasattr(part.config, "use_cache"):
+            part.config.use_cache = False
     return model.eval(), tokenizer
 
 
 def _watched(
     model: Any, source: Path, names: Sequence[str], stored: Sequence[str]
-) -> dict[int, _Inputs]:
+) -> dict[int, LayerInputs]:
     """Address of a weight to the modules that it is the weight of."""
     config = read_json(source / "config.json")
     models = architectures.models(config, stored)
     parameters = dict(model.named_parameters())
-    found: dict[int, _Inputs] = {}
+    found: dict[int, LayerInputs] = {}
     for name in names:
         module = module_of(name)
         for built in dict.fromkeys([name, *(text for each in models for text in each.built(name))]):
@@ -216,7 +236,7 @@ def _watched(
                 continue
             if weight.dim() == 3:  # all experts of a layer
                 weight = weight[_expert_of(module)]
-            found.setdefault(weight.data_ptr(), _Inputs([])).modules.append(module)
+            found.setdefault(weight.data_ptr(), LayerInputs([])).modules.append(module)
             break
     if not found:
         raise FileFormatError(
@@ -245,76 +265,3 @@ def _batches(tokenizer: Any, text: Path, length: int) -> Iterator[list[list[int]
         step = max(BATCH_TOKENS // size, 1)
         for first in range(0, len(pieces), step):
             yield pieces[first : first + step]
-
-
-def _run(
-    model: Any,
-    inputs: dict[int, _Inputs],
-    batches: Sequence[Sequence[Sequence[int]]],
-    total: int,
-    progress: Progress | None,
-) -> None:
-    """Runs all batches, and notes what each watched weight is multiplied with."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    class Watch(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func is torch.nn.functional.linear and len(args) > 1:
-                found = inputs.get(args[1].data_ptr())
-                if found is not None:
-                    found.add(args[0])
-            return func(*args, **(kwargs or {}))
-
-    done = 0
-    with _released(model), torch.no_grad(), Watch():
-        for batch in batches:
-            model(torch.tensor(batch))
-            done += sum(map(len, batch))
-            if progress is not None:
-                progress(done, total)
-
-
-@contextlib.contextmanager
-def _released(model: Any) -> Iterator[None]:
-    """Has the memory of each layer's mapped weights given back once the layer has run."""
-    kinds = set(getattr(model, "_no_split_modules", None) or ())
-    hooks = [
-        part.register_forward_hook(lambda module, *_: _release(module.parameters()))
-        for part in model.modules()
-        if type(part).__name__ in kinds
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _release(parameters: Iterable[Any]) -> None:
-    """Gives back the pages of parameters that are mapped from files, which can be read again."""
-    mapped = _mapped_files()
-    libc = ctypes.CDLL(None, use_errno=True)
-    page = mmap.PAGESIZE
-    for parameter in parameters:
-        first = parameter.data_ptr()
-        last = first + parameter.numel() * parameter.element_size()
-        if any(low <= first and last <= high for low, high in mapped):
-            begin, end = -(-first // page) * page, last // page * page
-            if end > begin:
-                libc.madvise(
-                    ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED
-                )
-
-
-def _mapped_files() -> list[tuple[int, int]]:
-    """Addresses at which weight files are mapped; elsewhere nothing could be read again."""
-    found = []
-    for line in Path(f"/proc/{os.getpid()}/maps").read_text().splitlines():
-        parts = line.split(maxsplit=_FILE_COLUMN)
-        if len(parts) > _FILE_COLUMN and parts[_FILE_COLUMN].endswith(".safetensors"):
-            low, _, high = parts[0].partition("-")
-            found.append((int(low, 16), int(high, 16)))
-    return found

@@ -55,12 +55,14 @@ class FileChoices(Choices, total=False):
     nibble_order: NibbleOrder
     pad: bool
     void_dtype: Literal["bfloat16"] | None
+    plan: Mapping[str, str] | str | os.PathLike[str] | None
 
 
 class CheckpointChoices(Choices, total=False):
     """The choices of :func:`quantize_checkpoint`."""
 
     activations: str | os.PathLike[str] | None
+    moments: str | os.PathLike[str] | None
     experts_layout: ExpertsLayout | None
     max_shard_size: str | None
     follow_links: bool

@@ -39,10 +39,11 @@ from .choices import (
 )
 from .devices import resolve_device, resolve_devices
 from .shared import is_shared, job_of, run_shared
-from .survey_plan import choices_of
+from .survey_plan import choices_of, file_choices_of
 
 #: What the name of a result gets whose tensors have several formats.
 MIXED = "mixed"
+_ONE_OR_PLAN = "a plan says the format of each tensor; leave format and scheme out"
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,7 +92,8 @@ def quantize_file(
             `include`, `exclude`: name patterns, globs or `re:` and a regular expression.
             `cast="float32"`: take float64 as that. `void_dtype="bfloat16"`: what 2-byte void data
             of NumPy's files is. `unscaled_fp8`: FP8 without a scale was only cast. `allow_nothing`:
-            no error if nothing is quantized.
+            no error if nothing is quantized. `plan`: the format of each tensor, from
+            :func:`fp4kit.survey` or as the path of a file; it takes the place of `scheme`.
 
     Returns:
         An entry per tensor with error statistics; the numbers of `--json`.
@@ -129,9 +131,17 @@ def quantize_file(
     # A dry run computes nothing, so it needs no device, unless one was asked for by name.
     used = "cpu" if dry_run and device == "auto" else resolve_device(device)
     given = {"allow_nothing": False, **given}
+    plan = given.pop("plan", None)
     wanted = Scheme(**{name: given.pop(name) for name in FILE_FIELDS})
     options = QuantizeOptions(wanted, device=used, force=force, **given)
-    out = default_target(path, wanted.format) if target is None else Path(target)
+    if plan is not None:
+        if wanted != Scheme():
+            raise OptionError(_ONE_OR_PLAN)
+        if path.suffix.lower() == GGUF:
+            raise OptionError(f"{path}: a .gguf file takes one format; leave the plan out")
+        options = with_changes(options, choices=file_choices_of(path, options, plan))
+    name = MIXED if plan is not None else wanted.format
+    out = default_target(path, name) if target is None else Path(target)
     return files.quantize_file(path, None if dry_run else out, options, progress, decode)
 
 
@@ -172,11 +182,13 @@ def quantize_checkpoint(
             `e4m3_max`, `include`, `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for
             :func:`quantize_file`. `activations`: None for weights only, `uncalibrated`, a JSON file
             with the amax of each module's input, or one that :func:`fp4kit.calibrate` wrote; for
-            fp8 also `dynamic`. `experts_layout`: how fused experts are stored where that is not
-            clear. `max_shard_size`: like 5GB. `follow_links`: copy what links out of the source
-            point to. `lossless`: refuse to change a value, so that only codes that are taken over
-            are written; some are read for that. `plan`: the format of each group of tensors, from
-            :func:`fp4kit.survey` or as the path of a file; it takes the place of `scheme`.
+            fp8 also `dynamic`. `moments`: of the layers' inputs, as for :func:`fp4kit.survey`: they
+            weigh the errors that `sweep` compares. `experts_layout`: how fused experts are stored
+            where that is not clear. `max_shard_size`: like 5GB. `follow_links`: copy what links
+            out of the source point to. `lossless`: refuse to change a value, so that only codes
+            that are taken over are written; some are read for that. `plan`: the format of each
+            group of tensors, from :func:`fp4kit.survey` or as the path of a file; it takes the
+            place of `scheme`.
 
     Returns:
         An entry per tensor with error statistics, and the files around them.
@@ -204,8 +216,13 @@ def quantize_checkpoint(
     path = Path(source) if shared else checked(source)
     plan = given.pop("plan", None)
     size = shard_size(given.pop("max_shard_size", None))
-    if given.get("activations") is not None:
-        given["activations"] = os.fspath(given["activations"])
+    for name in ("activations", "moments"):
+        if given.get(name) is not None:
+            given[name] = os.fspath(given[name])
+    if given.get("moments") is not None:
+        if device not in ("auto", "cpu"):
+            raise OptionError(f"device={device!r}: moments are for the CPU; leave device out")
+        device = "cpu"
     options = CheckpointOptions(
         **{"allow_nothing": False, **given},
         layout=layout,
@@ -213,12 +230,11 @@ def quantize_checkpoint(
     )
     if plan is not None:
         if options.scheme != Scheme():
-            raise OptionError("a plan says the format of each tensor; leave format and scheme out")
+            raise OptionError(_ONE_OR_PLAN)
         with opened(os.fspath(source)) as folder:
             options = with_changes(options, choices=choices_of(folder, options, plan))
     if shared:
-        if options.files:  # workers are elsewhere
-            options = with_changes(options, activations=str(options.files[0].absolute()))
+        options = _with_absolute_files(options)
         return run_shared(
             job_of("quantize", source, target, options, device), workers,
             resume=resume, force=force, dry_run=dry_run, progress=progress,
@@ -235,3 +251,12 @@ def quantize_checkpoint(
         force=force,
         progress=progress,
     )
+
+
+def _with_absolute_files(options: CheckpointOptions) -> CheckpointOptions:
+    """Options whose files are found by workers, wherever they were started."""
+    if options.files:
+        options = with_changes(options, activations=str(options.files[0].absolute()))
+    if options.binary_files:
+        options = with_changes(options, moments=str(options.binary_files[0].absolute()))
+    return options

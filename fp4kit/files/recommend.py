@@ -46,9 +46,9 @@ def _smallest(report: SurveyReport, small: Point) -> str:
 
 
 def _widen(report: SurveyReport, name: str) -> str:
-    errors = sorted(tensor.errors[name].cost for tensor in report.tensors if name in tensor.errors)
+    errors = sorted(tensor.harm(name) for tensor in report.tensors if name in tensor.errors)
     typical = errors[len(errors) // 2]
-    worst = [t for t in report.worst(name) if t.errors[name].cost > OUTLIER**2 * typical]
+    worst = [t for t in report.worst(name) if t.harm(name) > OUTLIER**2 * typical]
     if not worst:
         return f"No tensor stands out: the worst under {name} is {report.worst(name, 1)[0].name}."
     more = f" and {len(worst) - NAMED} more" if len(worst) > NAMED else ""

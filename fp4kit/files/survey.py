@@ -17,6 +17,8 @@ import numpy as np
 
 from fp4kit import __version__
 from fp4kit.checkpoint.layouts import get_layout
+from fp4kit.checkpoint.plan.moments import open_moments
+from fp4kit.checkpoint.read.components import is_pipeline
 from fp4kit.checkpoint.survey import Surveyed
 from fp4kit.errors import OptionError
 from fp4kit.fleet.executors import Course
@@ -25,13 +27,13 @@ from fp4kit.fleet.shares import ShareWork, hash_of
 from fp4kit.fleet.workers import Workers, check_workers, run
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.candidates import DEFAULT_CANDIDATES, KEPT, candidates
-from fp4kit.io.moments import read_moments
 from fp4kit.io.stream.chunks import Progress, Tally
 from fp4kit.io.survey_tensors import SurveyWork, survey_tensors
 
 from .budget import Allocation, Budget, Pin, allocate, format_of, pinned
 from .choices import Layout, StrPath, SurveyChoices, check_arguments, checked, known
 from .devices import resolve_device
+from .moments import sensitivities, take_moments
 from .recommend import recommendation
 from .shared import absolute
 from .survey_report import (
@@ -41,7 +43,7 @@ from .survey_report import (
     SurveyedTensor,
     SurveyReport,
 )
-from .survey_source import SurveyAsked, open_surveyed, survey_share, take_moments
+from .survey_source import SurveyAsked, open_surveyed, survey_share
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,8 +74,8 @@ def survey(
         budget: choose a candidate for each group of tensors so that all take at most so many bits
             a weight (`4.8`), or the whole result so many bytes (`"20GB"`).
         pins: `PATTERN=FORMAT`: what some tensors get whatever the budget.
-        moments: file of the second moments of the layers' inputs (:mod:`fp4kit.io.moments`): errors
-            are then those of the layers' outputs.
+        moments: file of the second moments of the layers' inputs (:mod:`fp4kit.io.moments`), or
+            llama.cpp's `imatrix.gguf`: errors are then those of the layers' outputs.
         layout: which layout sizes are those of; a budget chooses among the formats that it holds.
         device: as for :func:`quantize_file`; `cpu` with moments.
         workers: who shares the reading of a model directory, as for :func:`quantize_checkpoint`;
@@ -108,7 +110,7 @@ def survey(
     fixed = [Pin.of(text) for text in pins]
     names = list(dict.fromkeys([*formats, *(pin.candidate for pin in fixed)]))
     compared = candidates([*formats, *names[len(list(formats)) :]])
-    read = None if moments is None else read_moments(checked(moments))
+    read = None if moments is None else open_moments(Path(moments))
     used = "cpu" if device == "auto" and read is not None else device
     # Workers see what they have.
     used = resolve_device(used) if workers is None else used
@@ -120,8 +122,8 @@ def survey(
         opened(os.fspath(path)) as source,
         open_surveyed(checked(source), layout, compared, given) as found,
     ):
-        if workers is not None and not source.is_dir():
-            raise OptionError(f"{source}: is a file; workers are for model directories")
+        if workers is not None and (not source.is_dir() or is_pipeline(source)):
+            raise OptionError(f"{source}: is no model directory, which workers are for")
         asked = SurveyAsked(
             absolute(path),
             tuple(each.name for each in compared),
@@ -187,6 +189,7 @@ def _measure(
 
 def _tensors(found: Surveyed, names: Sequence[str]) -> list[SurveyedTensor]:
     groups = {name: key for key, members in found.groups.items() for name in members}
+    weights = sensitivities(found.works)
     return [
         SurveyedTensor(
             name=work.tensor.name,
@@ -195,6 +198,7 @@ def _tensors(found: Surveyed, names: Sequence[str]) -> list[SurveyedTensor]:
             nbytes=work.tensor.spec.nbytes,
             group=groups[work.tensor.name],
             errors={name: error for name in names if (error := _error(work, name)) is not None},
+            sensitivity=weights[work.tensor.name],
         )
         for work in found.works
     ]

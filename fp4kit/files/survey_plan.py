@@ -15,6 +15,8 @@ from fp4kit.checkpoint.read.json_files import read_settings
 from fp4kit.checkpoint.survey import Surveyed, resolve
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.candidates import KEPT, candidate
+from fp4kit.io.quantize import open_file_survey
+from fp4kit.io.report import QuantizeOptions
 
 #: The key that says what the file is, and the version of its form.
 KEY, VERSION = "fp4kit_plan", 1
@@ -74,6 +76,32 @@ def choices_of(path: Path, options: CheckpointOptions, plan: Plan) -> dict[str, 
     """
     where, groups = read_plan(plan)
     return resolve(path, options, lambda found: _fitted(where, groups, found))
+
+
+def file_choices_of(path: Path, options: QuantizeOptions, plan: Plan) -> dict[str, str]:
+    """The candidate of every tensor of a file under a plan.
+
+    Args:
+        path: .safetensors, .npy or .npz file.
+        options: which tensors.
+        plan: what each tensor gets.
+
+    Raises:
+        OptionError: for tensors that the file does not have, or that the plan lacks, and for a
+            format that a tensor's rows cannot have.
+    """
+    where, groups = read_plan(plan)
+    with open_file_survey(path, options, [candidate("fp8")]) as (source, works, kept):
+        names = [work.tensor.name for work in works]
+        chosen = _fitted(where, groups, Surveyed(source, works, kept, {n: [n] for n in names}))
+        for work in works:
+            scheme, rows = _scheme(chosen[work.tensor.name]), work.tensor.spec.shape[-1]
+            if scheme is not None and rows % scheme.spec.block_size:
+                raise OptionError(
+                    f"{where}: {work.tensor.name} cannot be {scheme.format}: its rows of {rows} "
+                    f"are no multiple of {scheme.spec.block_size}; choose fp8 or {KEPT}"
+                )
+    return chosen
 
 
 def _fitted(where: str, groups: dict[str, str], found: Surveyed) -> dict[str, str]:

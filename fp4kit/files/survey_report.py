@@ -38,7 +38,7 @@ class CandidateError:
 
     @property
     def cost(self) -> float:
-        """What a budget makes small: `output_noise`, and without moments `noise`."""
+        """`output_noise`, and without moments `noise`."""
         return self.noise if self.output_noise is None else self.output_noise
 
     @property
@@ -69,6 +69,8 @@ class SurveyedTensor:
         nbytes: bytes in the source.
         group: key of the :class:`ChoiceGroup` that it belongs to.
         errors: what each candidate that can hold it does, by the candidate's name.
+        sensitivity: how much of the model's output hangs on it, 1 on average, and 1 for all where
+            that is not known.
     """
 
     name: str
@@ -77,11 +79,16 @@ class SurveyedTensor:
     nbytes: int
     group: str
     errors: Mapping[str, CandidateError]
+    sensitivity: float = 1.0
 
     @property
     def elements(self) -> int:
         """How many numbers it holds."""
         return math.prod(self.shape)
+
+    def harm(self, candidate: str) -> float:
+        """What a budget makes small: what a candidate does to it, by what hangs on it."""
+        return self.sensitivity * self.errors[candidate].cost
 
     @property
     def layer(self) -> int | None:
@@ -105,6 +112,7 @@ class SurveyedTensor:
             "group": self.group,
             "layer": self.layer,
             "kind": self.kind,
+            "sensitivity": self.sensitivity,
             "errors": {name: error.to_json() for name, error in self.errors.items()},
         }
 
@@ -154,7 +162,7 @@ class Point:
         nbytes: bytes of the surveyed tensors.
         total_nbytes: those and all kept tensors.
         bits: bits a weight over the surveyed tensors.
-        error: mean over the tensors of what a budget makes small (:attr:`CandidateError.cost`),
+        error: mean over the tensors of what a budget makes small (:meth:`SurveyedTensor.harm`),
             as relative root mean square in percent.
         weights: candidate to the share of weights that have it.
         label: `nvfp4` where all have one candidate, "" for a mixture.
@@ -252,7 +260,7 @@ class SurveyReport:
     def worst(self, candidate: str, count: int = WORST) -> list[SurveyedTensor]:
         """The tensors that a candidate does most harm to, the worst first."""
         held = [tensor for tensor in self.tensors if candidate in tensor.errors]
-        return sorted(held, key=lambda tensor: -tensor.errors[candidate].cost)[:count]
+        return sorted(held, key=lambda tensor: -tensor.harm(candidate))[:count]
 
     def to_json(self) -> dict[str, Any]:
         """The whole tree as plain data, strict JSON: numbers that are not finite are null."""

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fp4kit.backend.interface import ErrorSums
-from fp4kit.checkpoint.layouts import module_of
 from fp4kit.checkpoint.options import CheckpointOptions
-from fp4kit.checkpoint.read.directory import listed
+from fp4kit.checkpoint.plan.moments import open_moments
 from fp4kit.checkpoint.survey import Surveyed, open_survey
 from fp4kit.errors import OptionError
 from fp4kit.fleet.mirror import opened
 from fp4kit.fleet.shares import check_hash
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.candidates import Candidate, candidates
-from fp4kit.io.moments import InputMoments, read_moments
 from fp4kit.io.quantize import open_file_survey
 from fp4kit.io.quantize_plan import units
 from fp4kit.io.report import QuantizeOptions
@@ -28,6 +26,7 @@ from fp4kit.io.stream.chunks import Tally
 from fp4kit.io.survey_tensors import SurveyWork, survey_tensors
 
 from .devices import resolve_device
+from .moments import take_moments
 
 
 @contextmanager
@@ -46,21 +45,6 @@ def open_surveyed(
             raise OptionError(f"{source}: is a file; {name} is for model directories")
     with open_file_survey(source, QuantizeOptions(**given), compared) as (read, works, kept):
         yield Surveyed(read, works, kept, {work.tensor.name: [work.tensor.name] for work in works})
-
-
-def take_moments(found: Surveyed, moments: InputMoments) -> list[str]:
-    """Gives each tensor its moments; says which have none."""
-    modules = {module_of(work.tensor.name) for work in (*found.works, *found.kept)}
-    widths = {module_of(w.tensor.name): w.tensor.spec.shape[-1] for w in found.works}
-    missing = moments.check(modules, widths)
-    for work in found.works:
-        work.moments = moments.second.get(module_of(work.tensor.name))
-    if not missing:
-        return []
-    return [
-        f"{moments.path} has no moments for {len(missing)} of {len(widths)} modules: "
-        f"{listed(missing)}; for these the error is that of the weight"
-    ]
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,7 @@ def survey_share(asked: SurveyAsked, number: int, count: int) -> list[Measured]:
         compared = candidates(list(asked.candidates))
         with open_surveyed(folder, asked.layout, compared, asked.given) as found:
             if asked.moments is not None:
-                take_moments(found, read_moments(Path(asked.moments)))
+                take_moments(found, open_moments(Path(asked.moments)))
             groups = list(units(found.works))[number::count]
             works = [work for group in groups for work in group if isinstance(work, SurveyWork)]
             survey_tensors(found.source, works, resolve_device(asked.device), Tally(None, 1))

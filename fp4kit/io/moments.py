@@ -5,13 +5,29 @@
 A layer multiplies column j of its weight by channel j of its input. So the error of its output is
 about the sum of the squared errors of the weight, each times the mean square of its channel.
 
+What the model makes of an error of row i depends on the row: `output_effect` is the mean square of
+the derivative of the model's output by that channel of the layer's output. Errors of independent
+elements add up, so that the model's output is off by about the sum of all of them, each times the
+moment of its column, the effect of its row, and the rows of input that the layer was given.
+
 The file is a .safetensors file with `MODULE.second_moment`, float32 (channels,), and perhaps
-`MODULE.input_amax`, float32 (1,), for each module, and `fp4kit_moments` in its header metadata.
+`MODULE.input_amax`, float32 (1,), `MODULE.input_rows`, float32 (1,), and `MODULE.output_effect`,
+float32 (rows,), for each module, and `fp4kit_moments` in its header metadata.
+
+What few texts were seen to do, others need not do. So numbers of n rows are shrunk towards what
+holds without data, that all channels are alike:
+
+    shrunk = (n * seen + PRIOR_ROWS * mean of all channels) / (n + PRIOR_ROWS)
+
+the mean of the posterior of a variance whose prior is worth PRIOR_ROWS observations. Without a row
+it is the mean: weighted with that, an error is the error of the weight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,32 +43,67 @@ from .write.safetensors import SafetensorsWriter
 
 METADATA_KEY = "fp4kit_moments"
 MOMENT, AMAX = ".second_moment", ".input_amax"
+ROWS, EFFECT = ".input_rows", ".output_effect"
+#: Rows of input that the prior counts as.
+PRIOR_ROWS = 16.0
+#: What names of tensors end in.
+SUFFIXES = (MOMENT, AMAX, ROWS, EFFECT)
 #: Names that a message shows.
 SHOWN = 3
 
 
+Floats = NDArray[np.float64]
+
+
+def shrunk(seen: Floats, rows: float) -> Floats:
+    """Numbers of channels that were seen in some rows, towards their mean."""
+    if math.isinf(rows):
+        return seen
+    mixed: Floats = (rows * seen + PRIOR_ROWS * seen.mean()) / (rows + PRIOR_ROWS)
+    return mixed
+
+
+@dataclass(frozen=True)
 class InputMoments:
     """What is known of the inputs of modules.
 
     Attributes:
         path: the file.
         second: module to the mean square of each channel.
-        amax: module to the largest magnitude; those of some modules may be missing.
+        amax: module to the largest magnitude; those of some modules may be missing, as of all
+            others.
+        rows: module to the rows of input that were seen.
+        effect: module to what an error of each channel of its output does to the model's.
     """
 
-    def __init__(
-        self, path: Path, second: dict[str, NDArray[np.float64]], amax: dict[str, float]
-    ) -> None:
-        self.path = path
-        self.second = second
-        self.amax = amax
+    path: Path
+    second: Mapping[str, Floats]
+    amax: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, float] = field(default_factory=dict)
+    effect: Mapping[str, Floats] = field(default_factory=dict)
 
-    def check(self, modules: Iterable[str], widths: Mapping[str, int]) -> list[str]:
+    def columns(self, module: str) -> Floats | None:
+        """What an error of each column of a weight counts, None if nothing is known.
+
+        Moments of a file that says nothing of rows are taken as they are.
+        """
+        seen = self.second.get(module)
+        return None if seen is None else shrunk(seen, self.rows.get(module, math.inf))
+
+    def effects(self, module: str) -> Floats | None:
+        """What an error of each row of a weight counts, times the rows of input."""
+        seen = self.effect.get(module)
+        if seen is None:
+            return None
+        return shrunk(seen, self.rows[module]) * self.rows[module]
+
+    def check(self, modules: Iterable[str], shapes: Mapping[str, tuple[int, int]]) -> list[str]:
         """Refuses the moments of another model.
 
         Args:
             modules: every module of the model that holds a weight.
-            widths: those that are surveyed, to the channels of their inputs.
+            shapes: those that are surveyed, to the rows of their weights and the channels of
+                their inputs.
 
         Returns:
             Surveyed modules without moments.
@@ -67,14 +118,18 @@ class InputMoments:
                 f"{self.path}: holds moments of another model: {len(foreign)} of its modules do "
                 f"not exist here, the first: {', '.join(map(repr, foreign[:SHOWN]))}"
             )
-        for name, width in widths.items():
-            found = self.second.get(name)
-            if found is not None and len(found) != width:
-                raise OptionError(
-                    f"{self.path}: holds moments of another model: {name!r} has {len(found)} "
-                    f"input channels there, {width} here"
-                )
-        return [name for name in widths if name not in self.second]
+        for name, (rows, width) in shapes.items():
+            for what, table, wanted in (
+                ("input", self.second, width),
+                ("output", self.effect, rows),
+            ):
+                found = table.get(name)
+                if found is not None and len(found) != wanted:
+                    raise OptionError(
+                        f"{self.path}: holds moments of another model: {name!r} has {len(found)} "
+                        f"{what} channels there, {wanted} here"
+                    )
+        return [name for name in shapes if name not in self.second]
 
 
 def _values(source: Source, name: str) -> NDArray[np.float64]:
@@ -105,35 +160,36 @@ def read_moments(path: Path) -> InputMoments:
                 f"{path}: holds no moments: the header metadata lacks {METADATA_KEY!r}; make them "
                 "with `fp4kit calibrate`"
             )
-        second, amax = {}, {}
+        found: dict[str, dict[str, Floats]] = {suffix: {} for suffix in SUFFIXES}
         for name in source.tensors:
-            if name.endswith(MOMENT):
-                second[name.removesuffix(MOMENT)] = _values(source, name)
-            elif name.endswith(AMAX):
-                amax[name.removesuffix(AMAX)] = float(_values(source, name)[0])
-            else:
+            suffix = next((each for each in SUFFIXES if name.endswith(each)), None)
+            if suffix is None:
                 raise FileFormatError(
-                    f"{path}: tensor {name!r} is neither MODULE{MOMENT} nor MODULE{AMAX}"
+                    f"{path}: tensor {name!r} is none of MODULE{', MODULE'.join(SUFFIXES)}"
                 )
-    return InputMoments(path, second, amax)
+            found[suffix][name.removesuffix(suffix)] = _values(source, name)
+        lacking = next((name for name in found[EFFECT] if name not in found[ROWS]), None)
+        if lacking is not None:
+            raise FileFormatError(f"{path}: holds {lacking}{EFFECT} without {lacking}{ROWS}")
+    amax, rows = (
+        {name: float(values[0]) for name, values in found[suffix].items()}
+        for suffix in (AMAX, ROWS)
+    )
+    return InputMoments(path, found[MOMENT], amax, rows, found[EFFECT])
 
 
-def write_moments(
-    output: Output,
-    second: Mapping[str, NDArray[np.float64]],
-    amax: Mapping[str, float],
-    metadata: Mapping[str, str],
-) -> None:
+def write_moments(output: Output, moments: InputMoments, metadata: Mapping[str, str]) -> None:
     """Writes moments, atomically.
 
     Args:
         output: where to.
-        second: module to the mean square of each channel.
-        amax: module to the largest magnitude.
+        moments: what is known; their own path counts for nothing.
         metadata: strings for the header beside the mark.
     """
-    arrays = {f"{name}{MOMENT}": values.astype("<f4") for name, values in second.items()}
-    arrays |= {f"{name}{AMAX}": np.array([value], "<f4") for name, value in amax.items()}
+    arrays = {f"{name}{MOMENT}": values.astype("<f4") for name, values in moments.second.items()}
+    for suffix, numbers in ((AMAX, moments.amax), (ROWS, moments.rows)):
+        arrays |= {f"{name}{suffix}": np.array([value], "<f4") for name, value in numbers.items()}
+    arrays |= {f"{name}{EFFECT}": values.astype("<f4") for name, values in moments.effect.items()}
     specs = [TensorSpec(name, "F32", array.shape) for name, array in arrays.items()]
     with SafetensorsWriter(output, specs, {"format": "pt", **metadata, METADATA_KEY: "1"}) as file:
         for name, array in arrays.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from fp4kit.errors import FileFormatError
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES
-from fp4kit.io.candidates import Candidate
+from fp4kit.io.candidates import Candidate, candidate
 from fp4kit.io.containers import GGUF
 from fp4kit.io.metadata import METADATA_KEY, describe, find_quantized, orphan_codes
 from fp4kit.io.quantize_gguf import quantize_gguf
@@ -81,9 +81,9 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
         FileFormatError: if names would collide, or the source is quantized already.
     """
     include, exclude = Patterns(options.include, "include"), Patterns(options.exclude, "exclude")
-    block = 1 if options.scheme.pad else options.scheme.spec.block_size
-    part, pad = options.scheme.parts[0], options.scheme.pad
-    plan_of((1, options.scheme.spec.block_size), part)
+    scheme = options.scheme if options.choices is None else ANY_ROWS
+    block = 1 if scheme.pad else scheme.spec.block_size
+    plan_of((1, scheme.spec.block_size), scheme.parts[0])
     _refuse_quantized(source)
     refuse_adapter(source.path, source.tensors)
     for patterns in (include, exclude):
@@ -97,8 +97,15 @@ def plan_tensors(source: Source, options: QuantizeOptions) -> list[TensorPlan]:
         if reason:
             plans.append(TensorPlan(tensor, "keep", reason))
             continue
-        shape = tensor.spec.shape
-        entry = QuantizedEntry(tensor.name, shape, tensor.dtype, plan_of(shape, part, pad=pad))
+        shape, wanted = tensor.spec.shape, scheme
+        if options.choices is not None:
+            chosen = candidate(options.choices[tensor.name]).scheme
+            if chosen is None:
+                plans.append(TensorPlan(tensor, "keep", "kept by the plan"))
+                continue
+            wanted = chosen
+        made = plan_of(shape, wanted.parts[0], pad=wanted.pad)
+        entry = QuantizedEntry(tensor.name, shape, tensor.dtype, made)
         plans.append(TensorPlan(tensor, "quantize", entry=entry))
     refuse_collisions(source.path, plans)
     if not options.allow_nothing:
@@ -216,7 +223,8 @@ def _write(
     backend = None
     if entries:
         dtypes = {entry.dtype for entry in entries}
-        backend = DeviceBackend(options.device, dtypes, "quantize", [entries[0].plan])
+        schemes = {entry.plan.scheme: entry.plan for entry in entries}
+        backend = DeviceBackend(options.device, dtypes, "quantize", [*schemes.values()])
     outputs = [spec for plan in plans for spec in plan.outputs]
     nbytes = sum(spec.nbytes for spec in outputs)
     output = check_output(source.path, target, force=options.force, nbytes=nbytes)

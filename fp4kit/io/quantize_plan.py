@@ -82,6 +82,7 @@ class TensorPlan:
         entry: the quantized tensor it becomes.
         origin: the quantized tensor it was.
         second: its second level; those that share one stand next to each other.
+        weights: what an error of each column counts in a search of its scales, None for alike.
         sums: error sums so far.
         rounded: values of codes taken over that the new form does not hold.
     """
@@ -92,6 +93,7 @@ class TensorPlan:
     entry: QuantizedEntry | None = None
     origin: QuantizedEntry | None = None
     second: SecondLevel = field(default_factory=SecondLevel)
+    weights: NDArray[np.float32] | None = None
     sums: ErrorSums = field(default_factory=ErrorSums)
     rounded: int = 0
 
@@ -101,6 +103,15 @@ class TensorPlan:
         if self.entry is not None:
             return self.entry.specs
         return [] if self.action == "skip" else [self.tensor.spec]
+
+    def weigh(self, moments: NDArray[np.float64] | None) -> None:
+        """Takes the moments of its columns for its search, if it has one that can be weighed."""
+        assert self.entry is not None
+        scheme = self.entry.plan.scheme
+        searched = scheme.scale_search == "sweep" and scheme.search_error == "mse"
+        if searched and moments is not None and moments.any():
+            # Only their ratios matter: the range of float32 does not.
+            self.weights = (moments / moments.mean()).astype(np.float32)
 
     def report(self, measured: bool) -> TensorReport:
         """The report of the tensor, with statistics if it was quantized."""

@@ -206,7 +206,8 @@ class Quantizer:
         counts = [math.prod(plan.packed_shape), scale_bytes(plan)]
         buffer, (packed, scale) = self._pipeline.result(counts)
         codes, scales = packed.reshape(plan.packed_shape), scales_view(scale, plan)
-        sums = backend.quantize(Job(plan, x, entry.dtype, second, codes, scales))
+        job = Job(plan, x, entry.dtype, second, codes, scales, weights=rows.plan.weights)
+        sums = backend.quantize(job)
         self._pending.append((rows.plan, sums))
         self._pipeline.store(
             buffer, counts, lambda host: write_codes(self._write, entry, rows.first, *host)

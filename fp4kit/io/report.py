@@ -35,6 +35,8 @@ class QuantizeOptions:
         cast: `float32` to take float64 tensors as if they were stored as that, None to keep them.
         allow_nothing: go on although no tensor is quantized.
         force: overwrite an existing output.
+        choices: name of a tensor to that of its candidate (:mod:`fp4kit.io.candidates`), which
+            takes the place of `scheme`; None for one scheme.
     """
 
     scheme: Scheme = field(default_factory=Scheme)
@@ -45,11 +47,14 @@ class QuantizeOptions:
     cast: str | None = None
     allow_nothing: bool = True
     force: bool = False
+    choices: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain data."""
         scheme = {name: getattr(self.scheme, name) for name in FILE_FIELDS}
         rest = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if self.choices is None:
+            del rest["choices"]
         return {**scheme, **{name: value for name, value in rest.items() if name != "scheme"}}
 
 

@@ -46,13 +46,18 @@ class SurveyWork(TensorPlan):
     Attributes:
         tries: what becomes of it under each candidate that quantizes it; their `sums` are filled.
         moments: second moment of each input channel, None where they are not known.
+        effects: what an error of each output channel does to the model, None where not known.
+        rows: rows of input that both were taken from.
         signal: with moments, sum of the squares of its elements, each times the moment of its
-            channel: the mean square of the layer's output, as far as channels are independent.
+            column and the effect of its row: without effects the mean square of the layer's
+            output, as far as channels are independent.
         noise: candidate to the same sum of its errors.
     """
 
     tries: dict[str, TensorPlan] = field(default_factory=dict)
     moments: Moments | None = None
+    effects: Moments | None = None
+    rows: float = 0.0
     signal: float = 0.0
     noise: dict[str, float] = field(default_factory=dict)
 
@@ -96,35 +101,43 @@ class _Surveyor(Quantizer):
         limit = self._pipeline.chunk_bytes or SLAB_BYTES
         for first, last in row_ranges(rows.count, width, STEP, limit):
             x = rows_view(part[first * width : last * width], entry.dtype, last - first, cols)
+            slab = Rows(rows.plan, rows.first + first, rows.first + last)
             if rows.plan.moments is not None:
-                rows.plan.signal += _weighted(wide(x, entry.dtype), rows.plan.moments)
+                rows.plan.signal += _weighted(wide(x, entry.dtype), slab)
             for name in rows.plan.tries:
-                self._try(backend, rows.plan, name, x, (second or {}).get(name))
+                self._try(backend, slab, name, x, (second or {}).get(name))
 
-    def _try(
-        self, backend: DeviceBackend, work: SurveyWork, name: str, x: Any, second: Any
-    ) -> None:
+    def _try(self, backend: DeviceBackend, slab: Rows, name: str, x: Any, second: Any) -> None:
         """Quantizes and measures some rows under one candidate."""
+        work = slab.plan
+        assert isinstance(work, SurveyWork)
         entry = work.tries[name].entry
         assert entry is not None
         plan = chunk_plan(entry.plan, len(x))
         counts = [math.prod(plan.packed_shape), scale_bytes(plan)]
         buffer, (packed, scale) = self._pipeline.result(counts)
         codes, scales = packed.reshape(plan.packed_shape), scales_view(scale, plan)
-        job = Job(plan, x, entry.dtype, second, codes, scales)
+        weights = work.tries[name].weights
+        job = Job(plan, x, entry.dtype, second, codes, scales, weights=weights)
         self._pending.append((work.tries[name], backend.quantize(job)))
         if work.moments is not None:
             error = np.empty((plan.rows, plan.cols), np.float32)
             backend.serving(plan).dequantize(job, error, "float32")
             np.subtract(wide(x, entry.dtype), error, out=error)
-            work.noise[name] = work.noise.get(name, 0.0) + _weighted(error, work.moments)
+            work.noise[name] = work.noise.get(name, 0.0) + _weighted(error, slab)
         self._pipeline.drop(buffer)
 
 
-def _weighted(values: NDArray[np.float32], moments: Moments) -> float:
-    """Sum of squares, each times the moment of its column."""
-    columns = np.einsum("ij,ij->j", values, values, dtype=np.float64)
-    return float(columns @ moments)
+def _weighted(values: NDArray[np.float32], rows: Rows) -> float:
+    """Sum of squares, each times the moment of its column and the effect of its row."""
+    work = rows.plan
+    assert isinstance(work, SurveyWork)
+    assert work.moments is not None
+    if work.effects is None:
+        columns = np.einsum("ij,ij->j", values, values, dtype=np.float64)
+        return float(columns @ work.moments)
+    squares = np.square(values) @ work.moments
+    return float(work.effects[rows.first : rows.last] @ squares)
 
 
 def wide(x: NDArray[Any], dtype: str) -> NDArray[np.float32]:

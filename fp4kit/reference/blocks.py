@@ -82,7 +82,11 @@ def block_amaxes(plan: Plan, values: np.ndarray) -> np.ndarray:
 
 
 def scales(
-    plan: Plan, values: np.ndarray, dtype: str, second: np.ndarray | None
+    plan: Plan,
+    values: np.ndarray,
+    dtype: str,
+    second: np.ndarray | None,
+    weights: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scale bytes and element factors, both (n, blocks), of (n, blocks, block_size)."""
     recipe = plan.recipe
@@ -96,7 +100,7 @@ def scales(
         column = np.repeat(second, len(values) // len(second))[:, None]
     if plan.scheme.scale_search is not None:
         assert column is not None
-        return scale_search.search(values, amax, column, plan.scheme)
+        return scale_search.search(values, amax, column, plan.scheme, weights)
     byte = scaling.nvfp4_block_scale(amax, recipe, column, dtype)
     if plan.scheme.second_level == "per_token":
         assert column is not None
@@ -126,7 +130,10 @@ def quantize_blocks(job: Job) -> Blocks:
     plan = job.plan
     with scaling.quiet():
         values = in_blocks(plan, vectors_of(plan, codecs.to_float32(job.x, job.dtype)))
-        byte, factor = scales(plan, values, job.dtype, job.second)
+        weights = None
+        if job.weights is not None:
+            weights = in_blocks(plan, job.weights[None, :])
+        byte, factor = scales(plan, values, job.dtype, job.second, weights)
         codes = element_codes(plan, values, factor, job.seed).reshape(len(values), -1)
     if plan.is_columnwise and not works_on_columns(plan):
         return transposed_tiles(plan, codes, byte)

@@ -34,7 +34,13 @@ class Choice(NamedTuple):
     factor: Floats
 
 
-def search(values: Floats, amax: Floats, second: Floats, scheme: Scheme) -> Choice:
+def search(
+    values: Floats,
+    amax: Floats,
+    second: Floats,
+    scheme: Scheme,
+    weights: Floats | None = None,
+) -> Choice:
     """The scale of each block that leaves the lowest error.
 
     Args:
@@ -42,6 +48,7 @@ def search(values: Floats, amax: Floats, second: Floats, scheme: Scheme) -> Choi
         amax: float32 (rows, blocks): of the block, or of its tile in all rows of the tile.
         second: the tensor's (or row's) amax, float32 (rows, 1).
         scheme: what to search and which error to compare; 2-D tiles choose as one.
+        weights: float32 (1, blocks, 16), what the error of each column counts; None for alike.
 
     Returns:
         The chosen bytes and the factors that elements are multiplied with.
@@ -51,10 +58,10 @@ def search(values: Floats, amax: Floats, second: Floats, scheme: Scheme) -> Choi
     else:
         candidates = sweep_candidates(amax, second, scheme)
     best = Choice(candidates[0], factor_of(candidates[0], second, scheme))
-    error = total_error(values, best, second, scheme)
+    error = total_error(values, best, second, scheme, weights)
     for byte in candidates[1:]:
         other = Choice(byte, factor_of(byte, second, scheme))
-        new = total_error(values, other, second, scheme)
+        new = total_error(values, other, second, scheme, weights)
         better = new < error
         error = np.where(better, new, error)
         best = Choice(
@@ -87,7 +94,13 @@ def factor_of(byte: Codes, second: Floats, scheme: Scheme) -> Floats:
     return scaling.te_element_factor(byte, second, scheme.e4m3_max)
 
 
-def total_error(values: Floats, choice: Choice, second: Floats, scheme: Scheme) -> Floats:
+def total_error(
+    values: Floats,
+    choice: Choice,
+    second: Floats,
+    scheme: Scheme,
+    weights: Floats | None = None,
+) -> Floats:
     """Error of each block (or tile, in all of its rows) under a choice of scales, (rows, blocks).
 
     Elements are summed in order; the sums of a tile's rows as Transformer Engine's warps do it,
@@ -108,6 +121,8 @@ def total_error(values: Floats, choice: Choice, second: Floats, scheme: Scheme) 
         decoded = decoded * scaling.te_decode_factor(q, second, scheme.e4m3_max)[:, :, None]
     difference = decoded - wanted
     error = difference * difference if scheme.search_error.startswith("mse") else np.abs(difference)
+    if weights is not None:
+        error = error * weights
     total = np.zeros(error.shape[:2], np.float32)
     for i in range(GROUP):
         total = total + error[:, :, i]

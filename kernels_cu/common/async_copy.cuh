@@ -3,7 +3,7 @@
 //
 // Copies from global to shared memory that no register sees. Two ways:
 //   copy_async, commit_copies, wait_copies: each thread copies its pieces (sm_80 on);
-//   copy_bulk: one thread copies a stretch, whose arrival a barrier counts (sm_90 on).
+//   copy_bulk: one thread copies a stretch, whose bytes a barrier counts (sm_90 on).
 // Stretches that are read once are marked as the first to leave the L2 cache. The order of a ring's
 // steps is the caller's: a warp synchronizes before it overwrites what its lanes have read. On the
 // host (tests/host_copies.hpp) targets hold a pattern until somebody has waited.
@@ -205,18 +205,14 @@ FP4KIT_DEVICE void wait_copies() {
 #endif
 }
 
-#endif  // FP4KIT_HAS_ASYNC_COPIES
-
-#ifdef FP4KIT_HAS_BULK_COPIES
-
-// Barriers are 8 bytes of shared memory that count the bytes of copies, one phase after the other.
+// Barriers are 8 bytes of shared memory that count arrivals, one phase after the other.
 constexpr u32 kBarrierBytes = 8;
 
 // By one thread, before the others may use it: then fence_barriers and a barrier of all threads.
 // `arrivals`: how many end a phase, that of expect_bytes included.
 FP4KIT_DEVICE void init_barrier(SharedPlace barrier, u32 arrivals = 1) {
 #ifdef __CUDA_ARCH__
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals)
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier.address), "r"(arrivals)
       : "memory");
 #else
   host_copies::init(barrier.address, arrivals);
@@ -224,7 +220,7 @@ FP4KIT_DEVICE void init_barrier(SharedPlace barrier, u32 arrivals = 1) {
 }
 
 FP4KIT_DEVICE void fence_barriers() {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -233,7 +229,8 @@ FP4KIT_DEVICE void fence_barriers() {
 // By a thread: what it has written to or read from shared memory before is over for those who wait.
 FP4KIT_DEVICE void arrive(SharedPlace barrier) {
 #ifdef __CUDA_ARCH__
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier.address) : "memory");
+  asm volatile("{.reg .b64 token;\nmbarrier.arrive.shared.b64 token, [%0];}" ::"r"(barrier.address)
+      : "memory");
 #else
   host_copies::arrive(barrier.address);
 #endif
@@ -242,12 +239,44 @@ FP4KIT_DEVICE void arrive(SharedPlace barrier) {
 // By a thread: an arrival, once its copy_async so far have ended.
 FP4KIT_DEVICE void arrive_copies(SharedPlace barrier) {
 #ifdef __CUDA_ARCH__
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier.address)
-      : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier.address) : "memory");
 #else
   host_copies::arrive_copies(barrier.address);
 #endif
 }
+
+#ifdef __CUDA_ARCH__
+#if __CUDA_ARCH__ >= 900
+#define FP4KIT_WAIT_PARITY "mbarrier.try_wait.parity.shared.b64"
+#else
+#define FP4KIT_WAIT_PARITY "mbarrier.test_wait.parity.shared.b64"
+#endif
+#endif
+
+// Waits for the end of a phase: of the first with parity 0, of the next with 1, and so on.
+FP4KIT_DEVICE void wait_bytes(SharedPlace barrier, u32 parity) {
+#ifdef __CUDA_ARCH__
+  u32 over = 0;
+  while (over == 0) {
+    asm volatile("{.reg .pred p;\n" FP4KIT_WAIT_PARITY
+                 " p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;}"
+        : "=r"(over)
+        : "r"(barrier.address), "r"(parity)
+        : "memory");
+  }
+#else
+  host_copies::wait_bytes(barrier.address, parity);
+#endif
+}
+
+#ifdef __CUDA_ARCH__
+#undef FP4KIT_WAIT_PARITY
+#endif
+
+#endif  // FP4KIT_HAS_ASYNC_COPIES
+
+#ifdef FP4KIT_HAS_BULK_COPIES
 
 // An arrival; the phase does not end before so many bytes have been copied.
 FP4KIT_DEVICE void expect_bytes(SharedPlace barrier, u32 bytes) {
@@ -273,24 +302,6 @@ FP4KIT_DEVICE void copy_bulk(
 #else
   host_copies::copy_bulk(barrier.address, target.address, source, bytes);
   static_cast<void>(policy);
-#endif
-}
-
-// Waits for the end of a phase: of the first with parity 0, of the next with 1, and so on.
-FP4KIT_DEVICE void wait_bytes(SharedPlace barrier, u32 parity) {
-#ifdef __CUDA_ARCH__
-  u32 over = 0;
-  while (over == 0) {
-    asm volatile(
-        "{.reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;}"
-        : "=r"(over)
-        : "r"(barrier.address), "r"(parity)
-        : "memory");
-  }
-#else
-  host_copies::wait_bytes(barrier.address, parity);
 #endif
 }
 

@@ -4,9 +4,10 @@
 // Products of a few rows of bfloat16 with FP4 weights, which are read once: reference.matmul but
 // for the order of the sums, which is the same in every run.
 //
-// 1. Weights come through a ring of each warp (asynchronous copies, no thread waits for another's).
+// 1. Weights come through a ring of stages by asynchronous copies.
 // 2. Activations lie in shared memory in the order of the fragments (activations.cuh): all of them
-//    before the first step, or those of a step while the step before is computed.
+//    before the first step, while warps of their own fill the ring (resident_product.cuh), or those
+//    of a step while the step before is computed (staged_product.cuh).
 // 3. A warp decodes its weights in registers and multiplies them as the A operand of mma.sync
 //    m16n8k16 (weights.cuh): tokens are columns, so that few tokens waste nothing.
 // 4. Sums of the warps that share rows are added in shared memory, in their order; epilogue.cuh.
@@ -15,11 +16,13 @@
 // negative, NaN or very large where nobody has looked at them before (kFormRows), and activations
 // beyond what the sliced form can scale.
 //
-// Launch: persistent thread blocks of Shape::kSmallThreads threads; a block takes tiles of
-// Shape::kRows rows. Shared memory: the rings, the image of the activations, the sums of the warps.
+// Launch: persistent thread blocks of Shape::kSmallThreads + Shape::kFillers threads; a block takes
+// tiles of Shape::kRows rows. Shared memory: the rings, the image of the activations, the sums of
+// the warps.
 #include "matmul/members.cuh"
+#include "matmul/resident_product.cuh"
 #include "matmul/shape.cuh"
-#include "matmul/small_product.cuh"
+#include "matmul/staged_product.cuh"
 
 namespace fp4kit {
 
@@ -28,18 +31,18 @@ namespace fp4kit {
 // epilogue.cuh; factors as binary32 bits. members: a table of several weights, whose tokens begin
 // at `offsets` (members.cuh), or nothing.
 template <class Format, class Form, class Shape>
-__global__ void __launch_bounds__(Shape::kSmallThreads) multiply_small_kernel(const u8* codes,
-    const u8* scales, const void* x, void* out, const float* level_a, const float* level_b,
-    const void* bias, const void* c, const SmallMember* members, const void* offsets, i64 columns,
-    i64 rows, i64 depth, i64 row_bytes, i64 stored_cols, i64 layout, i64 high_first,
-    i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 divisor,
-    i64 alpha, i64 out_type, i64 bias_type, i64 c_type, i64 member_count, i64 wide_offsets) {
+__global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
+    multiply_small_kernel(const u8* codes, const u8* scales, const void* x, void* out,
+        const float* level_a, const float* level_b, const void* bias, const void* c,
+        const SmallMember* members, const void* offsets, i64 columns, i64 rows, i64 depth,
+        i64 row_bytes, i64 stored_cols, i64 layout, i64 high_first, i64 rows_per_level_a,
+        i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 divisor, i64 alpha,
+        i64 out_type, i64 bias_type, i64 c_type, i64 member_count, i64 wide_offsets) {
 #ifdef FP4KIT_HAS_MMA
   constexpr int kForm = Form::kValue;
-  using Product = SmallProduct<Format, kForm, Shape>;
-  using WarpRing = typename Product::WarpRing;
+  using WarpRing = Ring<Format, kForm, Shape>;
   extern __shared__ uint4 memory[];
-  const u32 warp = threadIdx.x / 32;
+  [[maybe_unused]] const u32 warp = threadIdx.x / 32;
   const u32 depth_tiles = static_cast<u32>((depth + kPreparedDepth - 1) / kPreparedDepth);
   const u32 row_tiles = static_cast<u32>((rows + kPreparedRows - 1) / kPreparedRows);
   const u32 row_blocks = static_cast<u32>((rows + Shape::kRows - 1) / Shape::kRows);
@@ -53,8 +56,9 @@ __global__ void __launch_bounds__(Shape::kSmallThreads) multiply_small_kernel(co
   const SharedPlace image = shared_place(sums + Shape::kSumBuffers * Shape::kSumFloats);
   const bool swaps = high_first != 0;
   const u32 scale_stride = ScalePlaces(static_cast<int>(layout), kTileCols).tile_bytes;
-  Product product{{codes, scales, row_bytes, stored_cols, scale_stride, static_cast<int>(layout),
-                      depth_tiles, row_tiles},
+  const SmallProduct<Format, kForm, Shape> given{
+      {codes, scales, row_bytes, stored_cols, scale_stride, static_cast<int>(layout), depth_tiles,
+          row_tiles},
       {x, static_cast<u32>(columns), static_cast<u32>(depth), swaps},
       {out, bias, c, {level_a, static_cast<u32>(rows_per_level_a), static_cast<int>(direction_a)},
           {level_b, static_cast<u32>(rows_per_level_b), static_cast<int>(direction_b)},
@@ -62,19 +66,23 @@ __global__ void __launch_bounds__(Shape::kSmallThreads) multiply_small_kernel(co
           static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
       {members, offsets, static_cast<u32>(member_count), wide_offsets != 0}, static_cast<u32>(rows),
       steps, row_blocks, tiles, image, sums, largest, true};
-  const SharedPlace ring_memory = kept(shared_place(rings + warp * WarpRing::kBytes));
-  WarpRing ring{ring_memory, ring_memory, LaneTarget<typename WarpRing::Stage, kForm>(ring_memory),
-      read_once_policy(), {}};
+  if constexpr (Shape::kStaged) {
+    const SharedPlace ring_memory = kept(shared_place(rings + warp * WarpRing::kBytes));
+    WarpRing ring{ring_memory, ring_memory,
+        LaneTarget<typename WarpRing::Stage, kForm>(ring_memory), read_once_policy(), {}};
 #ifdef FP4KIT_HAS_BULK_COPIES
-  if constexpr (WarpRing::kBulk) {
-    ring.barriers = kept(shared_place(barriers + warp * Shape::kStages));
-    const u32 lane = threadIdx.x % 32;
-    if (lane < Shape::kStages) init_barrier(ring.barriers.at(lane * kBarrierBytes));
-    fence_barriers();
-    __syncwarp();
-  }
+    if constexpr (WarpRing::kBulk) {
+      ring.barriers = kept(shared_place(barriers + warp * Shape::kStages));
+      const u32 lane = threadIdx.x % 32;
+      if (lane < Shape::kStages) init_barrier(ring.barriers.at(lane * kBarrierBytes));
+      fence_barriers();
+      __syncwarp();
+    }
 #endif
-  product.run(ring);
+    StagedProduct<Format, kForm, Shape>{given}.run(ring);
+  } else {
+    ResidentProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
+  }
 #endif
 }
 

@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a thread block of multiply_small_kernel (small.cu) does: copies ahead, products, results.
+// What the kernels of small products (small.cu) have in common: activations that all come at first,
+// and what follows the sums.
 #pragma once
 
 #include "matmul/epilogue.cuh"
 #include "matmul/members.cuh"
 #include "matmul/small.cuh"
-#include "matmul/step_pieces.cuh"
 
 namespace fp4kit {
 
@@ -18,7 +18,38 @@ template <class Format, int kForm, class Shape>
 struct SmallProduct {
   using WarpRing = Ring<Format, kForm, Shape>;
   using View = LaneView<typename WarpRing::Stage, kForm>;
-  static constexpr u32 kThreadCount = Shape::kSmallThreads;
+  static constexpr u32 kThreadCount = Shape::kSmallThreads;  // that multiply
+
+  // Meets the other threads that multiply.
+  FP4KIT_DEVICE static void synchronize() {
+    if constexpr (Shape::kFillers == 0) {
+      __syncthreads();
+    } else {
+#ifdef __CUDA_ARCH__
+      asm volatile("bar.sync 1, %0;" ::"n"(kThreadCount) : "memory");
+#else
+      named_barrier(1, kThreadCount);
+#endif
+    }
+  }
+
+  // The same; how many of them say so.
+  FP4KIT_DEVICE static u32 count(bool says) {
+    if constexpr (Shape::kFillers == 0) {
+      return static_cast<u32>(__syncthreads_count(says));
+    } else {
+#ifdef __CUDA_ARCH__
+      u32 result;
+      asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.popc.u32 %0, 1, %2, p;}"
+          : "=r"(result)
+          : "r"(static_cast<u32>(says)), "n"(kThreadCount)
+          : "memory");
+      return result;
+#else
+      return meet(1, kThreadCount, says);
+#endif
+    }
+  }
 
   WeightSource weights;
   ActivationSource<Shape::kParts> activations;
@@ -47,36 +78,6 @@ struct SmallProduct {
   }
 
   FP4KIT_DEVICE u32 member_of(u32 tile) const { return has_members() ? tile / row_blocks : 0; }
-
-  // To the first tile from there on whose member has tokens.
-  FP4KIT_DEVICE void enter_tile(Walk& at) const {
-    at.step = 0;
-    at.first = 0;
-    at.end = activations.columns;
-    if (at.tile >= tiles) at.end = 0;
-    if (has_members()) {
-      for (; at.tile < tiles; at.tile += gridDim.x) {
-        constexpr u32 parts = Shape::kParts;
-        members.range(member_of(at.tile), activations.columns / parts, at.first, at.end);
-        at.first *= parts;
-        at.end *= parts;
-        if (at.first != at.end) return;
-      }
-    }
-  }
-
-  // Whether another tile, or the next tokens of the same one, begins.
-  FP4KIT_DEVICE bool next_step(Walk& at) const {
-    if (++at.step != steps) return false;
-    if (Shape::kStaged && at.end - at.first > Shape::kRoom) {
-      at.step = 0;
-      at.first += Shape::kRoom;
-    } else {
-      at.tile += gridDim.x;
-      enter_tile(at);
-    }
-    return true;
-  }
 
   // ---- Activations ----
 
@@ -121,7 +122,7 @@ struct SmallProduct {
         if (threadIdx.x % 32 == 0) atomicMax(largest + i, value);
       }
     }
-    __syncthreads();
+    synchronize();
     raises = true;
     if constexpr (Shape::kSliced) {
       // Later parts are smaller than the first.
@@ -246,125 +247,12 @@ struct SmallProduct {
     const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
     const u32 slice = threadIdx.x / 32 % Shape::kSlices;
     // Those of the tile before have been read: steps synchronize, or there are two places.
-    if constexpr (!Shape::kStaged && Shape::kSumBuffers == 1) __syncthreads();
+    if constexpr (!Shape::kStaged && Shape::kSumBuffers == 1) synchronize();
     emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
-    if (__syncthreads_count(is_slow) != 0) {
+    if (count(is_slow) != 0) {
       multiply_slowly(at);
     } else {
       finish_sums(at, memory);
-    }
-  }
-
-  // ---- All of it ----
-
-  // `ahead`: where a warp is in its copies, kStages - 1 steps ahead of its products.
-  FP4KIT_DEVICE void start_tile(WarpRing& ring, const Walk& ahead) const {
-    if (ahead.tile >= tiles) return;
-    const u32 warp = threadIdx.x / 32, member = member_of(ahead.tile);
-    const u32 block = ahead.tile - member * row_blocks;
-    const u32 row_tile = (block * Shape::kGroups + warp / Shape::kSlices) * Shape::kTiles;
-    WeightSource source = weights;
-    if (has_members()) members.table[member].join(source);
-    ring.start(source, row_tile, warp % Shape::kSlices * Shape::kChunks);
-  }
-
-  FP4KIT_DEVICE void copy_next(
-      WarpRing& ring, Walk& ahead, u32& stage, u32 first_chunk, bool is_first) const {
-    if (ahead.tile < tiles) {
-      ring.copy(weights, stage, ahead.step * Shape::kStepChunks + first_chunk, is_first);
-      if (next_step(ahead)) {
-        start_tile(ring, ahead);
-      } else {
-        ring.advance(weights);
-      }
-      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-    }
-    ring.commit();
-  }
-
-  FP4KIT_DEVICE void run(WarpRing& ring) {
-    const u32 lane = threadIdx.x % 32;
-    const u32 first_chunk = kept(threadIdx.x / 32 % Shape::kSlices * Shape::kChunks);
-    const bool is_first = kept(lane) == 0;
-    Walk at{blockIdx.x, 0, 0, 0};
-    enter_tile(at);
-    Walk ahead = at;
-    u32 ahead_stage = 0;
-    start_tile(ring, ahead);
-#pragma unroll
-    for (u32 i = 0; i + 1 < Shape::kStages; ++i) {
-      copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
-    }
-
-    raises = true;
-    if constexpr (!Shape::kStaged) {
-      if (threadIdx.x < 2) largest[threadIdx.x] = 0;
-      if constexpr (Shape::kSliced) __syncthreads();
-      stage_all();
-    }
-    [[maybe_unused]] StepPieces<kForm, Shape> pieces;
-    if constexpr (Shape::kStaged) {
-      pieces.place(image);
-      pieces.enter(activations, at.first, at.end);
-      pieces.load(activations, at.step);
-      pieces.store(activations, 0);
-    }
-
-    // What a lane takes of a word's activations.
-    u32 slot = lane % Shape::kSlots;
-    if constexpr (Shape::kSliced) slot = (Shape::kTokens == 2 ? lane / 16 * 4 : 0) + lane % 4;
-    constexpr u32 kChunkImage = 4 * Shape::kSlots * 16;
-    const SharedPlace lane_image =
-        kept(image.at(slot * 16 + (Shape::kStaged ? first_chunk * kChunkImage : 0)));
-    View view(ring.memory, Shape::kSliced);
-
-    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
-    [[maybe_unused]] uint4 x[2] = {};  // see multiply_chunk_sliced
-    u32 stage = 0, phase = 0, buffer = 0, parity = 0;
-    while (at.tile < tiles) {
-      const Walk tile = at;
-      u32 chunk = first_chunk, odd = 0;
-      bool is_last_step;
-      do {
-        is_last_step = next_step(at);
-        if constexpr (Shape::kStaged) {
-          __syncthreads();  // the image of this step is there, that of the one before is free
-          if (is_last_step) pieces.enter(activations, at.first, at.end);
-          pieces.load(activations, at.step);
-        } else if constexpr (WarpRing::kBulk) {
-          __syncwarp();  // the stage of the step before is free
-        }
-        if constexpr (WarpRing::kBulk) {
-          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
-          ring.wait(stage, phase);
-        } else {
-          ring.wait(stage, phase);
-          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
-        }
-        __syncwarp();  // mma.sync wants all lanes at once
-        const View here(view, stage * WarpRing::kStageBytes);
-        const SharedPlace step_image =
-            lane_image.at((Shape::kStaged ? buffer * Shape::kStepChunks : chunk) * kChunkImage);
-#pragma unroll
-        for (u32 c = 0; c < Shape::kChunks; ++c) {
-          if (chunk + c >= weights.depth_tiles) break;
-          const SharedPlace piece = step_image.at(c * kChunkImage);
-          if constexpr (Shape::kSliced) {
-            multiply_chunk_sliced<Format, kForm, Shape>(sums, here, c, piece, x, odd);
-          } else {
-            multiply_chunk<Format, kForm, Shape>(sums, here, c, piece, odd);
-          }
-        }
-        if constexpr (Shape::kStaged) {
-          pieces.store(activations, buffer ^ 1);
-          buffer ^= 1;
-        }
-        chunk += Shape::kStepChunks;
-        stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-        phase ^= stage == 0;
-      } while (!is_last_step);
-      finish_tile(tile, sums, odd, sums_memory + parity * Shape::kSumFloats);
-      if constexpr (Shape::kSumBuffers == 2) parity ^= 1;
     }
   }
 };

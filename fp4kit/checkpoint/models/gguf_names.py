@@ -87,6 +87,18 @@ def stored_names(name: str, experts: int, known: Collection[str]) -> list[str]:
     return []
 
 
+def known_kind(name: str) -> bool:
+    """Whether weights of the kind that a tensor of a GGUF model is have a name here."""
+    match = _IN_LAYER.fullmatch(name)
+    return name in _OUTSIDE if match is None else match[2] in {**_LAYER, **_EXPERT}
+
+
+def stacks_experts(name: str) -> bool:
+    """Whether a tensor of a GGUF model stacks experts."""
+    match = _IN_LAYER.fullmatch(name)
+    return match is not None and match[2] in _EXPERT
+
+
 def heads_key(name: str, architecture: str) -> str:
     """The metadata that says how many heads interleave the rows of a weight; "" if none do."""
     match = _IN_LAYER.fullmatch(name)

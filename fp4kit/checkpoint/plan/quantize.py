@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fp4kit.checkpoint.layouts import Layout, Summary, module_of
@@ -28,6 +29,7 @@ from .checkpoint_plan import CheckpointPlan, WorkUnit, check_source, pack
 from .expert_restore import note
 from .ignored import ignored_modules, unknown_type_warnings
 from .model_dtype import model_dtype, state_decoded_dtype
+from .moments import moments_of, open_moments
 from .rules import Rules, is_embedding, setting
 from .schemes import Schemes, check_layout, format_groups
 
@@ -190,6 +192,28 @@ def activation_amaxes(
     return {module: shared[fusion_group(f"{module}.weight") or module] for module in wanted}
 
 
+def _weigh(works: Mapping[str, TensorPlan], options: CheckpointOptions) -> list[str]:
+    """Gives weights that are quantized the moments of their inputs; says which have none.
+
+    Raises:
+        OptionError: for moments of another model, or where nothing is searched.
+    """
+    if options.moments is None:
+        return []
+    chosen = [work for work in works.values() if work.entry is not None]
+    moments, warnings = moments_of(
+        open_moments(Path(options.moments)), works, [work.tensor for work in chosen]
+    )
+    for work in chosen:
+        work.weigh(moments.columns(module_of(work.tensor.name)))
+    if options.choices is None and all(work.weights is None for work in chosen):
+        raise OptionError(
+            f"moments: {options.moments}: weigh the errors that a sweep of scales compares, and "
+            "there is none; choose scale_search='sweep', or a plan"
+        )
+    return warnings
+
+
 def _warnings(plan: CheckpointPlan) -> list[str]:
     """What a user should hear before trusting the result."""
     said = []
@@ -272,6 +296,7 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
         shape, amax = tensor.spec.shape, amaxes.get(module_of(name))
         entry = layout.entry(name, shape, tensor.dtype, scheme, amax)
         works[name] = TensorPlan(tensor, "quantize", tensor.note, entry=entry)
+    unmoved = _weigh(works, options)
     refuse_collisions(checkpoint.path, works.values())
     fused = {
         key: [name for name in names if works[name].entry is not None]
@@ -303,7 +328,7 @@ def plan_quantize(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpo
     idle = rules.idle(reasons)
     if not options.allow_nothing:
         refuse_nothing(checkpoint.path, plan.works, idle, padding=False)
-    plan.warnings = idle + _warnings(plan)
+    plan.warnings = idle + unmoved + _warnings(plan)
     if options.cast is not None:
         # It would have the result loaded as what it no longer is.
         stale = [key for key in ("dtype", "torch_dtype") if config.get(key) == "float64"]

@@ -92,6 +92,7 @@ def fingerprint(
     documents = [checkpoint.config, checkpoint.hf_quant_config]
     documents += [read_amaxes(path) for path in options.files]
     content = json.dumps(documents, sort_keys=True).encode()
+    content += b"".join(path.read_bytes() for path in options.binary_files)
     return {
         "fp4kit": __version__,
         "files": files,

@@ -80,6 +80,7 @@ class DeviceBackend:
         """Quantizes rows on the device, and measures their errors."""
         kernels = self.serving(job.plan)
         if self.on_gpu:
+            assert job.weights is None, "moments are for the CPU, which callers have refused"
             kernels.quantize(job)
             return kernels.quantized_error_sums_async(job)
         sums = kernels.quantize_and_measure(job)
