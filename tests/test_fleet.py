@@ -15,6 +15,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace as with_changes
 
+import numpy as np
 import pytest
 
 import fp4kit
@@ -31,7 +32,8 @@ from fp4kit.fleet.run import convert
 from fp4kit.fleet.stores import place_of
 from fp4kit.fleet.tasks import run_task
 from fp4kit.fleet.workers import Part
-from fp4kit.io.write.files import OutputError
+from fp4kit.io.moments import InputMoments, read_moments, write_moments
+from fp4kit.io.write.files import Output, OutputError
 from test_checkpoint_resume import RUNS, make_source
 
 SMALL = CheckpointOptions(max_shard_size=12_000)
@@ -620,6 +622,45 @@ def test_a_comparison_in_shares(checkpoints, model, tmp_path, monkeypatch, share
     assert len(alone.tensors) > 10
     assert shared.faults == alone.faults
     assert shared.tensors == alone.tensors
+
+
+@pytest.fixture
+def moments(model, tmp_path):
+    """Moments of all modules, which weigh the errors of a sweep."""
+    random = np.random.default_rng(5)
+    tensors = fp4kit.survey(model, ["nvfp4"], device="cpu").tensors
+    second = {t.name.removesuffix(".weight"): random.random(t.shape[1]) ** 4 for t in tensors}
+    file = tmp_path / "moments.safetensors"
+    write_moments(Output(file), InputMoments(file, second), {})
+    return file
+
+
+def test_moments_go_to_workers_too(checkpoints, model, moments, tmp_path, monkeypatch):
+    monkeypatch.setattr(shares, "SHARE_BYTES", 20_000)
+    monkeypatch.chdir(tmp_path)
+    sweep = fp4kit.Scheme("nvfp4", scale_search="sweep")
+    options = {"moments": moments.name, "max_shard_size": "1MB"}
+    alone = fp4kit.survey(model, ["nvfp4", "nvfp4+sweep"], moments=moments.name)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.chdir, ("/",)) as executor:
+        fp4kit.quantize_checkpoint(model, "out", sweep, workers=executor, **options)
+        shared = fp4kit.survey(
+            model, ["nvfp4", "nvfp4+sweep"], moments=moments.name, workers=executor
+        )
+    fp4kit.quantize_checkpoint(model, "alone", sweep, **options)
+    assert checkpoints.digest(tmp_path / "out") == checkpoints.digest(tmp_path / "alone")
+    assert shared.tensors == alone.tensors
+    assert all(t.errors["nvfp4"].output_noise is not None for t in shared.tensors)
+    # Other moments are another plan.
+    fp4kit.quantize_checkpoint(model, "parts", sweep, workers="1/2", **options)
+    write_moments(Output(moments, replace=True), _doubled(moments), {})
+    tasks.close_idle()
+    with pytest.raises(OptionError, match="was begun with another plan"):
+        fp4kit.quantize_checkpoint(model, "parts", sweep, workers="2/2", **options)
+
+
+def _doubled(file):
+    second = {name: 2 * values for name, values in read_moments(file).second.items()}
+    return InputMoments(file, second)
 
 
 def test_shares_are_refused_where_there_are_none(checkpoints, model, tmp_path):
