@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -414,6 +415,39 @@ def test_verify_against_a_source_elsewhere(s3, model, tmp_path):
     report = fp4kit.verify(put(fs, tmp_path / "q", "q"), put(fs, model, "model"))
     assert report.ok
     assert len(report.tensors) == len(fp4kit.verify(tmp_path / "q", model).tensors)
+
+
+# ------------------------------------------------------------------------------------------------
+# Google Cloud Storage
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the emulator's sockets
+def test_from_and_to_google_storage(checkpoints, model, wanted, tmp_path, monkeypatch):
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="make fleet")
+    gcsfs = pytest.importorskip("gcsfs", reason="make fleet")
+    server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
+    server.start()
+    try:
+        port = server._api._httpd.server_address[1]
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        fs = gcsfs.GCSFileSystem(use_listings_cache=False)
+        for path in sorted(model.rglob("*")):
+            if path.is_file():
+                fs.put_file(str(path), f"{BUCKET}/m/{path.relative_to(model).as_posix()}")
+        quantize(f"gs://{BUCKET}/m", f"gs://{BUCKET}/out", "2/2")
+        with pytest.raises(OutputError, match="3 of 5 shards are missing"):
+            finish(f"gs://{BUCKET}/out")
+        quantize(f"gs://{BUCKET}/m", f"gs://{BUCKET}/out", "1/2")
+        finish(f"gs://{BUCKET}/out")
+        found = {
+            name.removeprefix(f"{BUCKET}/out/"): hashlib.sha256(fs.cat_file(name)).hexdigest()
+            for name in fs.find(f"{BUCKET}/out")
+        }
+        assert found == wanted
+        assert finish(f"gs://{BUCKET}/out") is None
+    finally:
+        server.stop()
 
 
 # ------------------------------------------------------------------------------------------------

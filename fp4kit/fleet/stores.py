@@ -71,6 +71,7 @@ class StorePlace(Place):
 
     def names(self) -> list[str]:
         def listed() -> list[str]:
+            self._fs.invalidate_cache()  # other workers write, too
             try:
                 return list(self._fs.find(self._root))
             except FileNotFoundError:
@@ -98,6 +99,7 @@ class StorePlace(Place):
 
     def mark(self, name: str) -> tuple[int, str] | None:
         def look() -> tuple[int, str] | None:
+            self._fs.invalidate_cache()
             try:
                 facts = self._fs.info(self._at(name))
             except FileNotFoundError:
