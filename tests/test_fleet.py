@@ -28,6 +28,7 @@ from fp4kit.errors import FileFormatError, NonFiniteError, OptionError
 from fp4kit.fleet import patience, places, shards, shares, tasks
 from fp4kit.fleet.finish import finish
 from fp4kit.fleet.job import PLAN, Job, begin, opened_job
+from fp4kit.fleet.mirror import check_names
 from fp4kit.fleet.run import convert
 from fp4kit.fleet.stores import place_of
 from fp4kit.fleet.tasks import run_task
@@ -574,6 +575,20 @@ def test_relative_paths_are_those_of_whoever_asks(checkpoints, model, tmp_path, 
         fp4kit.quantize_checkpoint("model", "out", workers=executor)
     fp4kit.quantize_checkpoint("model", "alone")
     assert checkpoints.digest(tmp_path / "out") == checkpoints.digest(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "a/../../evil", "/etc/evil", "a//b", "./a", "a\\b", "a\0b", ""]
+)
+def test_names_in_a_store_that_leave_the_directory(name):
+    check_names("s3://b/m", ["config.json", "onnx/model.txt"])
+    with pytest.raises(FileFormatError, match="which leaves the directory"):
+        check_names("s3://b/m", ["config.json", name])
+
+
+def test_too_many_files_in_a_store():
+    with pytest.raises(FileFormatError, match="holds 100001 files, of which a model has at most"):
+        check_names("s3://b/m", range(100_001))
 
 
 def test_pipelines_and_files_are_refused(checkpoints, tmp_path):

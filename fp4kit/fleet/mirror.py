@@ -9,7 +9,7 @@ nothing else (:mod:`fp4kit.io.read.ranges`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from fp4kit.checkpoint.read.other_files import STATE_DIR
 from fp4kit.checkpoint.read.weight_files import INDEX_NAME, WEIGHTS
 from fp4kit.checkpoint.write.state import PLAN_FILE
-from fp4kit.errors import FileFormatError, Fp4kitError
+from fp4kit.errors import FileFormatError, Fp4kitError, brief
 from fp4kit.io.read.ranges import hold, release
 
 from .patience import Patience
@@ -36,6 +36,9 @@ USUAL_FILES = (
     *("chat_template.jinja", "chat_template.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("preprocessor_config.json", "processor_config.json", "README.md", "LICENSE"),
 )
+
+#: Files of a model directory at most.
+MOST_FILES = 100_000
 
 
 @contextmanager
@@ -108,11 +111,31 @@ def _listed(fs: Any, url: str, patience: Patience) -> dict[str, dict[str, Any]]:
         }
     if not found:
         raise FileFormatError(f"{url}: there is nothing; give the URL of a model directory")
+    check_names(url, found)
     notes = [name for name in found if name.startswith(f"{STATE_DIR}/")]
     if f"{STATE_DIR}/{PLAN_FILE}" not in notes:  # a late worker left a receipt behind
         for name in notes:
             del found[name]
     return dict(sorted(found.items()))
+
+
+def check_names(url: str, names: Collection[str]) -> None:
+    """Refuses names that would leave the directory of stand-ins: anyone may have given them.
+
+    Raises:
+        FileFormatError: naming the first, or if there are too many.
+    """
+    if len(names) > MOST_FILES:
+        raise FileFormatError(
+            f"{url}: holds {len(names)} files, of which a model has at most {MOST_FILES}; give the "
+            "URL of the model directory itself"
+        )
+    for name in names:
+        parts = name.split("/")
+        if not all(parts) or ".." in parts or "." in parts or "\0" in name or "\\" in name:
+            raise FileFormatError(
+                f"{url}: holds the file {brief(name)}, which leaves the directory"
+            )
 
 
 def _probed(fs: Any, url: str, patience: Patience) -> dict[str, dict[str, Any]]:
