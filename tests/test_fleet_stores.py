@@ -315,6 +315,15 @@ def test_parts_on_s3_and_finish_twice(checkpoints, s3, model, wanted, tmp_path):
     assert not fs.find(f"{BUCKET}/out/.fp4kit-incomplete")
 
 
+def test_a_file_is_no_model_directory(s3, model, tmp_path):
+    _, fs = s3
+    source = put(fs, model, "model")
+    with pytest.raises(FileFormatError, match="is a file; give the URL of a model directory"):
+        quantize(f"{source}/model-00001-of-00003.safetensors", tmp_path / "out")
+    with pytest.raises(FileFormatError, match="there is nothing"):
+        quantize(f"{source}2", tmp_path / "out")
+
+
 def test_what_was_uploaded_is_not_read_again(s3, model):
     log, _fs = s3
     target = f"s3://{BUCKET}/out"

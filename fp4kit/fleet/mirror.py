@@ -111,6 +111,8 @@ def _listed(fs: Any, url: str, patience: Patience) -> dict[str, dict[str, Any]]:
         }
     if not found:
         raise FileFormatError(f"{url}: there is nothing; give the URL of a model directory")
+    if "" in found:
+        raise FileFormatError(f"{url}: is a file; give the URL of a model directory")
     check_names(url, found)
     notes = [name for name in found if name.startswith(f"{STATE_DIR}/")]
     if f"{STATE_DIR}/{PLAN_FILE}" not in notes:  # a late worker left a receipt behind
