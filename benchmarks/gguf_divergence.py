@@ -11,7 +11,6 @@ them in llama.cpp over text that it was not trained on (environment of `make eng
 from __future__ import annotations
 
 import argparse
-import ctypes
 import sys
 import sysconfig
 import tempfile
@@ -20,6 +19,8 @@ from typing import Any
 
 import gguf
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 EMBD, FF, HEADS, LAYERS, VOCAB, CONTEXT = 256, 768, 4, 2, 256, 256
 EPSILON, ROPE = 1e-5, 10000.0
@@ -126,26 +127,14 @@ def write(path: Path, weights: dict[str, np.ndarray]) -> None:
 
 def by_ggml(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> None:
     """The weights that fp4kit quantizes, through an encoder of ggml's own."""
-    import llama_cpp
+    import ggml_library
 
-    folder = Path(llama_cpp.llama_cpp._base_path)
-    ggml = ctypes.CDLL(str(folder / "libggml-base.so"))
-    ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
-    pointer = ctypes.c_void_p
-    elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
     weights = {}
     for tensor in gguf.GGUFReader(source).tensors:
-        array = np.array(tensor.data, np.float32)
-        if not tensor.name.startswith("blk.") or "norm" in tensor.name:
-            weights[tensor.name] = array
-            continue
-        rows, cols = array.shape
-        out = np.empty((rows, cols // elements * nbytes), np.uint8)
-        ggml.ggml_quantize_chunk(
-            ctypes.c_int(kind.value), array.ctypes.data_as(pointer), out.ctypes.data_as(pointer),
-            ctypes.c_int64(0), ctypes.c_int64(rows), ctypes.c_int64(cols), None,
-        )  # fmt: skip
-        weights[tensor.name] = gguf.dequantize(out, kind).reshape(rows, cols)
+        weights[tensor.name] = array = np.array(tensor.data, np.float32)
+        if tensor.name.startswith("blk.") and "norm" not in tensor.name:
+            blocks = ggml_library.encode(array, kind)
+            weights[tensor.name] = ggml_library.decode(blocks, kind)
     write(target, weights)
 
 
@@ -158,18 +147,10 @@ def by_llama(source: Path, target: Path, file_type: int) -> None:
     assert llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), asked) == 0
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Logarithms of probabilities, in float64."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-
-
 def measure(path: Path, windows: int) -> None:
     """Prints the divergence of every kind of quantization."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     import fp4kit
-    from engine_models import Engine
+    from engine_models import Engine, log_softmax
 
     held = text()[1]
     starts = np.linspace(0, len(held) - CONTEXT - 1, windows).astype(int)
@@ -177,11 +158,12 @@ def measure(path: Path, windows: int) -> None:
 
     def run(model: Path) -> list[np.ndarray]:
         with Engine(model, context=CONTEXT) as engine:
-            return [log_softmax(engine.run(batch)) for batch in batches]
+            return [engine.run(batch) for batch in batches]
 
     reference = run(path)
-    loss = -np.mean([one[np.arange(CONTEXT - 1), b[1:]].mean() for one, b in zip(
-        (r[:-1] for r in reference), batches, strict=True)])  # fmt: skip
+    rows = np.arange(CONTEXT - 1)
+    pairs = zip(reference, batches, strict=True)
+    loss = -np.mean([log_softmax(found)[rows, batch[1:]].mean() for found, batch in pairs])
     print(f"float32: {loss:.4f} nats per byte over {windows} windows of {CONTEXT} bytes")
     choices = {
         "nvfp4": {"scheme": "nvfp4"},
@@ -204,10 +186,12 @@ def measure(path: Path, windows: int) -> None:
 
 def show(name: str, path: Path, found: list[np.ndarray], reference: list[np.ndarray]) -> None:
     """One line of the result."""
+    from engine_models import divergence
+
     pairs = list(zip(reference, found, strict=True))
-    divergence = np.mean([(np.exp(p) * (p - q)).sum(axis=-1).mean() for p, q in pairs])
+    mean = np.mean([divergence(p, q) for p, q in pairs])
     same = np.mean([(p.argmax(-1) == q.argmax(-1)).mean() for p, q in pairs])
-    print(f"{name:26} {divergence:.5f} nats, {same:.1%} of the first choices", flush=True)
+    print(f"{name:26} {mean:.5f} nats, {same:.1%} of the first choices", flush=True)
 
 
 def main() -> None:

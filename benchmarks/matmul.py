@@ -52,6 +52,11 @@ SECTIONS = ("weights", "formats", "both", "grouped", "host")
 ALLOWED = 1e-2
 
 
+def _library_from(stack: contextlib.ExitStack, rows: int) -> None:
+    for name in ("LIBRARY_ROWS", "LIBRARY_ROWS_OF_FEW"):
+        stack.enter_context(mock.patch.object(matmul_choice, name, rows))
+
+
 @contextlib.contextmanager
 def path(name: str) -> Iterator[None]:
     """Products by one path: `any`, `library`, or what is `chosen`."""
@@ -60,9 +65,9 @@ def path(name: str) -> Iterator[None]:
             for module in (matmul_small, matmul_warpgroup):
                 stack.enter_context(mock.patch.object(module, "launch", return_value=False))
         if name == "any":
-            stack.enter_context(mock.patch.object(matmul_choice, "LIBRARY_ROWS", 1 << 30))
+            _library_from(stack, 1 << 30)
         if name == "library":
-            stack.enter_context(mock.patch.object(matmul_choice, "LIBRARY_ROWS", 1))
+            _library_from(stack, 1)
         yield
 
 

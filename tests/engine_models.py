@@ -10,7 +10,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-from gguf_models import EMBD, FF, HEADS, VOCAB, stored_as, weights
+from gguf_models import EMBD, EXPERTS, FF, HEADS, VOCAB, stored_as, weights
 
 CONTEXT = 64
 _QUIET = llama_cpp.llama_log_callback(lambda *_: None)
@@ -41,11 +41,11 @@ def _bert(seed):
     return made
 
 
-def tensors(architecture, seed=0):
+def tensors(architecture, seed=0, *, experts=0):
     """Weights of a tiny model of an architecture, large enough that its output is not flat."""
     if architecture == "bert":
         return _bert(seed)
-    experts = 4 if "moe" in architecture else 0
+    experts = EXPERTS if "moe" in architecture else experts
     found = weights(layers=2, experts=experts, seed=seed, scale=0.08)
     found["token_embd.weight"] *= 10
     if architecture.startswith("qwen3"):
@@ -84,8 +84,8 @@ def write(path, architecture, found, kind=gguf.GGMLQuantizationType.F32, *, shar
     writer.add_value_length(EMBD // HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    if "moe" in architecture:
-        writer.add_expert_count(4)
+    if any("_exps" in name for name in found):
+        writer.add_expert_count(EXPERTS)
         writer.add_expert_used_count(2)
         writer.add_expert_feed_forward_length(FF)
     if architecture == "bert":
@@ -167,3 +167,16 @@ def logits(path, tokens, **choices):
     """What llama.cpp computes with a file."""
     with Engine(path, **choices) as engine:
         return engine.run(tokens)
+
+
+def log_softmax(logits):
+    """Logarithms of probabilities, in float64."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+
+
+def divergence(reference, found):
+    """KL divergence of logits from others, in nats: the mean over tokens."""
+    p, q = log_softmax(reference), log_softmax(found)
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-EMBD, FF, HEADS, VOCAB = 128, 192, 4, 64
+EMBD, FF, HEADS, VOCAB, EXPERTS = 128, 192, 4, 64, 4
 
 
 def weights(architecture="llama", *, layers=2, experts=0, seed=0, scale=0.02):
@@ -67,6 +67,19 @@ def write_model(path, found, architecture="llama", *, kind=Kind.BF16, kinds=(), 
     return path.with_name(f"{path.stem}-00001-of-{shards:05d}.gguf")
 
 
+def write_blocks(path, name, blocks, kind, more=()):
+    """A file with one tensor of rows of blocks, and plain ones."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor(name, blocks, raw_dtype=kind)
+    for other, array in dict(more).items():
+        writer.add_tensor(other, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def opened(path):
     """The tensors of a file by name as the gguf package reads them."""
     return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -86,6 +99,21 @@ def values(tensor):
     """float32 values of a tensor, decoded by the gguf package, in its shape."""
     shape = tuple(int(size) for size in tensor.shape[::-1])
     return gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+
+
+def every_block(layout):
+    """A row of one block for each scale byte, with every code under every scale of it."""
+    rng, size = np.random.default_rng(0), layout.format.block_size
+    blocks = np.empty((256, layout.type.nbytes), np.uint8)
+    for row in range(256):
+        for place in range(layout.scales):
+            blocks[row, place] = (row + place) % 256
+            codes = np.concatenate([rng.permutation(16) for _ in range(size // 16)])
+            first = layout.scales + place * layout.half
+            blocks[row, first : first + layout.half] = (
+                codes[: layout.half] | codes[layout.half :] << 4
+            )
+    return blocks
 
 
 #: Names of a dense model in its checkpoint and in GGUF.

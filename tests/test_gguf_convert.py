@@ -12,53 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 
 import fp4kit
 from command_line import fail, succeed
-from gguf_models import EMBD, FF, HEADS, opened, values, weights, write_model
-
-MODEL_TYPES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
-}
-INSIDE = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate",
-}  # fmt: skip
-OUTSIDE = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
-def permuted(array):
-    """Rows of q or k as llama.cpp's converter orders them: its own lines."""
-    shape = (HEADS, 2, array.shape[0] // HEADS // 2, *array.shape[1:])
-    return array.reshape(shape).swapaxes(1, 2).reshape(array.shape)
-
-
-def checkpoint_of(found, architecture):
-    """The weights of a model under the names, and in the order of rows, of its checkpoint."""
-    made = {}
-    for name, array in found.items():
-        if name in OUTSIDE:
-            made[OUTSIDE[name]] = array
-            continue
-        _, layer, kind, _ = name.split(".")
-        if kind.endswith("_exps"):
-            for expert, one in enumerate(array):
-                inside = f"mlp.experts.{expert}.{INSIDE[kind.removesuffix('_exps')].split('.')[1]}"
-                made[f"model.layers.{layer}.{inside}.weight"] = one
-            continue
-        made[f"model.layers.{layer}.{INSIDE[kind]}.weight"] = array
-    if architecture == "llama":
-        return made, {
-            name: permuted(array) if name.split(".")[-2] in ("attn_q", "attn_k") else array
-            for name, array in found.items()
-        }
-    return made, found
+from gguf_checkpoints import EXPERT, MODEL_TYPES, checkpoint_of, expected
+from gguf_models import EMBD, EXPERTS, FF, HEADS, opened, values, weights, write_model
 
 
 def prepare(
@@ -66,12 +21,12 @@ def prepare(
 ):
     """A quantized checkpoint, and the template of the same model."""
     architecture = MODEL_TYPES.get(model_type, model_type)
-    experts = 3 if "moe" in model_type else 0
+    experts = EXPERTS if model_type in EXPERT else 0
     found = {
         name: array.astype(ml_dtypes.bfloat16).astype(np.float32)
         for name, array in weights(experts=experts).items()
     }
-    stored, template = checkpoint_of(found, architecture)
+    stored, template = checkpoint_of(found, model_type)
     config = {
         "model_type": model_type, "num_attention_heads": HEADS, "hidden_size": EMBD,
         "num_hidden_layers": 2, "architectures": [f"{model_type}ForCausalLM"],
@@ -96,36 +51,16 @@ def decoded(found, name):
     return array * np.asarray(second.data).reshape(-1, *(1,) * (array.ndim - 1))
 
 
-def expected(checkpoint, name, architecture):
-    """The same from the checkpoint."""
-    _, layer, kind, _ = name.split(".")
-    with fp4kit.open(checkpoint) as tensors:
-        at = f"model.layers.{layer}."
-        if kind.endswith("_exps"):
-            inside = INSIDE[kind.removesuffix("_exps")].split(".")[1]
-            names = [f"{at}mlp.experts.{number}.{inside}.weight" for number in range(3)]
-        else:
-            names = [f"{at}{INSIDE[kind]}.weight"]
-        if names[0] not in tensors or not isinstance(tensors[names[0]], fp4kit.QuantizedTensor):
-            return None, None
-        coded = [tensors[one] for one in names]
-    arrays = np.stack([np.asarray(fp4kit.dequantize(one, "float32")) for one in coded])
-    if architecture == "llama" and kind in ("attn_q", "attn_k"):
-        arrays = np.stack([permuted(array) for array in arrays])
-    return arrays if kind.endswith("_exps") else arrays[0], coded
-
-
 @pytest.mark.parametrize("layout", ["compressed-tensors", "modelopt"])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_codes_and_scales_are_taken_over(model_type, layout, tmp_path):
     checkpoint, template = prepare(tmp_path, model_type, layout=layout)
     target = tmp_path / "out.gguf"
     succeed("convert", checkpoint, "-o", target, "--layout", "gguf", "--template", template)
-    architecture = MODEL_TYPES[model_type]
     before, found = opened(template), opened(target)
     moved = 0
     for name, tensor in before.items():
-        array, coded = expected(checkpoint, name, architecture) if "blk" in name else (None, None)
+        array, coded = expected(checkpoint, name, model_type) if "blk" in name else (None, None)
         if array is None:
             assert found[name].tensor_type == tensor.tensor_type
             assert np.array_equal(found[name].data, tensor.data)
@@ -250,3 +185,75 @@ def test_activation_scales_are_left_out(tmp_path):
     report = fp4kit.convert_checkpoint(checkpoint, target, "gguf", template=template)
     assert "activation scales are left out: llama.cpp does not use them" in report.warnings
     assert not any("input" in name for name in opened(target))
+
+
+def in_formats(tmp_path, formats):
+    """A checkpoint whose attention and feed-forward weights are in two formats, and a template."""
+    _, template = prepare(tmp_path, "llama")
+    source, target = tmp_path / "hf", tmp_path / "mixed"
+    groups = fp4kit.survey(source, ["nvfp4"], budget=8).plan
+    plan = {group: formats["mlp" in group] for group in groups}
+    fp4kit.quantize_checkpoint(source, target, plan=plan)
+    return target, template
+
+
+def test_fp8_weights_stay_as_the_template_has_them(tmp_path):
+    """Pull request 28636: llama.cpp's converter refuses NVFP4 checkpoints with layers in FP8."""
+    checkpoint, template = in_formats(tmp_path, ("fp8", "nvfp4"))
+    target = tmp_path / "out.gguf"
+    report = fp4kit.convert_checkpoint(checkpoint, target, "gguf", template=template)
+    (note,) = report.warnings
+    assert note.startswith("8 weights that are quantized in another way stay as the template has")
+    before, found = opened(template), opened(target)
+    for name, tensor in found.items():
+        if name.startswith("blk.") and "ffn" in name and name.endswith("weight"):
+            array, _ = expected(checkpoint, name, "llama") if "norm" not in name else (None, None)
+            assert array is None or np.allclose(decoded(found, name), array, rtol=3e-7)
+        elif name in before:
+            assert np.array_equal(tensor.data, before[name].data)
+    assert sum(tensor.tensor_type == Kind.NVFP4 for tensor in found.values()) == 6
+    assert fp4kit.verify(target, template).ok
+
+
+def test_a_format_that_ggml_does_not_have(tmp_path):
+    checkpoint, template = prepare(tmp_path, "llama", form="fp8", granularity="channel")
+    target = tmp_path / "out.gguf"
+    text = fail("convert", checkpoint, "-o", target, "--layout", "gguf", "--template", template)
+    assert "its weights are in fp8, which ggml does not have, only nvfp4 and mxfp4" in text
+
+
+def test_both_formats_of_ggml_in_one_model(tmp_path):
+    checkpoint, template = in_formats(tmp_path, ("nvfp4", "mxfp4"))
+    target = tmp_path / "out.gguf"
+    fp4kit.convert_checkpoint(checkpoint, target, "gguf", template=template)
+    found = opened(target)
+    kinds = [tensor.tensor_type for tensor in found.values()]
+    assert (kinds.count(Kind.NVFP4), kinds.count(Kind.MXFP4)) == (8, 6)
+    for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
+        array, _ = expected(checkpoint, name, "llama")
+        np.testing.assert_allclose(decoded(found, name), array, rtol=3e-7)
+    # It says what most of its weights are.
+    with fp4kit.open(target) as tensors:
+        assert tensors.metadata["general.file_type"] == "39"
+    assert fp4kit.verify(target, template).ok
+
+
+def test_an_architecture_whose_names_are_not_known(tmp_path):
+    """Issue 15415: DeepSeek-R1 in NVFP4, of which nothing here knows the parts of attention."""
+    checkpoint, _ = prepare(tmp_path, "llama", layout="modelopt")
+    template = write_model(tmp_path / "d.gguf", weights(experts=EXPERTS), "deepseek2")
+    options = ("--layout", "gguf", "--template", template)
+    text = fail("convert", checkpoint, "-o", tmp_path / "out.gguf", *options)
+    assert "names of architecture 'deepseek2' are not known here" in text
+    assert "quantize the .gguf itself" in text
+    succeed("quantize", template, "-o", tmp_path / "q.gguf")
+    assert fp4kit.verify(tmp_path / "q.gguf", template).ok
+
+
+@pytest.mark.parametrize("model_type", EXPERT)
+def test_experts_of_which_some_are_not_quantized(model_type, tmp_path):
+    checkpoint, template = prepare(tmp_path, model_type, exclude=["*experts.1.*"])
+    options = ("--layout", "gguf", "--template", template)
+    text = fail("convert", checkpoint, "-o", tmp_path / "out.gguf", *options)
+    assert "tensor 'blk.0.ffn_gate_exps.weight': stacks experts that are not in FP4: 'mode" in text
+    assert "quantize the .gguf itself" in text

@@ -14,40 +14,11 @@ from fp4kit.cpu.ggml_blocks import codes_of_blocks, join_blocks, scales_of_block
 from fp4kit.errors import FileFormatError, OptionError
 from fp4kit.io.ggml import BLOCK_LAYOUTS, GGML_TYPES, LAYOUTS_BY_TYPE
 from fp4kit.io.read.open import open_source
-from gguf_models import EMBD, opened, values, weights, write_model
+from gguf_models import EMBD, every_block, opened, values, weights, write_blocks, write_model
 from tensor_files import read_one
 
 LAYOUTS = list(BLOCK_LAYOUTS.values())
 FORMATS = list(BLOCK_LAYOUTS)
-
-
-def write_blocks(path, name, blocks, kind, more=()):
-    """A file with one tensor of rows of blocks, and plain ones."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor(name, blocks, raw_dtype=kind)
-    for other, array in dict(more).items():
-        writer.add_tensor(other, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def every_block(layout):
-    """Every scale byte with every code: rows of one block for each scale byte of one place."""
-    rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (256, layout.type.nbytes), np.uint8)
-    for place in range(layout.scales):
-        blocks[:, place] = np.roll(np.arange(256), place)
-    codes = np.concatenate([np.arange(16), np.arange(16)]).astype(np.uint8)
-    for row in range(256):
-        mixed = np.tile(rng.permutation(codes), layout.code_bytes // 16)
-        blocks[row, layout.scales :] = (
-            mixed[: layout.code_bytes]
-            | rng.permutation(np.tile(codes, layout.code_bytes // 16)[: layout.code_bytes]) << 4
-        )
-    return blocks
 
 
 def test_the_table_of_types_is_that_of_the_package():

@@ -1,13 +1,23 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""What threads of llama.cpp ask for or complain about, rebuilt as inputs."""
+"""What threads of llama.cpp ask for or complain about, rebuilt as inputs.
+
+Pull requests and issues by number; those about checkpoints (15415, 19769, 21095, 28636) are in
+tests/test_gguf_convert.py, and what the engine computes in tests/test_engines_*.py.
+
+- 22858, 23692, 25153, 25446: llama-quantize makes no NVFP4, or none with second levels.
+- 22897: second levels of 1, or one for all experts; 23563, 23629: scales that nothing applies.
+- 23572: NVFP4 made by hand has the accuracy of Q3_K.
+- 19769, 21095: codes of ModelOpt, and of compressed-tensors, whose second levels are reciprocal.
+- 15415: DeepSeek in NVFP4; 28636: NVFP4 beside FP8 in one checkpoint.
+"""
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 import fp4kit
-from gguf_models import EMBD, FF, opened, values, weights, write_model
+from gguf_models import EMBD, FF, fields, opened, values, weights, write_model
 
 
 def quantized(tmp_path, found, architecture="llama", **choices):
@@ -23,6 +33,58 @@ def test_a_sound_nvfp4_of_a_bf16_model(tmp_path):
     assert report.total_stats.sqnr > 21.5
     _, naive = quantized(tmp_path, weights(scale=0.02), "qwen2")
     assert naive.total_stats.sqnr > 19.5
+
+
+def test_second_levels_are_those_of_the_weights(tmp_path):
+    """Pull request 22897: one for each weight and each expert, in decode direction, none of 1."""
+    arrays = weights(experts=3)
+    found, _ = quantized(tmp_path, arrays, "qwen3moe")
+    for name, array in arrays.items():
+        if not name.startswith("blk.") or "norm" in name or "gate_inp" in name:
+            continue
+        second = np.asarray(found[f"{name.removesuffix('.weight')}.scale"].data)
+        experts = values(found[name]).reshape(len(second), -1) * second[:, None]
+        amax = np.abs(array).reshape(len(second), -1).max(axis=1)
+        assert len(second) == (3 if "_exps" in name else 1)
+        np.testing.assert_allclose(second, amax / 2688, rtol=0.01)
+        np.testing.assert_allclose(np.abs(experts).max(axis=1), amax, rtol=0.05)
+
+
+def test_experts_alone(tmp_path):
+    """Pull request 25446: experts in NVFP4, everything else as a Q8_0 model has it."""
+    path = write_model(tmp_path / "m.gguf", weights(experts=3), "qwen3moe", kind=Kind.Q8_0)
+    fp4kit.quantize_file(path, tmp_path / "q.gguf", exclude=["*attn*"])
+    found, before = opened(tmp_path / "q.gguf"), opened(path)
+    for name, tensor in before.items():
+        if "_exps" in name:
+            assert found[name].tensor_type == Kind.NVFP4
+        else:
+            assert found[name].tensor_type == tensor.tensor_type
+            assert np.array_equal(found[name].data, tensor.data)
+    assert fp4kit.verify(tmp_path / "q.gguf", path).ok
+
+
+def test_layers_that_predict_further_tokens(tmp_path):
+    """Pull request 23563: a `.scale` of theirs kept models from loading; they get one level."""
+    arrays = weights(layers=1)
+    names = ("blk.0.nextn.eh_proj.weight", "blk.0.nextn.shared_head_head.weight")
+    arrays |= {name: np.full((64, EMBD), 0.01, np.float32) for name in names}
+    found, report = quantized(tmp_path, arrays, "qwen35")
+    for name in names:
+        assert found[name].tensor_type == Kind.NVFP4
+        assert f"{name.removesuffix('.weight')}.scale" not in found
+    assert any("llama.cpp applies no .scale of" in warning for warning in report.warnings)
+
+
+def test_the_file_says_what_it_is(tmp_path):
+    """Pull requests 22858 and 22897: `general.file_type` of NVFP4 was none that tools knew."""
+    for scheme, file_type in (("nvfp4", gguf.LlamaFileType.MOSTLY_NVFP4),
+                              ("mxfp4", gguf.LlamaFileType.MOSTLY_MXFP4_MOE)):  # fmt: skip
+        path = write_model(tmp_path / "m.gguf", weights())
+        fp4kit.quantize_file(path, tmp_path / "q.gguf", scheme, force=True)
+        found = fields(tmp_path / "q.gguf")
+        assert found["general.file_type"][1] == file_type
+        assert found["general.quantization_version"][1] == gguf.GGML_QUANT_VERSION
 
 
 def test_small_weights(tmp_path):

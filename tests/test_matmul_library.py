@@ -71,7 +71,7 @@ def library(on_host, monkeypatch):
     monkeypatch.setattr(blas, "WORKSPACE_BYTES", 256)
     monkeypatch.setattr(blas, "is_available", lambda: True)
     monkeypatch.setattr(cuda_matmul, "capability", lambda _: (9, 0))
-    for name in ("LIBRARY_ROWS", "LIBRARY_COLUMNS", "LIBRARY_DEPTH"):
+    for name in ("LIBRARY_ROWS", "LIBRARY_ROWS_OF_FEW", "LIBRARY_COLUMNS", "LIBRARY_DEPTH"):
         monkeypatch.setattr(matmul_choice, name, 1)
 
     def run(job, shift=0):

@@ -56,7 +56,6 @@ def multiply(on_host, monkeypatch):
 
     monkeypatch.setattr(matmul_warpgroup, "_prepared", matmul_warpgroup._prepared.__wrapped__)
     monkeypatch.setattr(matmul_warpgroup.run, "memory", memory)
-    monkeypatch.setattr(matmul_warpgroup, "LEAST_COLUMNS", 1)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
 
     def put(operand):
@@ -164,15 +163,20 @@ def test_a_scale_that_is_nan(multiply):
 
 
 def test_the_choice():
-    wide, middle, narrow = (Sizes(64, rows, 8192) for rows in (28672, 14336, 4096))
+    wide, middle, narrow = (Sizes(64, rows, 28672) for rows in (28672, 14336, 4096))
     for sizes, division in ((wide, 2), (middle, 1), (narrow, 0)):
-        shape = matmul_warpgroup.choose(sizes, 132)
+        shape = matmul_warpgroup.choose(sizes, 132, False)
         assert shape[:3] == matmul_warpgroup.DIVISIONS[division]
         assert shape.room >= 64
-    assert matmul_warpgroup.choose(wide._replace(tokens=8), 132) is None
-    assert matmul_warpgroup.choose(wide._replace(tokens=257), 132) is None
-    assert matmul_warpgroup.choose(wide._replace(tokens=256), 132).columns == 128
-    assert matmul_warpgroup.choose(narrow._replace(tokens=65), 132) is None
+    for sizes, tokens in ((wide, 8), (narrow, 16)):
+        assert matmul_warpgroup.choose(sizes._replace(tokens=tokens), 132, True) is None
+        assert matmul_warpgroup.choose(sizes._replace(tokens=tokens), 132, False).room >= tokens
+    assert matmul_warpgroup.choose(wide._replace(tokens=257), 132, False) is None
+    assert matmul_warpgroup.choose(wide._replace(tokens=256), 132, False).columns == 128
+    assert matmul_warpgroup.choose(narrow._replace(tokens=129), 132, False) is None
+    small = narrow._replace(depth=4096, tokens=33)
+    assert matmul_warpgroup.choose(small, 132, False) is None
+    assert matmul_warpgroup.choose(small._replace(tokens=32), 132, False) is not None
 
 
 def test_shapes_in_use_fit_shared_memory():

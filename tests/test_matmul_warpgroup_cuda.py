@@ -28,6 +28,17 @@ def _has_warpgroups():
         pytest.skip("products by warpgroups need compute capability 9.0")
 
 
+@pytest.fixture
+def every_size(monkeypatch):
+    """Sizes of which other kernels are faster, too."""
+    shape = matmul_warpgroup.choose
+    monkeypatch.setattr(matmul_warpgroup, "FEW_ELEMENTS", 0)
+    monkeypatch.setattr(matmul_warpgroup, "choose", lambda *given: shape(*given[:2], False))
+    matmul_warpgroup._prepared.cache_clear()
+    yield
+    matmul_warpgroup._prepared.cache_clear()
+
+
 def activations(tokens, depth, seed=1, dtype="bfloat16"):
     x = np.random.default_rng(seed).standard_normal((tokens, depth)).astype(np.float32)
     return FloatOperand(codecs.from_float32(x, dtype), dtype)
@@ -82,7 +93,7 @@ def test_every_shape_in_use(form, name, monkeypatch):
 @pytest.mark.parametrize("layout", SCALE_LAYOUTS)
 @pytest.mark.parametrize("low_first", [True, False])
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_as_they_lie(name, low_first, layout):
+def test_rows_as_they_lie(name, low_first, layout, every_size):
     operand = weights(name, 272, 8192, layout=layout, low_first=low_first)
     for tokens in (17, 33, 64):
         job = multiply(activations(tokens, 8192), operand)
@@ -91,7 +102,7 @@ def test_rows_as_they_lie(name, low_first, layout):
 
 @pytest.mark.parametrize("tokens", [17, 31, 32, 33, 64])
 @pytest.mark.parametrize(("rows", "depth"), [(4096, 4096), (1024, 5120), (2064, 14336), (48, 8)])
-def test_sizes(rows, depth, tokens):
+def test_sizes(rows, depth, tokens, every_size):
     operand = weights("nvfp4", rows, depth)
     x = activations(tokens, depth)
     job = multiply(x, prepared(operand))
@@ -103,7 +114,7 @@ def test_sizes(rows, depth, tokens):
 
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 32), ("float32", 21)])
 @pytest.mark.parametrize("form", [PREPARED, ROWS])
-def test_other_types(form, dtype, most):
+def test_other_types(form, dtype, most, every_size):
     operand = weights("nvfp4", 272, 6144)
     operand = prepared(operand) if form == PREPARED else operand
     for tokens in (9, most):
@@ -111,7 +122,7 @@ def test_other_types(form, dtype, most):
         check_product(job, job.out)
 
 
-def test_what_is_added():
+def test_what_is_added(every_size):
     rng = np.random.default_rng(5)
     operand = weights("nvfp4", 272, 6144)
     bias = rng.standard_normal(272).astype(np.float32)
@@ -120,14 +131,14 @@ def test_what_is_added():
     check_product(job, job.out)
 
 
-def test_odd_scales():
+def test_odd_scales(every_size):
     operand = weights("nvfp4", 272, 6144)
     operand.block_scale[37, 3] = 0x90
     job = multiply(activations(20, 6144), operand)
     check_product(job, job.out)
 
 
-def test_a_graph():
+def test_a_graph(every_size):
     import cupy
 
     operand = weights("nvfp4", 512, 6144)

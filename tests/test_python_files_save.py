@@ -53,6 +53,13 @@ REFUSED = {
     "a bad name in .npz": ("x.npz", {"../a": X}, {}, "write .safetensors"),
     "metadata that are no strings": ("x.safetensors", {"a": X}, {"metadata": {"a": 1}}, "strings"),
     "another tool's file": ("x.pt", {"a": X}, {}, "another tool"),
+    "GGUF": (
+        "x.gguf",
+        {"a": Q},
+        {},
+        "architecture, sizes, tokenizer) that arrays have",
+    ),
+    "GGUF with a config": ("x.gguf", {"a": Q}, {"config": {}}, "give that .gguf to quantize_file"),
     "config of a file": ("x.safetensors", {"a": X}, {"config": {}}, "for directories"),
     "an unknown layout": ("x", {NAME: Q}, {"layout": "gguf", "config": {}}, "compressed-tensors"),
     "modelopt in a file": ("x.safetensors", {NAME: Q}, {"layout": "modelopt"}, "model directory"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,16 @@ def decode_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
         blocks: the blocks, flat bytes.
         out: float32, flat.
     """
-    rows = blocks.reshape(-1, Q8_0_BYTES)
-    factors = read_only(rows[:, :2].copy().view("<f2").astype(np.float32).reshape(-1))
-    kernel, source = _kernels().q8_0_range, read_only(blocks)
-    run(lambda begin, end: kernel(source, factors, begin, end, out), len(rows), Q8_0_ELEMENTS)
+    _run_q8_0(_kernels().q8_0_range, blocks, out)
+
+
+def amaxes_of_q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    """The largest magnitude in each of some blocks of Q8_0; see :func:`decode_q8_0`."""
+    _run_q8_0(_kernels().q8_0_amax_range, blocks, out)
+
+
+def _run_q8_0(kernel: Any, blocks: np.ndarray, out: np.ndarray) -> None:
+    source = read_only(blocks)
+    codes, halves = source.view(np.int8), source.view(np.int16)
+    count = len(blocks) // Q8_0_BYTES
+    run(lambda begin, end: kernel(codes, halves, begin, end, out), count, Q8_0_ELEMENTS)

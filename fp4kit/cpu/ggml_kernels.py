@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elements import index
+from .elements import index, widen
 from .jit import jit, jit_inner
 
 _U64 = np.uint64
@@ -101,10 +101,28 @@ def scales_range(blocks, count, half, table, begin, end, scales):
 
 
 @jit
-def q8_0_range(blocks, factors, begin, end, out):
-    """The float32 elements of blocks begin..end of Q8_0, given their scales as float32."""
+def q8_0_amax_range(codes, halves, begin, end, out):
+    """The largest magnitude in each of blocks begin..end of Q8_0; see `q8_0_range`."""
     for block in range(index(begin), index(end)):
-        codes = blocks[block * index(34) + index(2) : block * index(34) + index(34)].view(np.int8)
-        made = out[block * index(32) : block * index(32) + index(32)]
-        for k in range(32):
-            made[k] = np.float32(codes[k]) * factors[block]
+        source, largest = block * index(34) + index(2), np.int32(0)
+        for k in range(index(32)):
+            largest = max(largest, abs(np.int32(codes[source + k])))
+        out[block] = np.float32(largest) * abs(widen(halves[block * index(17)]))
+
+
+@jit
+def q8_0_range(codes, halves, begin, end, out):
+    """The float32 elements of blocks begin..end of Q8_0, whose bytes are seen in two ways.
+
+    Args:
+        codes: int8; 32 elements follow the two bytes of each scale.
+        halves: int16; each 17th is the scale of a block, as float16.
+        begin: first block.
+        end: one behind the last.
+        out: the elements.
+    """
+    for block in range(index(begin), index(end)):
+        factor = widen(halves[block * index(17)])
+        source, target = block * index(34) + index(2), block * index(32)
+        for k in range(index(32)):
+            out[target + k] = np.float32(codes[source + k]) * factor

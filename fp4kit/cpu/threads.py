@@ -20,8 +20,9 @@ from fp4kit.float_mode import by_ieee
 THREADS_VARIABLE = "FP4KIT_NUM_THREADS"
 #: Fewest elements in a task: below, handing it to a thread costs more than it brings.
 SMALL = 1 << 17
-#: Elements per task where results are sums: fixed, so that they do not depend on the threads.
-SUM_CHUNK = 1 << 20
+#: Elements per task where results are sums: fixed, so that they do not depend on the threads, and
+#: few enough to stay in a processor's own cache while they are quantized and then measured.
+SUM_CHUNK = 1 << 18
 #: Tasks per thread otherwise: few, because every hand-over waits for the interpreter lock, but
 #: enough for a thread that lost time to the rest of the machine.
 TASKS_PER_THREAD = 4

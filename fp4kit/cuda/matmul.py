@@ -29,7 +29,14 @@ from . import ready as cuda_ready
 from .device import capability
 from .geometry import THREADS
 from .launch import MAX_GRID
-from .matmul_choice import TILE_COLUMNS, TILE_ROWS, splits_of, tiles_of, uses_library
+from .matmul_choice import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    is_for_library,
+    splits_of,
+    tiles_of,
+    uses_library,
+)
 from .matmul_instances import any_kernel, finish_kernel, ragged_kernel, source_of
 from .matmul_words import (
     most_products,
@@ -123,7 +130,9 @@ class CudaMatmul(Operations):
     """The part of the CUDA backend that multiplies."""
 
     def matmul(self, job: MatmulJob) -> None:
-        if matmul_warpgroup.launch(job) or matmul_small.launch(job):
+        if matmul_warpgroup.launch(job):
+            return
+        if not (is_for_library(job) and blas.is_available()) and matmul_small.launch(job):
             return
         job = job._replace(b=_in_rows(job.b))
         if not _launch_library(job):

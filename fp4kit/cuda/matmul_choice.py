@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a product is made, by its shape and operands: the one table of thresholds.
 
-1. Few rows: `matmul_small`, if it has a kernel for the operands.
+1. Few rows: `matmul_small`; some ten to some hundred: `matmul_warpgroup`. If they have a kernel for
+   the operands and the device.
 2. Many rows: operands are decoded in slabs, and cuBLAS multiplies them, where it can be loaded and
    its types hold the values.
 3. Else `matmul_any`, which takes everything.
@@ -17,10 +18,12 @@ from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOpe
 TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 64, 64, 64
 
 #: Rows of a product from which on decoding everything costs less than what cuBLAS gains: more than
-#: a tile of `matmul_any` has, which then decodes twice. On an H200 decoding 28672 x 8192 codes took
-#: 162 us, and cuBLAS 119 us for 64 rows. To be measured (`benchmarks/matmul.py --paths`).
+#: a tile of `matmul_any` has, which then decodes twice. On an H200 decoding 28672 x 8192 codes is
+#: 178 us, and cuBLAS 119 us for 64 rows (`benchmarks/matmul.py --paths`).
 LIBRARY_ROWS = TILE_ROWS + 1
-#: Columns and depth below which a launch more counts for more than that. To be measured.
+#: The same for weights of few elements: 4096 x 4096 take 12 us, and 64 rows by cuBLAS as long.
+FEW_ELEMENTS, LIBRARY_ROWS_OF_FEW = 1 << 25, 33
+#: Columns and depth below which a launch more counts for more than that.
 LIBRARY_COLUMNS, LIBRARY_DEPTH = 256, 256
 #: The least compute capability whose tensor cores know bfloat16.
 BFLOAT16_CAPABILITY = (8, 0)
@@ -72,11 +75,18 @@ def is_always_exact(operand: Operand, dtype: str) -> bool:
     return operand.format.name in ALWAYS_EXACT[dtype]
 
 
+def is_for_library(job: MatmulJob) -> bool:
+    """Whether a product has so many rows that cuBLAS gains more than decoding costs."""
+    few = job.b.rows * job.a.depth <= FEW_ELEMENTS
+    return job.a.rows >= (LIBRARY_ROWS_OF_FEW if few else LIBRARY_ROWS)
+
+
 def uses_library(job: MatmulJob, capability: tuple[int, int]) -> bool:
     """Whether cuBLAS is worth it on a device of a compute capability, if it can be loaded."""
     shape = (job.a.rows, job.b.rows, job.a.depth)
-    least = (LIBRARY_ROWS, LIBRARY_COLUMNS, LIBRARY_DEPTH)
+    least = (1, LIBRARY_COLUMNS, LIBRARY_DEPTH)
     large = all(size >= limit for size, limit in zip(shape, least, strict=True))
+    large = large and is_for_library(job)
     dtype = library_dtype(job)
     known = dtype is not None and (dtype != "bfloat16" or capability >= BFLOAT16_CAPABILITY)
     return known and large and max(shape) < 2**31

@@ -16,11 +16,12 @@ from fp4kit.formats import BLOCK_FORMATS, FormatSpec
 from fp4kit.layout import padded_scale_shape
 
 from . import device as cuda_device
+from . import matmul_shapes, run
 from . import ready as cuda_ready
-from . import run
 from .compile import CXX_FORMATS, Instance, instance
 from .geometry import THREADS
 from .launch import Launch
+from .matmul_choice import FEW_ELEMENTS, LIBRARY_ROWS_OF_FEW
 from .matmul_shapes import PREPARED, ROWS, ROWS_CHUNK_BYTES, Sizes
 from .matmul_small import PARTS, Numbers, arrays_of, form_of, is_fit, level_of, order_of
 
@@ -39,11 +40,11 @@ STEPS = {
     64: ((1, 2), (2, 2), (2, 3)),
     128: (None, (1, 2), (2, 2)),
 }
-#: Rows of activations from which on the kernels of `matmul_small` are slower, and those up to which
-#: cuBLAS is, of the divisions: measured by `benchmarks/matmul.py --paths`.
-LEAST_COLUMNS, MOST_COLUMNS = 9, (64, 128, 256)
-#: Up to so many columns and so deep, few rows of weights are faster by `matmul_small`, too.
-SMALL_COLUMNS, SMALL_DEPTH = 16, 4096
+#: Rows of activations up to which the kernels of `matmul_small` are faster where all of them fit
+#: shared memory: of many rows of weights, and of few (the first division).
+SMALL_COLUMNS, SMALL_COLUMNS_OF_FEW = 8, 16
+#: Those beyond which cuBLAS is faster, of the divisions.
+MOST_COLUMNS = (128, 128, 256)
 
 
 class WarpgroupShape(NamedTuple):
@@ -141,8 +142,16 @@ def sample_instances() -> list[Instance]:
     return all_instances()[::13]
 
 
-def choose(sizes: Sizes, processors: int) -> WarpgroupShape | None:
-    """How to divide a product; None if other kernels are faster."""
+def choose(sizes: Sizes, processors: int, fits_small: bool) -> WarpgroupShape | None:
+    """How to divide a product; None if other kernels are faster.
+
+    Args:
+        sizes: of the product.
+        processors: multiprocessors of the device.
+        fits_small: whether `matmul_small` has all activations in shared memory.
+
+    All limits were measured on an H200, by `benchmarks/matmul.py --paths` and the ladders.
+    """
     tiles = -(-sizes.rows // TILE_ROWS)
     number = next(
         (
@@ -152,9 +161,11 @@ def choose(sizes: Sizes, processors: int) -> WarpgroupShape | None:
         ),
         len(DIVISIONS) - 1,
     )
-    if not LEAST_COLUMNS <= sizes.tokens <= MOST_COLUMNS[number]:
-        return None
-    if number == 0 and sizes.tokens <= SMALL_COLUMNS and sizes.depth <= SMALL_DEPTH:
+    most = MOST_COLUMNS[number]
+    if sizes.rows * sizes.depth <= FEW_ELEMENTS:
+        most = LIBRARY_ROWS_OF_FEW - 1
+    small = SMALL_COLUMNS_OF_FEW if number == 0 else SMALL_COLUMNS
+    if sizes.tokens > most or (fits_small and sizes.tokens <= small):
         return None
     shapes = [
         shape._replace(parts=sizes.parts)
@@ -216,10 +227,11 @@ def prepare(
 def _prepared(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers) -> Prepared | None:
     if cuda_device.capability(device) != CAPABILITY:
         return None
-    shape = choose(sizes, cuda_ready.multiprocessors(device))
-    if shape is None:
-        return None
-    return prepare(device, BLOCK_FORMATS[name], form, shape, sizes, numbers)
+    spec, processors = BLOCK_FORMATS[name], cuda_ready.multiprocessors(device)
+    most = cuda_ready.shared_memory_of_block(device)
+    small = matmul_shapes.choose(spec, form, sizes, processors, most)
+    shape = choose(sizes, processors, small is not None and not small.staged)
+    return None if shape is None else prepare(device, spec, form, shape, sizes, numbers)
 
 
 def launch(job: MatmulJob) -> bool:
@@ -237,7 +249,7 @@ def launch(job: MatmulJob) -> bool:
     if not isinstance(x, FloatOperand) or not is_fit(x):
         return False
     parts, form = PARTS[x.dtype], form_of(weights)
-    if form is None or not LEAST_COLUMNS <= x.rows * parts <= MOST_COLUMNS[-1]:
+    if form is None or x.rows * parts > MOST_COLUMNS[-1]:
         return False
     assert not isinstance(weights, FloatOperand)
     numbers = Numbers(

@@ -16,7 +16,7 @@ from fp4kit.checkpoint.read.json_files import read_settings
 from fp4kit.checkpoint.read.weight_files import CONFIG
 from fp4kit.checkpoint.write.output import carry_out
 from fp4kit.errors import OptionError
-from fp4kit.io.containers import SUFFIXES
+from fp4kit.io.containers import GGUF, SUFFIXES
 from fp4kit.io.metadata import METADATA_KEY, describe
 from fp4kit.io.read.open import FOREIGN
 from fp4kit.io.report import FileReport, TensorReport
@@ -100,6 +100,12 @@ def save(
         raise OptionError(
             f"{target}: is a file of another tool by its name; give one that ends in "
             f"{', '.join(SUFFIXES)}, or a directory"
+        )
+    if suffix == GGUF:
+        raise OptionError(
+            f"{target}: a model in GGUF has metadata (architecture, sizes, tokenizer) that arrays "
+            "have not; save a directory and give it to convert_checkpoint with layout='gguf' and "
+            "template=, a .gguf of the same model, or give that .gguf to quantize_file"
         )
     in_file = suffix in SUFFIXES and not target.is_dir()
     if in_file and config is not None:

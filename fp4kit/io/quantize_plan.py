@@ -163,6 +163,12 @@ class Rows:
         name = self.plan.tensor.name
         return ByteRange(source, name, self.first * self._unit, self.last * self._unit)
 
+    def amax_part(self, source: Source) -> ByteRange:
+        """The bytes that their amax is found in: those that they are, or what stands for them."""
+        tensor = source.amaxes.get(self.plan.tensor.name, self.plan.tensor)
+        first, last = (row * tensor.row_bytes for row in (self.first, self.last))
+        return ByteRange(source, tensor.name, first, last)
+
     @property
     def entry(self) -> QuantizedEntry:
         """What the tensor becomes; they are not those of a copy."""

@@ -30,6 +30,7 @@ from .quantize_plan import Rows, SecondLevel, TensorPlan, rows_of_plan, units
 from .read.source import Source
 from .storage import QuantizedEntry
 from .stream.chunks import (
+    ByteRange,
     Bytes,
     Chunk,
     Tally,
@@ -62,6 +63,17 @@ class Step:
     scan: bool = False
     encode: bool = False
     end: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its rows in the source."""
+        return sum(rows.nbytes for rows in self.rows)
+
+    def parts(self, source: Source) -> tuple[ByteRange, ...]:
+        """What is read for it."""
+        if self.encode or not self.scan:
+            return tuple(rows.part(source) for rows in self.rows)
+        return tuple(rows.amax_part(source) for rows in self.rows)
 
     @property
     def is_pass(self) -> bool:
@@ -142,7 +154,7 @@ class Quantizer:
     def run(self, source: Source, plans: list[TensorPlan], tally: Tally) -> TensorPlan | None:
         """Quantizes and writes everything; returns the first tensor that is not all finite."""
         steps = _steps(plans, self._pipeline)
-        work = (Chunk(step, tuple(rows.part(source) for rows in step.rows)) for step in steps)
+        work = (Chunk(step, step.parts(source)) for step in steps)
         for step, staged in self._pipeline.staged(work):
             rows = step.rows[0]
             if rows.plan.entry is None:
@@ -150,7 +162,7 @@ class Quantizer:
                 self._pipeline.store_host(staged, write)
             else:
                 self._launch(step, self._pipeline.upload(staged))
-            tally.add(staged.count / 2 if step.is_pass else staged.count)
+            tally.add(step.nbytes / 2 if step.is_pass else step.nbytes)
             bad = self._collect(self._pipeline.pending)
             if bad is not None:
                 return bad
@@ -171,7 +183,9 @@ class Quantizer:
                 unit.second = self._backend.put(step.rows[0].plan.second.value)
             if step.scan:
                 for rows, part in zip(step.rows, chunk.parts, strict=True):
-                    x = rows_view(part, rows.entry.dtype, rows.count, rows.entry.plan.cols)
+                    # What stands for the rows has fewer columns.
+                    cols = rows.entry.plan.cols if step.encode else -1
+                    x = rows_view(part, rows.entry.dtype, rows.count, cols)
                     unit.maxima.append(kernels.amax(x, rows.entry.dtype, 1))
             if step.encode:
                 unit.held.append((step, chunk))

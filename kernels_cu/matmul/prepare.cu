@@ -8,6 +8,7 @@
 // tile, a lane the words and scales that it has there. What lies outside of the matrix is 0 in the
 // tile. `odd` counts scale bytes that the kernels of small products cannot take as they are.
 #include "common/e2m1.cuh"
+#include "common/elements.cuh"
 #include "common/scale_layout.cuh"
 #include "matmul/prepared.cuh"
 
@@ -82,14 +83,20 @@ __global__ void __launch_bounds__(kThreads) restore_weights_kernel(const u8* __r
     if (first_row + row >= rows) continue;
     const i64 first = depth_tile * (kPreparedDepth / 2) + lane % 4 * 16;
     u8* target = packed + (first_row + row) * stored_bytes + first;
+    u32 word[4];
+    unpack_vec(
+        __ldg(reinterpret_cast<const uint4*>(tile + Tile::word_place(row, lane % 4 * 4))), word);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      const u8* place = tile + Tile::word_place(row, lane % 4 * 4 + i);
-      u32 word = restore_word(__ldg(reinterpret_cast<const u32*>(place)));
-      if (high_first != 0) word = swap_nibbles(word);
+    for (u32& each : word) {
+      each = restore_word(each);
+      if (high_first != 0) each = swap_nibbles(each);
+    }
+    if (stored_bytes % 16 == 0 && reinterpret_cast<u64>(packed) % 16 == 0) {
+      if (first < stored_bytes) *reinterpret_cast<uint4*>(target) = pack_vec(word);
+    } else {
 #pragma unroll
-      for (u32 b = 0; b < 4; ++b) {
-        if (first + 4 * i + b < stored_bytes) target[4 * i + b] = static_cast<u8>(word >> (8 * b));
+      for (u32 i = 0; i < 16; ++i) {
+        if (first + i < stored_bytes) target[i] = static_cast<u8>(word[i / 4] >> (8 * (i % 4)));
       }
     }
 #pragma unroll

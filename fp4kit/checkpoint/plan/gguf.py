@@ -122,11 +122,17 @@ def _moved(
     where = f"{template.path}: tensor {brief(tensor.name)}"
     missing = [name for name in names if name not in codes]
     if missing:
-        raise FileFormatError(f"{where}: stacks experts that are not quantized: {listed(missing)}")
+        raise FileFormatError(
+            f"{where}: stacks experts that are not in FP4: {listed(missing)}; quantize the .gguf "
+            "itself"
+        )
     weights = [codes[name] for name in names]
     formats = {one.plan.format.name for one in weights}
-    if len(formats) > 1 or not formats <= BLOCK_LAYOUTS.keys():
-        raise OptionError(f"{where}: ggml has no {' and '.join(sorted(formats))}; convert no such")
+    if len(formats) > 1:
+        raise OptionError(
+            f"{where}: stacks experts in {' and '.join(sorted(formats))}, ggml those of one "
+            "format; quantize the .gguf itself"
+        )
     for name, one in zip(names, weights, strict=True):
         shape = (one.plan.rows, one.plan.cols)
         if shape != (prod(tensor.shape[-2:-1]), tensor.shape[-1]):
@@ -175,6 +181,22 @@ def _head(template: GgufSource, tensor: GgufTensor, architecture: str) -> int:
     return tensor.shape[0] // int(heads)
 
 
+def _codes(checkpoint: Checkpoint, opened: Opened) -> dict[str, Codes]:
+    """The weights of a checkpoint in formats that ggml has.
+
+    Raises:
+        OptionError: if there are none.
+    """
+    found = {n: one for n, one in opened.codes.items() if one.plan.format.name in BLOCK_LAYOUTS}
+    if opened.codes and not found:
+        formats = sorted({one.plan.format.name for one in opened.codes.values()})
+        raise OptionError(
+            f"{checkpoint.path}: its weights are in {' and '.join(formats)}, which ggml does not "
+            f"have, only {' and '.join(BLOCK_LAYOUTS)}; quantize the .gguf itself"
+        )
+    return found
+
+
 def plan_gguf(template: GgufSource, checkpoint: Checkpoint) -> tuple[dict[str, Moved], list[str]]:
     """The tensors of a template that codes of a checkpoint replace, and what to say beside that.
 
@@ -194,7 +216,7 @@ def plan_gguf(template: GgufSource, checkpoint: Checkpoint) -> tuple[dict[str, M
             f"{checkpoint.path}: has scales of AWQ beside its weights, which GGUF cannot hold; "
             "quantize the .gguf itself"
         )
-    codes, moved = opened.codes, {}
+    codes, moved = _codes(checkpoint, opened), {}
     for name, (_, tensor) in template.stored.items():
         found = _moved(template, opened, tensor, codes)
         if found is not None:

@@ -17,7 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from fp4kit.cpu.ggml_blocks import codes_of_blocks, decode_q8_0, scales_of_blocks
+from fp4kit.cpu.ggml_blocks import (
+    amaxes_of_q8_0,
+    codes_of_blocks,
+    decode_q8_0,
+    scales_of_blocks,
+)
 from fp4kit.errors import FileFormatError, OptionError, brief
 from fp4kit.io.containers import TensorSpec
 from fp4kit.io.ggml import (
@@ -39,6 +44,8 @@ from .source import Coded, OpaqueTensor, Source, SourceTensor, plain_tensor
 _PIECE_BYTES = 4 << 20
 #: Suffixes under which the parts of a quantized tensor are read.
 PACKED, SCALE = "_packed", "_scale"
+#: Of what the largest magnitude of a tensor in Q8_0 is found in.
+AMAX = "_amax"
 WEIGHT = ".weight"
 #: Fills a buffer with bytes from an offset on.
 Read = Callable[[int, memoryview], None]
@@ -83,6 +90,7 @@ class GgufSource(Source):
         self.stored: dict[str, tuple[Shard, GgufTensor]] = {}
         self.tensors = {}
         self.coded: dict[str, Coded] = {}
+        self.amaxes: dict[str, SourceTensor] = {}
         self._reads: dict[str, Read] = {}
         for shard in shards:
             for tensor in shard.header.tensors:
@@ -102,11 +110,20 @@ class GgufSource(Source):
         elif kind == Q8_0:
             spec = TensorSpec(name, "F32", tensor.shape)
             note = "Q8_0, read as float32"
-            self._put(SourceTensor(spec, "float32", tensor.nbytes, note), partial(_read_q8_0, raw))
+            read = partial(_read_q8_0, raw, decode_q8_0, Q8_0.elements)
+            self._put(SourceTensor(spec, "float32", tensor.nbytes, note), read)
+            self._add_amaxes(name, tensor, raw)
         elif kind.dtype:
             self._put(plain_tensor(TensorSpec(name, kind.dtype, tensor.shape)), raw)
         else:
             self._put(bytes_of(tensor), raw)
+
+    def _add_amaxes(self, name: str, tensor: GgufTensor, raw: Read) -> None:
+        if name + AMAX not in self.stored and tensor.shape:
+            *lead, cols = tensor.shape
+            spec = TensorSpec(name + AMAX, "F32", (*lead, cols // Q8_0.elements))
+            self.amaxes[name] = plain_tensor(spec)
+            self._reads[spec.name] = partial(_read_q8_0, raw, amaxes_of_q8_0, 1)
 
     def _add_blocks(
         self, name: str, file: InputFile, tensor: GgufTensor, layout: BlockLayout
@@ -159,7 +176,7 @@ class VerbatimSource(Source):
         self._source = source
         self._names = frozenset(names)
         self.path, self.metadata = source.path, source.metadata
-        self.tensors = dict(source.tensors)
+        self.tensors, self.amaxes = dict(source.tensors), source.amaxes
         for name in names:
             _, tensor = source.stored[name]
             self.tensors[name] = bytes_of(tensor)
@@ -207,13 +224,15 @@ def _pieces(
         out: its bytes.
 
     Yields:
-        Blocks, the part of what is made of them that is wanted, and where it goes.
+        Blocks, the part of what is made of them that is wanted, and where it goes. They are valid
+        until the next step.
     """
     at, step = offset, _PIECE_BYTES // nbytes * made
+    buffer = np.empty(min(_PIECE_BYTES, (len(out) // made + 2) * nbytes), np.uint8)
     while at < offset + len(out):
         first = at // made
         end = min(offset + len(out), first * made + step)
-        blocks = np.empty((-(-end // made) - first) * nbytes, np.uint8)
+        blocks = buffer[: (-(-end // made) - first) * nbytes]
         raw(first * nbytes, blocks.data)
         wanted = slice(at - first * made, end - first * made)
         yield blocks, wanted, out[at - offset : end - offset]
@@ -243,14 +262,21 @@ def _read_scales(raw: Read, layout: BlockLayout, offset: int, out: memoryview) -
         _make(blocks, len(blocks) // nbytes * made, take, wanted=wanted, out=place)
 
 
-def _read_q8_0(raw: Read, offset: int, out: memoryview) -> None:
-    nbytes, made = Q8_0.nbytes, Q8_0.elements * 4
+def _read_q8_0(
+    raw: Read,
+    take: Callable[[np.ndarray, np.ndarray], None],
+    elements: int,
+    offset: int,
+    out: memoryview,
+) -> None:
+    """What is made of blocks of Q8_0: some float32 of each."""
+    nbytes, made = Q8_0.nbytes, elements * 4
     for blocks, wanted, place in _pieces(raw, nbytes, made, offset, out):
 
-        def take(whole: np.ndarray, blocks: np.ndarray = blocks) -> None:
-            decode_q8_0(blocks, whole.view(np.float32))
+        def taken(whole: np.ndarray, blocks: np.ndarray = blocks) -> None:
+            take(blocks, whole.view(np.float32))
 
-        _make(blocks, len(blocks) // nbytes * made, take, wanted=wanted, out=place)
+        _make(blocks, len(blocks) // nbytes * made, taken, wanted=wanted, out=place)
 
 
 def shard_paths(path: Path, count: int) -> list[Path]:

@@ -111,6 +111,8 @@ class Source(ABC):
         metadata: the safetensors metadata, empty for other containers.
         tensors: every tensor, in file order.
         coded: quantized tensors that the container describes, by name; their parts are tensors.
+        amaxes: tensors of the same number of rows and the same largest magnitude as others, which
+            take less time to read, by the others' names.
         concurrent: whether any number of threads may read at once.
     """
 
@@ -118,6 +120,7 @@ class Source(ABC):
     metadata: dict[str, str]
     tensors: dict[str, SourceTensor]
     coded: Mapping[str, Coded] = MappingProxyType({})
+    amaxes: Mapping[str, SourceTensor] = MappingProxyType({})
     concurrent = False
 
     @abstractmethod
