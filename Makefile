@@ -5,6 +5,7 @@ PEERS ?= .venv-peers
 NVRTC12 ?= .venv-nvrtc12
 ENGINES ?= .venv-engines
 BROWSER ?= .venv-browser
+FLEET ?= .venv-fleet
 BIN := $(VENV)/bin
 SOURCES := fp4kit cli tests benchmarks examples
 # In as many processes as there are processors, up to 8.
@@ -13,7 +14,7 @@ PARALLEL := -n auto --maxprocesses 8
 # Where import-linter finds the package as it is installed, with cli/ inside.
 LAYERS := build/layers
 
-.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third engines browser screenshots wheel-smoke clean
+.PHONY: demo test check lint format docs kernels kernels-all peers architectures architectures-third engines fleet browser screenshots wheel-smoke clean
 
 # The main job on a checkpoint-like file, without a GPU: writes demo.safetensors and its NVFP4 form.
 demo: $(VENV)/.core
@@ -69,6 +70,10 @@ architectures-third: $(PEERS)/.installed
 engines: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -m pytest -q tests/test_engines*.py
 
+# Conversions shared by workers: a real dask scheduler, an S3 server and a web server with faults.
+fleet: $(FLEET)/.installed
+	$(FLEET)/bin/python -m pytest -q tests/test_fleet_*.py
+
 # The pages of --html in a real browser: Debian's chromium, or any other on the path.
 IN_BROWSER = $(BROWSER)/bin/python -m pytest -q -rs tests/test_browser.py
 browser: $(BROWSER)/.installed
@@ -104,6 +109,12 @@ $(BROWSER)/.installed: pyproject.toml
 	$(BROWSER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,browser]'
 	touch $@
 
+$(FLEET)/.installed: pyproject.toml tests/fleet.txt
+	test -x $(FLEET)/bin/python || $(PYTHON) -m venv $(FLEET)
+	$(FLEET)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,fleet]' \
+		-r tests/fleet.txt
+	touch $@
+
 $(NVRTC12)/.installed: pyproject.toml
 	test -x $(NVRTC12)/bin/python || $(PYTHON) -m venv $(NVRTC12)
 	$(NVRTC12)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' \
@@ -121,4 +132,4 @@ $(ENGINES)/.installed: pyproject.toml $(ENGINE_LISTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(NVRTC12) $(ENGINES) $(BROWSER) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors
+	rm -rf $(VENV) $(PEERS) $(NVRTC12) $(ENGINES) $(BROWSER) $(FLEET) build dist *.egg-info demo.safetensors demo-nvfp4.safetensors

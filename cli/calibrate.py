@@ -11,7 +11,8 @@ import click
 from fp4kit.files.calibrate import LENGTH, calibrate
 from fp4kit.io.read.open import check_source
 
-from .options import FILE, Given, output, source, takes
+from .given import Given
+from .options import FILE, output, source, takes
 from .output import say
 from .progress import progress_bar
 from .text import example

@@ -14,8 +14,9 @@ from fp4kit.files.devices import resolve_device
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport, named
 
+from .given import Given
 from .html_report import check_html
-from .options import FILE, Given, source, takes
+from .options import FILE, source, takes
 from .progress import progress_bar
 from .reports import report_json, show
 from .tables import GLOSSARY

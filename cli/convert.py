@@ -9,7 +9,8 @@ import click
 from fp4kit.files.choices import GGUF_LAYOUT
 from fp4kit.files.convert import convert_checkpoint
 
-from .options import FILE, Given, layout, output, refuse, source, takes
+from .given import Given
+from .options import FILE, check_shared, layout, output, refuse, source, takes
 from .progress import progress_bar
 from .reports import finish, resumable
 from .text import example
@@ -39,7 +40,8 @@ from .text import example
         help="gguf: the same model in F32, F16, BF16 or Q8_0 (of one in shards, the first file), "
         "which has the names, the metadata and all that IN does not quantize.",
     ),
-    *("lossless", "max_shard_size", "dry_run", "resume", "follow_links", "all", "force", "json"),
+    *("lossless", "max_shard_size", "dry_run", "resume", "scheduler", "part"),
+    *("follow_links", "all", "force", "json"),
 )
 def command(given: Given) -> None:
     """Store a quantized checkpoint in another layout, codes verbatim.
@@ -61,12 +63,20 @@ def command(given: Given) -> None:
     if given.layout != GGUF_LAYOUT:
         refuse(("template",), "for --layout gguf")
     else:
-        refuse(("lossless", "resume", "max_shard_size"), "not for --layout gguf")
+        refuse(
+            ("lossless", "resume", "max_shard_size", "scheduler", "part"), "not for --layout gguf"
+        )
+    check_shared(given)
     options = given.pick("template", "lossless", "max_shard_size", "dry_run", "resume")
     options |= given.pick("follow_links", "force")
     label = f"Converting {given.source.name}"
-    with resumable(given.output), progress_bar(label, idle=given.dry_run) as progress:
+    with resumable(given), progress_bar(label, idle=given.dry_run) as progress:
         report = convert_checkpoint(
-            given.source, given.output, given.layout, progress=progress, **options
+            given.where,
+            given.whither or given.output,
+            given.layout,
+            workers=given.workers,
+            progress=progress,
+            **options,
         )
     finish(report, given)

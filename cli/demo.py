@@ -8,7 +8,8 @@ import click
 
 from fp4kit.demo import write_demo
 
-from .options import Given, output, takes
+from .given import Given
+from .options import output, takes
 from .output import say
 from .text import example, size
 

@@ -14,7 +14,8 @@ from fp4kit.files.convert import dequantize_checkpoint, dequantize_file
 from fp4kit.io.read.open import check_source
 from fp4kit.io.report import FileReport
 
-from .options import Given, output, refuse, source, takes
+from .given import Given
+from .options import check_shared, output, refuse, source, takes
 from .progress import progress_bar
 from .reports import finish, resumable
 from .text import example
@@ -36,7 +37,7 @@ from .text import example
         required=True,
     ),
     *("dtype", "device", "threads", "restored_layout", "unscaled_fp8", "max_shard_size", "resume"),
-    *("follow_links", "all", "force", "json"),
+    *("scheduler", "part", "follow_links", "all", "force", "json"),
 )
 def command(given: Given) -> None:
     """Turn a quantized file or model directory back into plain numbers.
@@ -48,8 +49,10 @@ def command(given: Given) -> None:
     together again. Tensors that are not quantized are carried through unchanged, whatever --dtype
     says.
     """
-    check_source(given.source)
-    whole = is_checkpoint(given.source)
+    check_shared(given)
+    if not given.is_shared:
+        check_source(given.source)
+    whole = given.is_shared or is_checkpoint(given.source)
     if not whole:
         only = ("resume", "max_shard_size", "experts_layout", "follow_links")
         refuse(only, "for model directories")
@@ -57,11 +60,16 @@ def command(given: Given) -> None:
     if whole:
         options |= given.pick("resume", *RestoreChoices.__optional_keys__)
     label = f"Dequantizing {given.source.name}"
-    with resumable(given.output), progress_bar(label) as progress:
+    with resumable(given), progress_bar(label) as progress:
         if whole:
             dtype: Any = given.dtype or "bfloat16"
             report: FileReport = dequantize_checkpoint(
-                given.source, given.output, dtype, progress=progress, **options
+                given.where,
+                given.whither or given.output,
+                dtype,
+                workers=given.workers,
+                progress=progress,
+                **options,
             )
         else:
             report = dequantize_file(

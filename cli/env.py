@@ -13,7 +13,8 @@ import click
 
 from fp4kit import __version__, backend_status
 
-from .options import Given, takes
+from .given import Given
+from .options import takes
 from .output import Column, print_json, print_table
 from .text import UNKNOWN, example, one_line
 

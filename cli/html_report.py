@@ -18,8 +18,8 @@ from fp4kit.report.before import read_before
 from fp4kit.report.model import Run, page_data
 from fp4kit.report.page import Library, load_library, page
 
+from .given import Given
 from .main import ARGUMENTS
-from .options import Given
 from .report_file import ReportFile, check_side_file
 
 

@@ -11,7 +11,8 @@ from fp4kit.checkpoint.inspect import inspect_checkpoint
 from fp4kit.io.inspect import inspect_file
 from fp4kit.io.read.open import check_source
 
-from .options import Given, source, takes
+from .given import Given
+from .options import source, takes
 from .output import print_json
 from .reports import report_json
 from .tables import print_listing

@@ -29,6 +29,7 @@ COMMANDS = {
     "dequantize": "Turn a quantized file or model directory back into plain numbers.",
     "convert": "Store a quantized checkpoint in another layout, codes verbatim.",
     "verify": "Check a quantized checkpoint or file from any tool.",
+    "finish": "Complete a result whose parts are all written.",
     "inspect": "List the tensors of a file or checkpoint, and how it is stored.",
     "compare": "Measure how far a file or checkpoint is from its original.",
     "bench": "Measure how fast every operation is on this machine.",

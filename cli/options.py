@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from click.core import ParameterSource
 from fp4kit.checkpoint.layouts import ALL_LAYOUTS
 from fp4kit.checkpoint.models.expert_types import EXPERTS_LAYOUTS, RESTORED_LAYOUTS
 from fp4kit.cpu.threads import THREADS_VARIABLE, most_threads
+from fp4kit.fleet.urls import is_url
 from fp4kit.formats import (
     ALL_FORMATS,
     ALL_RECIPES,
@@ -27,9 +27,10 @@ from fp4kit.formats import (
     SCALE_LAYOUTS,
     SCALE_RULES,
 )
-from fp4kit.io.candidates import DEFAULT_CANDIDATES
 from fp4kit.io.read.cast import CASTS
 from fp4kit.options import E4M3_MAXIMA, SCALE_SEARCHES, SEARCH_ERRORS
+
+from .given import Given
 
 
 class Decorator(Protocol):
@@ -39,72 +40,18 @@ class Decorator(Protocol):
         """Adds the option."""
 
 
-@dataclass
-class Given:
-    """What a command was given; each command has some of these options."""
-
-    source: Path = Path()
-    other: Path = Path()
-    target: Path | None = None
-    format: Any = "nvfp4"
-    recipe: str | None = None
-    scale_rule: str | None = None
-    granularity: str | None = None
-    scale_layout: str = "linear"
-    nibble_order: str = "low_first"
-    scale_search: str | None = None
-    search_error: str | None = None
-    e4m3_max: int = 448
-    dtype: Any = None
-    device: str = "auto"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    layout: Any = None
-    weights_only: bool = False
-    activations: str | None = None
-    experts_layout: Any = None
-    unscaled_fp8: bool = False
-    lossless: bool = False
-    max_shard_size: str | None = None
-    resume: bool = False
-    follow_links: bool = False
-    void_dtype: str | None = None
-    cast: str | None = None
-    pad: bool = False
-    plan: Path | None = None
-    plan_file: Path | None = None
-    budget: str | None = None
-    pins: tuple[str, ...] = ()
-    moments: Path | None = None
-    text: Path | None = None
-    length: int = 0
-    effects: bool = True
-    formats: str = ",".join(DEFAULT_CANDIDATES)
-    allow_nothing: bool = False
-    against: Path | None = None
-    template: Path | None = None
-    min_sqnr: float | None = None
-    dry_run: bool = False
-    every: bool = False
-    report_file: Path | None = None
-    html: Path | None = None
-    before: Path | None = None
-    force: bool = False
-    as_json: bool = False
-
-    @property
-    def output(self) -> Path:
-        """The output of a command that must have one."""
-        assert self.target is not None
-        return self.target
-
-    def pick(self, *names: str) -> dict[str, Any]:
-        """Some options by name, as the functions of the library take them."""
-        return {name: getattr(self, name) for name in names}
-
-
 #: Whether a file exists is for the library to say (exit 1): the command line itself is right.
 FILE = click.Path(path_type=Path)
+
+
+class FileOrUrl(click.Path):
+    """A path, or a URL as it stands: :class:`Given` takes them apart."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, or the URL."""
+        if isinstance(value, str) and is_url(value):
+            return value
+        return super().convert(value, param, ctx)
 
 
 class Device(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
@@ -138,12 +85,13 @@ def _set_threads(_ctx: click.Context, _param: click.Parameter, value: int | None
 
 def source(name: str = "source", metavar: str = "IN") -> Decorator:
     """A file or directory to read."""
-    return click.argument(name, metavar=metavar, type=FILE)
+    return click.argument(name, metavar=metavar, type=FileOrUrl(path_type=Path))
 
 
 def output(help: str, **settings: Any) -> Decorator:
     """`-o/--output`: what to write."""
-    return click.option("-o", "--output", "target", metavar="OUT", type=FILE, help=help, **settings)
+    kind = FileOrUrl(path_type=Path)
+    return click.option("-o", "--output", "target", metavar="OUT", type=kind, help=help, **settings)
 
 
 def layout(help: str, more: tuple[str, ...] = (), **settings: Any) -> Decorator:
@@ -299,6 +247,18 @@ OPTIONS: dict[str, Decorator] = {
         is_flag=True,
         help="Model directories: finish what an interrupted run of the same command began.",
     ),
+    "scheduler": click.option(
+        "--scheduler",
+        metavar="ADDRESS|local:N",
+        help="Model directories: have the workers of a dask scheduler (tcp://HOST:PORT) do the "
+        "work, or N workers on this machine. Needs pip install 'fp4kit[fleet]'.",
+    ),
+    "part": click.option(
+        "--part",
+        metavar="I/N",
+        help="Model directories: do one part of N, as a job of an array does; fp4kit finish OUT "
+        "completes the result once all are done.",
+    ),
     "follow_links": click.option(
         "--follow-links",
         is_flag=True,
@@ -389,6 +349,27 @@ def takes(*options: str | Decorator) -> Decorator:
 def flag_of(name: str) -> str:
     """What an option is called on the command line."""
     return f"--{name.replace('_', '-')}"
+
+
+def check_shared(given: Given) -> None:
+    """Refuses what workers and URLs have no use for, in the terms of the command line.
+
+    Raises:
+        UsageError: naming the first such option, or what is missing.
+    """
+    if given.scheduler is not None and given.part is not None:
+        raise click.UsageError("--scheduler and --part exclude each other")
+    if not given.is_shared:
+        return
+    if given.target is None:
+        raise click.UsageError("--scheduler, --part and URLs need -o OUT")
+    refuse(("force",), "not for --scheduler, --part and URLs, which start with an empty place")
+    if given.part is not None:
+        refuse(("resume",), "not for --part, which always goes on")
+        refuse(("report_file", "html"), "not for --part; fp4kit finish has them")
+        refuse(("budget",), "not for --part; choose once with fp4kit survey, and give --plan")
+    if given.target_url:
+        refuse(("html",), "not for a target that is a URL")
 
 
 def is_given(name: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fp4kit.cpu.kernel_cache import CACHE_VARIABLE, KernelFolder, on_compile
+from fp4kit.fleet.patience import Listener, on_retry
 
 from . import interrupts
 from .output import on_terminal, say
@@ -24,14 +25,16 @@ def progress_bar(label: str, *, idle: bool = False) -> Iterator[Progress]:
 
     Where that is no terminal, or nothing is going to be done (`idle`), it draws nothing. Either way
     it ends a command that a signal has asked to end. Meanwhile the user is told when kernels are
-    compiled.
+    compiled, and when work is tried again, which the bar counts.
     """
     try:
         with _bar(label, idle) as (progress, tell):
-            on_compile(lambda folder: tell(_compiling(folder)))
+            on_compile(lambda folder: tell(_compiling(folder), 0))
+            on_retry(tell)
             yield progress
     finally:
         on_compile(None)
+        on_retry(None)
 
 
 def _compiling(folder: KernelFolder) -> str:
@@ -48,10 +51,10 @@ def _compiling(folder: KernelFolder) -> str:
 
 
 @contextmanager
-def _bar(label: str, idle: bool) -> Iterator[tuple[Progress, Callable[[str], None]]]:
-    """The bar itself, and what prints a line above it."""
+def _bar(label: str, idle: bool) -> Iterator[tuple[Progress, Listener]]:
+    """The bar itself, and what prints a line above it and counts retries."""
     if idle or not on_terminal(sys.stderr):
-        yield lambda done, total: interrupts.check(), say
+        yield lambda done, total: interrupts.check(), lambda message, retries: say(message)
         return
     from rich.console import Console
     from rich.progress import (
@@ -74,13 +77,17 @@ def _bar(label: str, idle: bool) -> Iterator[tuple[Progress, Callable[[str], Non
         console=Console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(printable(label), total=None)
+        task, again = bar.add_task(printable(label), total=None), 0
 
         def advance(done: int, total: int) -> None:
             interrupts.check()
             bar.update(task, completed=done, total=total)
 
-        def tell(message: str) -> None:
+        def tell(message: str, retries: int) -> None:
+            nonlocal again
             bar.console.print(Text(printable(message)), soft_wrap=True)
+            again += retries
+            if again:
+                bar.update(task, description=f"{printable(label)} ({again} retries)")
 
         yield advance, tell

@@ -21,8 +21,9 @@ from fp4kit.io.storage import FILE_FIELDS
 from fp4kit.scheme import Scheme
 
 from .choice_options import BUDGET, FORMATS, MOMENTS, PINS, PLAN, SAVE_PLAN
+from .given import Given
 from .html_report import check_html
-from .options import Given, flag_of, is_given, layout, output, refuse, source, takes
+from .options import check_shared, flag_of, is_given, layout, output, refuse, source, takes
 from .output import print_lines, say
 from .progress import progress_bar
 from .report_file import check_report, check_side_file
@@ -40,6 +41,8 @@ CHECKPOINT_ONLY = (
     "lossless",
     "max_shard_size",
     "resume",
+    "scheduler",
+    "part",
     "follow_links",
     "moments",
 )
@@ -63,6 +66,7 @@ ONE_FORMAT = (
         "fp4kit quantize model.safetensors -o small.safetensors --format mxfp8",
         "fp4kit quantize Llama-3-8B -o Llama-3-8B-NVFP4",
         "fp4kit quantize Llama-3-8B -o out --layout modelopt --exclude '*down_proj*' --dry-run",
+        "fp4kit quantize s3://bucket/Llama-3-70B -o s3://bucket/out --scheduler tcp://host:8786",
         "fp4kit quantize Llama-3-8B-BF16.gguf -o Llama-3-8B-NVFP4.gguf --scale-search sweep",
     )
     + f"\n\n{GLOSSARY}"
@@ -81,7 +85,17 @@ ONE_FORMAT = (
     ),
     *(PLAN, BUDGET, PINS, MOMENTS, FORMATS, SAVE_PLAN),
     *("weights_only", "activations", "experts_layout", "unscaled_fp8", "lossless"),
-    *("max_shard_size", "resume", "follow_links", "void_dtype", "cast", "pad", "allow_nothing"),
+    *(
+        "max_shard_size",
+        "resume",
+        "scheduler",
+        "part",
+        "follow_links",
+        "void_dtype",
+        "cast",
+        "pad",
+        "allow_nothing",
+    ),
     *("dry_run", "all", "report", "html", "force", "json"),
 )
 def command(given: Given) -> None:
@@ -97,12 +111,17 @@ def command(given: Given) -> None:
     becomes one that llama.cpp runs, in nvfp4 or mxfp4. Metadata and all tensors that llama.cpp
     itself would not quantize are carried over as they are.
 
+    A model directory may be a URL (s3://, gs://, hf://, https://), and so may OUT. --scheduler and
+    --part share the work among machines; the bytes are the same.
+
     Exits with 1 and writes nothing if no tensor would be quantized.
     """
     _check_format(given)
     _check_search(given)
-    check_source(given.source)
-    whole = given.source.is_dir() or given.layout is not None
+    check_shared(given)
+    if not given.is_shared:
+        check_source(given.source)
+    whole = given.is_shared or given.source.is_dir() or given.layout is not None
     inputs = [given.source]
     if whole:
         refuse(FILE_ONLY, "for plain files; the layout decides it here")
@@ -131,15 +150,16 @@ def command(given: Given) -> None:
     options |= given.pick(*(CHECKPOINT_CHOICES if whole else FILE_CHOICES))
     scheme = Scheme(**given.pick(*FILE_FIELDS))
     label = f"Quantizing {given.source.name}"
-    with resumable(target), progress_bar(label, idle=given.dry_run) as progress:
+    with resumable(given), progress_bar(label, idle=given.dry_run) as progress:
         if whole:
             report: FileReport = quantize_checkpoint(
-                given.source,
-                target,
+                given.where,
+                given.whither,
                 scheme,
                 layout=given.layout or "compressed-tensors",
                 resume=given.resume,
                 plan=plan,
+                workers=given.workers,
                 progress=progress,
                 **options,
             )

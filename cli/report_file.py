@@ -15,7 +15,7 @@ from typing import Any
 from fp4kit.errors import OptionError
 from fp4kit.io.write.files import AtomicFile, Output, OutputError
 
-from .options import Given
+from .given import Given
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from fp4kit.checkpoint.read.directory import STATE_DIR, listed
 from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.io.report import FileReport, TensorReport, advice, named
 
+from .given import Given
 from .html_report import HtmlReport
-from .options import Given
 from .output import print_json, say
 from .report_file import ReportFile
 from .tables import print_report
@@ -87,7 +87,10 @@ def finish(
             size(sum(getattr(tensor, name) for tensor in report.tensors))
             for name in ("bytes_before", "bytes_after")
         )
-        say(f"Wrote {report.target}: {before} -> {after} in {report.seconds:.1f} s")
+        what = "" if given.part is None else f"part {given.part} of "
+        say(f"Wrote {what}{report.target}: {before} -> {after} in {report.seconds:.1f} s")
+        if given.part is not None:
+            say(f"Once all parts are written: fp4kit finish {report.target}")
     elif whole is None:
         needs = " (exists: needs --force)" if target.exists() and not given.force else ""
         say(f"Dry run: nothing was written; would write {target}{needs}")
@@ -113,11 +116,16 @@ def _say_left_out(report: CheckpointReport) -> None:
 
 
 @contextmanager
-def resumable(target: Path) -> Iterator[None]:
+def resumable(given: Given) -> Iterator[None]:
     """Says what to do next where a run is stopped with its work half done."""
+    target = given.output
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
+        if given.is_shared:
+            again = "" if given.part is not None else " with --resume"
+            say(f"Stopped: {given.whither} may be unfinished. The same command{again} goes on")
+            raise
         # Of a diffusers pipeline the folders are converted one by one.
         if (target / STATE_DIR).is_dir() or any(target.glob(f"*/{STATE_DIR}")):
             say(

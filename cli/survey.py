@@ -15,8 +15,9 @@ from fp4kit.files.survey_report import SurveyReport
 from fp4kit.io.read.open import check_source
 
 from .choice_options import BUDGET, FORMATS, MOMENTS, PINS, SAVE_PLAN
+from .given import Given
 from .html_report import check_html
-from .options import Given, layout, refuse, source, takes
+from .options import layout, refuse, source, takes
 from .output import print_json, say
 from .progress import progress_bar
 from .report_file import check_report, check_side_file
@@ -42,7 +43,7 @@ PLAN_FILE = "save-plan"
         "[default: compressed-tensors]"
     ),
     SAVE_PLAN,
-    *("device", "threads", "include", "exclude", "experts_layout", "unscaled_fp8"),
+    *("scheduler", "device", "threads", "include", "exclude", "experts_layout", "unscaled_fp8"),
     *("follow_links", "cast", "all", "report", "html", "force", "json"),
 )
 def command(given: Given) -> None:
@@ -51,7 +52,8 @@ def command(given: Given) -> None:
     IN is a model directory, or a .safetensors, .npy or .npz file. It is read once, and nothing is
     written but the reports and the plan.
     """
-    check_source(given.source)
+    if not given.source_url:
+        check_source(given.source)
     inputs = [given.source, *([] if given.moments is None else [given.moments])]
     report_file, html = check_report(given, inputs), check_html(given, inputs)
     plan_file = check_side_file(given, given.plan_file, inputs, PLAN_FILE)
@@ -74,7 +76,7 @@ def command(given: Given) -> None:
     if plan_file is not None:
         weighed = "" if given.moments is None else f" --moments {given.moments}"
         say(
-            f"Wrote {plan_file.path}; fp4kit quantize {given.source} --plan {plan_file.path}"
+            f"Wrote {plan_file.path}; fp4kit quantize {given.where} --plan {plan_file.path}"
             f"{weighed}"
         )
 
@@ -86,9 +88,10 @@ def run_survey(given: Given) -> SurveyReport:
     formats = [name.strip() for name in given.formats.split(",") if name.strip()]
     with progress_bar(f"Surveying {given.source.name}") as progress:
         return survey(
-            given.source,
+            given.where,
             formats,
             layout=given.layout or "compressed-tensors",
+            workers=given.scheduler,
             progress=progress,
             **options,
         )

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 
@@ -12,8 +13,9 @@ from fp4kit.checkpoint.verify.paths import path_tensors
 from fp4kit.files.verify import verify
 from fp4kit.io.report import FileReport
 
+from .given import Given
 from .html_report import check_html
-from .options import FILE, Given, source, takes
+from .options import FileOrUrl, refuse, source, takes
 from .output import print_json, say
 from .progress import progress_bar
 from .reports import report_json
@@ -32,10 +34,10 @@ from .text import example, one_line
     click.option(
         "--against",
         metavar="SOURCE",
-        type=FILE,
+        type=FileOrUrl(path_type=Path),
         help="The file or checkpoint that IN was made from: also compare the values.",
     ),
-    *("experts_layout", "device", "html", "force_html", "json"),
+    *("scheduler", "experts_layout", "device", "html", "force_html", "json"),
 )
 def command(given: Given) -> None:
     """Check a quantized checkpoint or file from any tool.
@@ -46,11 +48,17 @@ def command(given: Given) -> None:
     file without a fault.
     """
     options = given.pick("experts_layout", "device")
-    inputs = [given.source, *([] if given.against is None else [given.against])]
+    inputs = [given.source, *([] if given.against is None else [Path(given.against)])]
+    if given.source_url:
+        refuse(("html",), "not for a URL")
     html, started = check_html(given, inputs), time.perf_counter()
     idle = given.against is None
+    if idle:
+        refuse(("scheduler",), "for --against, whose values workers compare")
     with progress_bar(f"Comparing {given.source.name}", idle=idle) as progress:
-        report = verify(given.source, given.against, progress=progress, **options)
+        report = verify(
+            given.where, given.against, workers=given.scheduler, progress=progress, **options
+        )
     faults = report.faults
     found = {"source": report.source, "faults": faults, "notes": report.notes}
     if html is not None:
@@ -76,7 +84,7 @@ def command(given: Given) -> None:
             click.echo(one_line(fault))
     if faults:
         raise click.ClickException(
-            f"{given.source}: {len(faults)} fault{'s' if len(faults) > 1 else ''} found"
+            f"{given.where}: {len(faults)} fault{'s' if len(faults) > 1 else ''} found"
         )
     if not given.as_json:
-        say(f"{given.source}: no fault found")
+        say(f"{given.where}: no fault found")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .files.open import TensorFile, open
     from .files.quantize import quantize_checkpoint, quantize_file
     from .files.save import save
+    from .files.shared import finish_checkpoint
     from .files.survey import survey
     from .files.survey_report import SurveyReport
     from .files.verify import VerifyReport, verify
@@ -80,6 +81,7 @@ __all__ = [
     "dequantize_grouped",
     "dequantize_residual",
     "error_stats",
+    "finish_checkpoint",
     "hadamard_transform",
     "matmul",
     "matmul_grouped",
@@ -148,6 +150,7 @@ _HOMES = {
         "open",
     ),
     "files.save": ("save",),
+    "files.shared": ("finish_checkpoint",),
     "files.survey": ("survey",),
     "files.survey_report": ("SurveyReport",),
     "files.calibrate": (

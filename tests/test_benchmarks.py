@@ -202,3 +202,38 @@ def test_recipes_have_the_same_error(on_path):
     (x,) = accuracy.random_tensors()["normal"]
     errors = [accuracy.measure([x], "nvfp4", {"recipe": name}).sqnr for name in fp4kit.ALL_RECIPES]
     assert max(errors) - min(errors) < 0.01
+
+
+def test_scaling_of_shared_conversions(on_path, tmp_path, monkeypatch):
+    import fleet
+
+    monkeypatch.setattr(fleet, "HIDDEN", 256)
+    monkeypatch.setattr(fleet, "INTERMEDIATE", 896)
+    monkeypatch.setattr(fleet, "EXPERT_LAYERS", 1)
+    words = ["--gigabytes", "0.01", "--shard", "1MB", "--repeat", "1", "--workers"]
+    found = fleet.measure(fleet.parse([*words, "1", "2", "--copy"]), tmp_path / "a")
+    assert [row["workers"] for row in found["workers"]] == [1, 2]
+    assert all(row["seconds"] > 0 and row["copy_seconds"] > 0 for row in found["workers"])
+    assert 0.25 < found["steps"]["result_bytes_per_source_byte"] < 0.35
+    parts = fleet.measure(fleet.parse([*words, "2", "--how", "parts"]), tmp_path / "b")
+    assert fp4kit.verify(tmp_path / "b" / "out").ok
+    assert parts["workers"][0]["efficiency"] == 1
+
+
+def test_simulation_of_many_workers(on_path):
+    import fleet_simulation as simulation
+
+    def minutes(workers, shard=1e9, store=float("inf")):
+        case = simulation.Case(workers, shard, store, 1.5e12, 90_000)
+        return simulation.simulate(case, simulation.MEASURED)
+
+    outcomes = [minutes(workers) for workers in (1, 8, 64, 512)]
+    times = [outcome.seconds for outcome in outcomes]
+    assert times == sorted(times, reverse=True)
+    assert 6 < times[0] / times[1] <= 8
+    assert outcomes[-1].bound == "shards"
+    assert outcomes[-1].tasks == 422
+    slow = minutes(64, store=2e9)
+    assert slow.bound == "store"
+    assert slow.seconds > 1.5e12 / 2e9
+    assert minutes(8).seconds == minutes(8).seconds

@@ -207,6 +207,27 @@ def test_bar_shows_rate_and_time_left(encoding):
     assert re.search(r"18\.0/60\.0 MB +\d+\.\d MB/s +0:00:0[1-9] left", drawn), drawn
 
 
+RETRIES = """
+from fp4kit.cli.progress import progress_bar
+from fp4kit.fleet.patience import tell
+with progress_bar("Quantizing") as advance:
+    advance(1, 4)
+    tell("The scheduler has no worker")
+    tell("a.safetensors is tried again", 1)
+    tell("b.safetensors: 3 requests were tried again", 3)
+    advance(2, 4)
+"""
+
+
+def test_bar_counts_retries():
+    code, text = on_terminal("-c", RETRIES)
+    assert code == 0, text
+    drawn = ESCAPES.sub("", text)
+    assert "The scheduler has no worker" in drawn
+    assert "b.safetensors: 3 requests were tried again" in drawn
+    assert "Quantizing (4 retries)" in drawn
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize("width", ["20", "200"])
 def test_commands_on_odd_terminals(model, encoding, width):

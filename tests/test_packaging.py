@@ -81,7 +81,7 @@ def test_package_data_names_everything_that_is_not_python():
 @needs_checkout
 def test_extras():
     extras = pyproject()["project"]["optional-dependencies"]
-    own = {"calibrate", "cuda12", "cuda13", "report"}
+    own = {"calibrate", "cuda12", "cuda13", "fleet", "report"}
     assert set(extras) == own | {"browser", "dev", "docs", "peers", "test"}
     assert "fp4kit[docs,test]" in extras["dev"]
     for extra, package in (("cuda12", "cupy-cuda12x"), ("cuda13", "cupy-cuda13x")):

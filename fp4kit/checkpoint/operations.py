@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from fp4kit.float_mode import by_ieee
 from fp4kit.io.read.cast import check_cast
@@ -64,14 +64,22 @@ class RunOptions(TypedDict, total=False):
 QUANTIZE = Operation(plan_quantize, denoisers)
 DEQUANTIZE = Operation(plan_dequantize, quantized_components)
 CONVERT = Operation(plan_convert, quantized_components)
+#: By name, with the options that each takes.
+OPERATIONS: dict[str, tuple[Operation[Any], type[CommonOptions]]] = {
+    "quantize": (QUANTIZE, CheckpointOptions),
+    "dequantize": (DEQUANTIZE, DequantizeOptions),
+    "convert": (CONVERT, ConvertOptions),
+}
 
 
-def _open(source: Path, options: CommonOptions) -> Checkpoint:
+def open_checkpoint(source: Path, options: CommonOptions) -> Checkpoint:
+    """The source of an operation."""
     check_cast(options.cast)
     return Checkpoint(source, follow_links=options.follow_links, cast=options.cast)
 
 
-def _planned(operation: Operation[Asked], checkpoint: Checkpoint, options: Asked) -> CheckpointPlan:
+def planned(operation: Operation[Asked], checkpoint: Checkpoint, options: Asked) -> CheckpointPlan:
+    """What an operation will do with every tensor."""
     plan = operation.plan(checkpoint, options)
     if options.lossless:
         check_lossless(plan)
@@ -84,8 +92,8 @@ def _plan(operation: Operation[Asked], source: Path, options: Asked) -> Checkpoi
         pipeline = DiffusersPipeline(source, operation.components(source), options.follow_links)
         return pipeline.plan(lambda path: _plan(operation, path, options))
     started = time.perf_counter()
-    with _open(source, options) as checkpoint:
-        plan = _planned(operation, checkpoint, options)
+    with open_checkpoint(source, options) as checkpoint:
+        plan = planned(operation, checkpoint, options)
         return make_report(plan, None, checkpoint.others.nbytes, time.perf_counter() - started)
 
 
@@ -100,11 +108,11 @@ def _run(
             return _run(operation, source / name, target / name, options, again)
 
         pipeline = DiffusersPipeline(source, operation.components(source), options.follow_links)
-        planned = pipeline.plan(lambda path: _plan(operation, path, options))
+        whole = pipeline.plan(lambda path: _plan(operation, path, options))
         flags = run.get("resume", False), run.get("force", False)
-        return pipeline.carry_out(target, planned, convert, *flags)
-    with _open(source, options) as checkpoint:
-        return carry_out(_planned(operation, checkpoint, options), target, **run)
+        return pipeline.carry_out(target, whole, convert, *flags)
+    with open_checkpoint(source, options) as checkpoint:
+        return carry_out(planned(operation, checkpoint, options), target, **run)
 
 
 def plan_quantize_checkpoint(source: Path, options: CheckpointOptions) -> CheckpointReport:

@@ -14,6 +14,7 @@ from fp4kit.checkpoint.options import ConvertOptions, DequantizeOptions
 from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.write.gguf import convert_to_gguf
 from fp4kit.errors import OptionError
+from fp4kit.fleet.workers import Workers
 from fp4kit.io import dequantize as files
 from fp4kit.io.containers import GGUF
 from fp4kit.io.report import FileReport
@@ -31,6 +32,7 @@ from .choices import (
     shard_size,
 )
 from .devices import resolve_device, resolve_devices
+from .shared import is_shared, job_of, run_shared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,6 +105,7 @@ def dequantize_checkpoint(
     device: str = "auto",
     resume: bool = False,
     force: bool = False,
+    workers: Workers = None,
     progress: Progress | None = None,
     **choices: Unpack[RestoreChoices],
 ) -> CheckpointReport:
@@ -116,6 +119,7 @@ def dequantize_checkpoint(
         device: as for :func:`quantize_checkpoint`, like `resume`, `force` and `progress`.
         resume: finish what an interrupted run of the same call began.
         force: start over, or replace a finished result of fp4kit.
+        workers: as for :func:`quantize_checkpoint`, and so may `source` and `target` be URLs.
         progress: called with (bytes done, bytes in all).
         **choices: `experts_layout`: how single experts are put together, `single` for not at all.
             `unscaled_fp8`, `max_shard_size`, `follow_links`: as for :func:`quantize_checkpoint`.
@@ -137,10 +141,15 @@ def dequantize_checkpoint(
     """
     check_arguments(locals())
     given = known(choices, RestoreChoices)
-    path = checked(source)
     options = DequantizeOptions(
         dtype_name(dtype), shard_size(given.pop("max_shard_size", None)), **given
     )
+    if is_shared(source, target, workers):
+        return run_shared(
+            job_of("dequantize", source, target, options, device), workers,
+            resume=resume, force=force, dry_run=False, progress=progress,
+        )  # fmt: skip
+    path = checked(source)
     return checkpoints.dequantize_checkpoint(
         path,
         Path(target),
@@ -161,6 +170,7 @@ def convert_checkpoint(
     resume: bool = False,
     force: bool = False,
     dry_run: bool = False,
+    workers: Workers = None,
     progress: Progress | None = None,
     **choices: Unpack[ConvertChoices],
 ) -> FileReport:
@@ -175,6 +185,7 @@ def convert_checkpoint(
         resume: finish what an interrupted run of the same call began.
         force: as for :func:`quantize_checkpoint`.
         dry_run: plan from headers and JSON alone; nothing is written.
+        workers: as for :func:`quantize_checkpoint`, and so may `source` and `target` be URLs.
         progress: called with (bytes done, bytes in all).
         **choices: `max_shard_size`: largest size of a weight file, like 5GB (the default) or
             512MiB. `follow_links`: copy also what links out of the source point to. `lossless`:
@@ -197,8 +208,11 @@ def convert_checkpoint(
     """
     check_arguments(locals())
     given = known(choices, ConvertChoices)
-    path = checked(source)
+    shared = is_shared(source, target, workers)
+    path = Path(source) if shared else checked(source)
     if isinstance(layout, str) and layout == GGUF_LAYOUT:
+        if shared:
+            raise OptionError("layout gguf is one file: it takes neither workers nor URLs")
         return _into_gguf(
             path, target, template, given,
             resume=resume, force=force, dry_run=dry_run, progress=progress,
@@ -207,6 +221,11 @@ def convert_checkpoint(
         raise OptionError(f"template is for layout gguf, not {layout!r}; leave it out")
     size = shard_size(given.pop("max_shard_size", None))
     options = ConvertOptions(layout, size, **given)
+    if shared:
+        return run_shared(
+            job_of("convert", source, target, options), workers,
+            resume=resume, force=force, dry_run=dry_run, progress=progress,
+        )  # fmt: skip
     if dry_run:
         return checkpoints.plan_convert_checkpoint(path, options)
     return checkpoints.convert_checkpoint(

@@ -10,6 +10,16 @@ from fp4kit.api.backends import backend_status, get_backend
 from fp4kit.errors import BackendUnavailableError, OptionError
 
 
+def check_device(device: str) -> None:
+    """Refuses what is no device; whether it can be used is another question.
+
+    Raises:
+        OptionError: for another word.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
+        raise OptionError(f"device={device!r} is not known; choose auto, cpu, cuda, or cuda:N")
+
+
 def resolve_device(device: str) -> str:
     """`cpu`, `cuda` or `cuda:N` for what was asked for; `auto` is cuda where that can run.
 
@@ -17,8 +27,7 @@ def resolve_device(device: str) -> str:
         OptionError: for another word.
         BackendUnavailableError: if cuda was asked for by name and cannot run here.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
-        raise OptionError(f"device={device!r} is not known; choose auto, cpu, cuda, or cuda:N")
+    check_device(device)
     if device == "cpu":
         return device
     cuda = next(status for status in backend_status() if status.name == "cuda")

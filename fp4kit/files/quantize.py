@@ -15,6 +15,8 @@ from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.report import CheckpointReport
 from fp4kit.checkpoint.views.search import decoded_file
 from fp4kit.errors import OptionError
+from fp4kit.fleet.mirror import opened
+from fp4kit.fleet.workers import Workers
 from fp4kit.io import quantize as files
 from fp4kit.io.containers import GGUF
 from fp4kit.io.gguf_model import default_target as gguf_target
@@ -36,6 +38,7 @@ from .choices import (
     shard_size,
 )
 from .devices import resolve_device, resolve_devices
+from .shared import is_shared, job_of, run_shared
 from .survey_plan import choices_of, file_choices_of
 
 #: What the name of a result gets whose tensors have several formats.
@@ -152,15 +155,17 @@ def quantize_checkpoint(
     resume: bool = False,
     force: bool = False,
     dry_run: bool = False,
+    workers: Workers = None,
     progress: Progress | None = None,
     **choices: Unpack[CheckpointChoices],
 ) -> CheckpointReport:
     """Quantizes a checkpoint into one that engines load: `fp4kit quantize DIR`.
 
     Args:
-        source: model directory or diffusers pipeline; for layout `comfy` also a .safetensors file.
-        target: directory to create (or file, for one); None for the source's name with the format
-            added.
+        source: model directory or diffusers pipeline; for layout `comfy` also a .safetensors file;
+            or the URL of a model directory (`s3://`, `gs://`, `hf://`, `https://`).
+        target: directory to create (or file, for one), or URL; None for the source's name with the
+            format added.
         scheme: as for :func:`quantize_file`; how scales and nibbles lie is the layout's.
         layout: for which engines: `compressed-tensors` (vLLM, SGLang, transformers), `modelopt`
             (TensorRT-LLM, vLLM, SGLang), `comfy` (ComfyUI), `deepseek` (FP8 in blocks: vLLM,
@@ -169,6 +174,9 @@ def quantize_checkpoint(
         resume: finish what an interrupted run of the same call began.
         force: start an unfinished conversion over; replace a finished result of fp4kit, or a file.
         dry_run: plan from headers and JSON alone; nothing is written.
+        workers: who shares the work: any executor of concurrent.futures, the address of a dask
+            scheduler, `local:N`, or a part like `2/8` (:func:`fp4kit.finish_checkpoint` ends it);
+            None for this process.
         progress: called with (bytes done, bytes in all) of the source.
         **choices: `recipe`, `scale_rule`, `granularity`, `scale_search`, `search_error`,
             `e4m3_max`, `include`, `exclude`, `cast`, `unscaled_fp8`, `allow_nothing`: as for
@@ -204,7 +212,8 @@ def quantize_checkpoint(
     """
     check_arguments(locals(), ("target",))
     given = known_with_scheme(choices, CheckpointChoices, scheme)
-    path = checked(source)
+    shared = is_shared(source, target, workers)
+    path = Path(source) if shared else checked(source)
     plan = given.pop("plan", None)
     size = shard_size(given.pop("max_shard_size", None))
     for name in ("activations", "moments"):
@@ -222,7 +231,14 @@ def quantize_checkpoint(
     if plan is not None:
         if options.scheme != Scheme():
             raise OptionError(_ONE_OR_PLAN)
-        options = with_changes(options, choices=choices_of(path, options, plan))
+        with opened(os.fspath(source)) as folder:
+            options = with_changes(options, choices=choices_of(folder, options, plan))
+    if shared:
+        options = _with_absolute_files(options)
+        return run_shared(
+            job_of("quantize", source, target, options, device), workers,
+            resume=resume, force=force, dry_run=dry_run, progress=progress,
+        )  # fmt: skip
     if dry_run:
         return checkpoints.plan_quantize_checkpoint(path, options)
     name = MIXED if plan is not None else given["format"]
@@ -235,3 +251,12 @@ def quantize_checkpoint(
         force=force,
         progress=progress,
     )
+
+
+def _with_absolute_files(options: CheckpointOptions) -> CheckpointOptions:
+    """Options whose files are found by workers, wherever they were started."""
+    if options.files:
+        options = with_changes(options, activations=str(options.files[0].absolute()))
+    if options.binary_files:
+        options = with_changes(options, moments=str(options.binary_files[0].absolute()))
+    return options

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,16 @@ import numpy as np
 
 from fp4kit import __version__
 from fp4kit.checkpoint.layouts import get_layout
-from fp4kit.checkpoint.options import CheckpointOptions
 from fp4kit.checkpoint.plan.moments import open_moments
-from fp4kit.checkpoint.survey import Surveyed, open_survey
+from fp4kit.checkpoint.read.components import is_pipeline
+from fp4kit.checkpoint.survey import Surveyed
 from fp4kit.errors import OptionError
+from fp4kit.fleet.executors import Course
+from fp4kit.fleet.mirror import opened
+from fp4kit.fleet.shares import ShareWork, hash_of
+from fp4kit.fleet.workers import Workers, check_workers, run
 from fp4kit.float_mode import by_ieee
-from fp4kit.io.candidates import DEFAULT_CANDIDATES, KEPT, Candidate, candidates
-from fp4kit.io.quantize import open_file_survey
-from fp4kit.io.report import QuantizeOptions
+from fp4kit.io.candidates import DEFAULT_CANDIDATES, KEPT, candidates
 from fp4kit.io.stream.chunks import Progress, Tally
 from fp4kit.io.survey_tensors import SurveyWork, survey_tensors
 
@@ -33,6 +35,7 @@ from .choices import Layout, StrPath, SurveyChoices, check_arguments, checked, k
 from .devices import resolve_device
 from .moments import sensitivities, take_moments
 from .recommend import recommendation
+from .shared import absolute
 from .survey_report import (
     CandidateError,
     ChoiceGroup,
@@ -40,6 +43,7 @@ from .survey_report import (
     SurveyedTensor,
     SurveyReport,
 )
+from .survey_source import SurveyAsked, open_surveyed, survey_share
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,6 +59,7 @@ def survey(
     moments: StrPath | None = None,
     layout: Layout = "compressed-tensors",
     device: str = "auto",
+    workers: Workers = None,
     progress: Progress | None = None,
     **choices: Unpack[SurveyChoices],
 ) -> SurveyReport:
@@ -63,7 +68,7 @@ def survey(
     The data is read once, and nothing is written.
 
     Args:
-        path: a model directory, or a .safetensors, .npy or .npz file.
+        path: a model directory, its URL, or a .safetensors, .npy or .npz file.
         formats: candidates: names of formats, `nvfp4+sweep` for one with a scale search, and
             `bf16` for leaving a tensor as it is stored.
         budget: choose a candidate for each group of tensors so that all take at most so many bits
@@ -73,6 +78,8 @@ def survey(
             llama.cpp's `imatrix.gguf`: errors are then those of the layers' outputs.
         layout: which layout sizes are those of; a budget chooses among the formats that it holds.
         device: as for :func:`quantize_file`; `cpu` with moments.
+        workers: who shares the reading of a model directory, as for :func:`quantize_checkpoint`;
+            no part.
         progress: called with (bytes done, bytes in all) of the source.
         **choices: `include`, `exclude`, `cast`, `unscaled_fp8`, `experts_layout`, `follow_links`:
             as for :func:`quantize_checkpoint`.
@@ -99,16 +106,33 @@ def survey(
     check_arguments(locals())
     started = time.perf_counter()
     given = known(choices, SurveyChoices)
-    source = checked(path)
     wanted = None if budget is None else Budget.of(budget)
     fixed = [Pin.of(text) for text in pins]
     names = list(dict.fromkeys([*formats, *(pin.candidate for pin in fixed)]))
     compared = candidates([*formats, *names[len(list(formats)) :]])
     read = None if moments is None else open_moments(Path(moments))
-    used = resolve_device("cpu" if device == "auto" and read is not None else device)
+    used = "cpu" if device == "auto" and read is not None else device
+    # Workers see what they have.
+    used = resolve_device(used) if workers is None else used
     if read is not None and used != "cpu":
         raise OptionError(f"device={device!r}: moments are for the CPU; leave --device out")
-    with _opened(source, layout, compared, given) as found:
+    if check_workers(workers) is not None:
+        raise OptionError(f"workers={workers!r}: a survey has no parts; give a scheduler")
+    with (
+        opened(os.fspath(path)) as source,
+        open_surveyed(checked(source), layout, compared, given) as found,
+    ):
+        if workers is not None and (not source.is_dir() or is_pipeline(source)):
+            raise OptionError(f"{source}: is no model directory, which workers are for")
+        asked = SurveyAsked(
+            absolute(path),
+            tuple(each.name for each in compared),
+            layout,
+            None if moments is None else str(Path(moments).absolute()),
+            used,
+            given,
+            "" if workers is None else hash_of(source),
+        )
         if not found.works:
             raise OptionError(f"{source}: no tensor can be quantized to {', '.join(formats)}")
         groups = _groups(found, pinned(found.groups, fixed))
@@ -116,13 +140,11 @@ def survey(
         kept = [_kept(work) for work in found.kept]
         # Sizes are known from the headers, and so is whether a budget is impossible.
         _choose(_tensors(found, names), groups, kept, list(formats), layout, wanted)
-        tally = Tally(progress, sum(work.tensor.spec.nbytes for work in found.works))
-        survey_tensors(found.source, found.works, used, tally)
-        found.source.check_unchanged()
+        _measure(found, asked, workers, progress)
         tensors = _tensors(found, names)
     chosen = _choose(tensors, groups, kept, list(formats), layout, wanted)
     report = SurveyReport(
-        source=str(source),
+        source=os.fspath(path),
         candidates=names,
         tensors=tensors,
         kept=kept,
@@ -148,23 +170,21 @@ def survey(
     return with_changes(report, seconds=time.perf_counter() - started)
 
 
-@contextmanager
-def _opened(
-    source: Path, layout: str, compared: Sequence[Candidate], given: dict[str, Any]
-) -> Iterator[Surveyed]:
-    """What there is to survey."""
-    if source.is_dir():
-        options = CheckpointOptions(layout=layout, **given)
-        with open_survey(source, options, compared) as found:
-            yield found
+def _measure(
+    found: Surveyed, asked: SurveyAsked, workers: Workers, progress: Progress | None
+) -> None:
+    """Reads every tensor, here or by workers, and fills in what was measured."""
+    nbytes = sum(work.tensor.spec.nbytes for work in found.works)
+    if workers is None:
+        tally = Tally(progress, nbytes)
+        survey_tensors(found.source, found.works, resolve_device(asked.device), tally)
+        found.source.check_unchanged()
         return
-    for name in ("experts_layout", "follow_links", "unscaled_fp8"):
-        if given.pop(name, None):
-            raise OptionError(f"{source}: is a file; {name} is for model directories")
-    with open_file_survey(source, QuantizeOptions(**given), compared) as (opened, works, kept):
-        yield Surveyed(
-            opened, works, kept, {work.tensor.name: [work.tensor.name] for work in works}
-        )
+    work = ShareWork("survey", asked.device, asked.source, survey_share, (asked,), nbytes)
+    run(Course(work, range(work.count), progress), workers)
+    by_name = {each.name: each for share in work.in_order() for each in share}
+    for each in found.works:
+        by_name[each.tensor.name].give_to(each)
 
 
 def _tensors(found: Surveyed, names: Sequence[str]) -> list[SurveyedTensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fp4kit.errors import FileFormatError
 from fp4kit.io.read.json_text import strict_json
+from fp4kit.io.read.ranges import ranges_of, size_of
 
 SHOWN = 3
 KINDS = {
@@ -77,8 +78,11 @@ def check_regular(path: Path) -> os.stat_result:
 
 def _read(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes."""
-    size = check_regular(path).st_size
-    if size <= limit:
+    check_regular(path)
+    ranges, size = ranges_of(path), size_of(path)
+    if size <= limit and ranges is not None:
+        data = ranges.read(0, size)
+    elif size <= limit:
         try:
             # Not blocking, should it have become a pipe meanwhile.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

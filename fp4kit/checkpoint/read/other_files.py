@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.io.read.ranges import size_of
 
 from .json_files import check_regular, file_type
 from .weight_files import (
@@ -126,12 +127,12 @@ def _is_left_out(name: str, weights: WeightFiles) -> bool:
 
 def _check_readable(path: Path) -> int:
     """Bytes of a file that is to be copied."""
-    size = check_regular(path).st_size
+    check_regular(path)
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
-    return size
+    return size_of(path)
 
 
 def _sort(

@@ -144,24 +144,68 @@ def compared_values(
                 [fault for part in parts for fault in part.faults],
                 [tensor for part in parts for tensor in part.tensors],
             )
-        with ExitStack() as stack:
-            opened = open_quantized(stack.enter_context(Checkpoint(path)))
-            result = opened.source
-            # What the result has fused stays fused: how it lies need not be known.
-            stacked = {name for name, each in result.tensors.items() if len(each.spec.shape) == 3}
-            # A cast to FP8 is taken as one: values that were lost show in the comparison.
-            options = CheckpointOptions(experts_layout=experts_layout, unscaled_fp8=True)
-            cast = cast_like(result.tensors.values())
-            original = stack.enter_context(Checkpoint(against, cast=cast))
-            source = open_logical(original, options, stacked.__contains__).source
-            rejoin_like(source, result.tensors.keys() | opened.entries.keys())
-            pairs, faults = _pairs(source, opened)
-            sides = Side(against, {}, source, original), Side(path, {}, result, result.checkpoint)
-            measure(*sides, pairs, device=device, progress=progress)
-            faults += [fault for pair in pairs for fault in _pair_faults(pair)]
-            return Compared(faults, [pair.report() for pair in pairs])
+        faults, found = compared_share(
+            path, against, experts_layout=experts_layout, device=device, progress=progress
+        )
+        faults += [fault for each in found for fault in each.faults]
+        return Compared(faults, [each.tensor for each in found])
     except Fp4kitError as error:
         return Compared([str(error)], [])
+
+
+class ComparedTensor(NamedTuple):
+    """What a comparison found of one tensor.
+
+    Attributes:
+        tensor: its report.
+        faults: one line each.
+    """
+
+    tensor: TensorReport
+    faults: list[str]
+
+
+def compared_share(
+    path: Path,
+    against: Path,
+    share: tuple[int, int] = (0, 1),
+    *,
+    experts_layout: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> tuple[list[str], list[ComparedTensor]]:
+    """As :func:`compared_values` of a model directory, for every n-th tensor.
+
+    Args:
+        path: the quantized checkpoint.
+        against: what it was made from.
+        share: number of the first tensor, and n.
+        experts_layout: as there.
+        device: as there.
+        progress: as there.
+
+    Returns:
+        Faults that are seen without values, and what was found of each tensor.
+
+    Raises:
+        Fp4kitError: if either cannot be read.
+    """
+    with ExitStack() as stack:
+        opened = open_quantized(stack.enter_context(Checkpoint(path)))
+        result = opened.source
+        # What the result has fused stays fused: how it lies need not be known.
+        stacked = {name for name, each in result.tensors.items() if len(each.spec.shape) == 3}
+        # A cast to FP8 is taken as one: values that were lost show in the comparison.
+        options = CheckpointOptions(experts_layout=experts_layout, unscaled_fp8=True)
+        cast = cast_like(result.tensors.values())
+        original = stack.enter_context(Checkpoint(against, cast=cast))
+        source = open_logical(original, options, stacked.__contains__).source
+        rejoin_like(source, result.tensors.keys() | opened.entries.keys())
+        pairs, faults = _pairs(source, opened)
+        pairs = pairs[share[0] :: share[1]]
+        sides = Side(against, {}, source, original), Side(path, {}, result, result.checkpoint)
+        measure(*sides, pairs, device=device, progress=progress)
+        return faults, [ComparedTensor(pair.report(), list(_pair_faults(pair))) for pair in pairs]
 
 
 def value_faults(

@@ -181,11 +181,9 @@ def copy_file(source: Path, target: Path) -> None:
     """Copies a file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     output = Output(target, permissions_of(source), replace=True)
-    with source.open("rb") as reader, AtomicFile(output) as writer:
-        at = 0
-        while data := reader.read(COPY_BYTES):
-            writer.write_at(at, data)
-            at += len(data)
+    with InputFile(source) as reader, AtomicFile(output) as writer:
+        for at in range(0, reader.size, COPY_BYTES):
+            writer.write_at(at, reader.read(at, COPY_BYTES))
         writer.commit()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import asdict, fields
 from dataclasses import replace as with_changes
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit.backend.interface import ErrorSums
-from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, Shard
+from fp4kit.checkpoint.plan.checkpoint_plan import CheckpointPlan, Shard, WorkUnit
 from fp4kit.formats import ALL_RECIPES
 from fp4kit.io.dequantize import dequantize_tensors
 from fp4kit.io.quantize_plan import TensorPlan
@@ -87,7 +88,20 @@ def _convert(
     run_transfers(transfers, write, tally)
 
 
-def _results(shard: Shard) -> dict[str, Any]:
+def fresh(shard: Shard) -> Shard:
+    """The same shard with nothing done yet: what a task may use up, however often it is run."""
+    units = []
+    for unit in shard.units:
+        seconds = {id(work.second): copy(work.second) for work in unit.works}
+        works = [
+            with_changes(work, second=seconds[id(work.second)], sums=ErrorSums())
+            for work in unit.works
+        ]
+        units.append(WorkUnit(works, unit.key, unit.codes))
+    return Shard(shard.name, units)
+
+
+def results_of(shard: Shard) -> dict[str, Any]:
     """What a later run needs to know about a finished shard."""
     results = {}
     for work in shard.works:
@@ -106,7 +120,7 @@ def _results(shard: Shard) -> dict[str, Any]:
     return results
 
 
-def _is_complete(shard: Shard, results: dict[str, Any]) -> bool:
+def is_complete(shard: Shard, results: dict[str, Any]) -> bool:
     """Whether notes are those of a shard: they lie where anyone may have changed them."""
     sums = {field.name for field in fields(ErrorSums)}
     for work in shard.works:
@@ -129,7 +143,7 @@ def _is_complete(shard: Shard, results: dict[str, Any]) -> bool:
     return True
 
 
-def _restore(shard: Shard, results: dict[str, Any]) -> None:
+def restore(shard: Shard, results: dict[str, Any]) -> None:
     """Takes over what an earlier run noted."""
     for work in shard.works:
         noted = results[work.tensor.name]
@@ -170,10 +184,10 @@ class _Workers:
         """Writes every shard that an earlier run has not finished, and waits for the notes."""
         for shard in self._plan.shards:
             results = self._state.done(shard.name)
-            if results is None or not _is_complete(shard, results):
+            if results is None or not is_complete(shard, results):
                 self._queue.put(shard)
             else:
-                _restore(shard, results)
+                restore(shard, results)
                 self._tally.add(sum(work.tensor.spec.nbytes for work in shard.works))
         if len(backends) == 1:
             self._work(backends[0])
@@ -201,7 +215,7 @@ class _Workers:
                 output = Output(path, self._permissions, replace=again)
                 write_shard(self._plan, shard, output, backend, self._tally)
                 if not self._queue.empty():
-                    note = partial(self._state.record, shard.name, _results(shard))
+                    note = partial(self._state.record, shard.name, results_of(shard))
                     self._noted.append(self._notes.submit(note))
         except BaseException:
             self._failed.set()

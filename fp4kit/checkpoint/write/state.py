@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,6 +36,7 @@ from fp4kit.checkpoint.read.directory import STATE_DIR, Checkpoint, read_json
 from fp4kit.checkpoint.read.other_files import REPLACEMENT
 from fp4kit.checkpoint.read.weight_files import INDEX_NAME
 from fp4kit.errors import FileFormatError, OptionError
+from fp4kit.io.read.files import InputFile
 from fp4kit.io.write.files import (
     TEMPORARY_SUFFIX,
     AtomicFile,
@@ -47,6 +48,8 @@ from fp4kit.io.write.files import (
 PLAN_FILE = "plan.json"
 #: Key of the plan of a result that is about to replace an older one: files that it has no new of.
 REPLACED = "replaced"
+#: Key of the plan of a conversion that several workers share.
+FLEET = "fleet"
 LOCK_FILE = "lock"
 #: Bytes that are read together for a checksum, in rows of COLUMNS words.
 CHUNK = 1 << 22
@@ -61,18 +64,31 @@ def write_json(path: Path, content: object, permissions: int = 0o666) -> None:
         file.commit()
 
 
-def fingerprint(checkpoint: Checkpoint, options: CommonOptions) -> dict[str, Any]:
+def changed_at(path: Path) -> int:
+    """When a file of weights was written to last."""
+    return path.stat().st_mtime_ns
+
+
+def fingerprint(
+    checkpoint: Checkpoint,
+    options: CommonOptions,
+    mark: Callable[[Path], object] = changed_at,
+) -> dict[str, Any]:
     """Everything that the output's bytes depend on.
 
-    Files of weights count by name, size, time of change and header, JSON files by content.
+    Files of weights count by name, size, header and mark, JSON files by content.
+
+    Args:
+        checkpoint: the source.
+        options: what is asked for.
+        mark: what tells a file of weights from another one of the same size and header.
     """
     files = {}
     for path in checkpoint.weight_files():
-        facts = path.stat()
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = hashlib.sha256(file.read(length)).hexdigest()
-        files[path.name] = [facts.st_size, facts.st_mtime_ns, header]
+        with InputFile(path) as file:
+            length = int.from_bytes(file.read(0, 8), "little")
+            header = hashlib.sha256(file.read(8, length)).hexdigest()
+            files[path.name] = [file.size, mark(path), header]
     documents = [checkpoint.config, checkpoint.hf_quant_config]
     documents += [read_amaxes(path) for path in options.files]
     content = json.dumps(documents, sort_keys=True).encode()
@@ -203,6 +219,11 @@ class State:
         noted = before.pop("planned", None)
         earlier = noted if isinstance(noted, list) else []
         if resume and before:
+            if FLEET in before:
+                raise OptionError(
+                    f"{self.target}: was begun with --part or --scheduler; go on with that, then "
+                    "fp4kit finish"
+                )
             if before != wanted:
                 raise OptionError(
                     f"{self.target}: cannot be resumed: {_difference(before, wanted)}; start over "

@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Input files: bounded reads by position, and a pool that holds only so many open at once."""
+"""Input files: bounded reads by position, and a pool that holds only so many open at once.
+
+What only stands in for a file that lies elsewhere (:mod:`.ranges`) is read from there.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from collections import OrderedDict
 from pathlib import Path
 
 from fp4kit.errors import FileFormatError
+
+from .ranges import ranges_of
 
 
 def _identity(facts: os.stat_result) -> tuple[int, ...]:
@@ -34,7 +39,8 @@ class InputFile:
             facts = os.fstat(self._fd)
         except OSError as error:
             raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
-        self.size = facts.st_size
+        self._ranges = ranges_of(path)
+        self.size = facts.st_size if self._ranges is None else self._ranges.size
         self._identity = _identity(facts)
 
     def check_unchanged(self) -> None:
@@ -43,6 +49,12 @@ class InputFile:
         Raises:
             FileFormatError: naming the file.
         """
+        if self._ranges is not None:
+            self._ranges.check_unchanged()
+        self._check_identity()
+
+    def _check_identity(self) -> None:
+        """As :meth:`check_unchanged`, of what lies on this disk."""
         try:
             now = _identity(self.path.stat())
         except OSError:
@@ -62,6 +74,9 @@ class InputFile:
         Raises:
             FileFormatError: if the file ends before that, or the disk fails.
         """
+        if self._ranges is not None:
+            self._ranges.read_into(offset, out)
+            return
         done = 0
         while done < len(out):
             try:
@@ -165,7 +180,7 @@ class PooledFile(InputFile):
         Raises:
             FileFormatError: if it has changed.
         """
-        self.check_unchanged()
+        self._check_identity()
         super().__init__(self.path)
         self.is_open = True
 
