@@ -31,6 +31,7 @@ pytest_plugins = (
     "awq_checkpoints",
     "command_line",
     "compare_bits",
+    "fleet_models",
     "golden_vectors",
     "kernels_on_host",
     "survey_models",
