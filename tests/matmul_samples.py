@@ -59,6 +59,16 @@ def prepared(operand):
     return job._replace(is_plain=reference_prepared.prepare(given))
 
 
+def placed(operand, put):
+    """An operand with its arrays where `put` puts them."""
+    arrays = {
+        name: put(value)
+        for name, value in operand._asdict().items()
+        if isinstance(value, np.ndarray)
+    }
+    return operand._replace(**arrays)
+
+
 def values_of(operand):
     """Codes times block scales, float32 (rows, depth)."""
     operand = reference.in_rows(operand)

@@ -12,7 +12,7 @@ from fp4kit.cuda import matmul_shapes, matmul_small
 from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Shape
 from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, get_format
 from fp4kit.reference import codecs
-from matmul_samples import check_product, prepared, values_of, weights
+from matmul_samples import check_product, placed, prepared, values_of, weights
 
 #: Small shapes of every kind: sliced, all activations at first, step by step; copies of both kinds.
 SHAPES = {
@@ -343,12 +343,7 @@ def test_scales_at_the_ends(tokens, byte, multiply):
 
 def placed_on(on_host, operand):
     """An operand with its arrays where kernels find them."""
-    arrays = {
-        field: on_host.put(value)
-        for field, value in operand._asdict().items()
-        if isinstance(value, np.ndarray)
-    }
-    return operand._replace(**arrays)
+    return placed(operand, on_host.put)
 
 
 def test_what_is_left_to_others(on_host, monkeypatch):

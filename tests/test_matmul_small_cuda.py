@@ -12,7 +12,7 @@ from fp4kit.cuda import matmul_shapes, matmul_small
 from fp4kit.cuda.matmul_shapes import PREPARED, ROWS
 from fp4kit.formats import SCALE_LAYOUTS, get_format
 from fp4kit.reference import codecs
-from matmul_samples import check_product, prepared, weights
+from matmul_samples import check_product, placed, prepared, weights
 
 CUDA = get_backend("cuda")
 REASON = CUDA.unavailable_reason()
@@ -28,13 +28,7 @@ def activations(tokens, depth, seed=1):
 def on_device(operand):
     import cupy
 
-    return operand._replace(
-        **{
-            field: cupy.asarray(value)
-            for field, value in operand._asdict().items()
-            if isinstance(value, np.ndarray)
-        }
-    )
+    return placed(operand, cupy.asarray)
 
 
 def multiply(x, operand):

@@ -14,7 +14,7 @@ from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Sizes
 from fp4kit.cuda.matmul_warpgroup import WarpgroupShape
 from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, get_format
 from fp4kit.reference import codecs
-from matmul_samples import check_product, prepared, weights
+from matmul_samples import check_product, placed, prepared, weights
 
 #: Small shapes of every kind: warps with a tile and with two, slices, pieces of a step, columns.
 SHAPES = (
@@ -59,22 +59,14 @@ def multiply(on_host, monkeypatch):
     monkeypatch.setattr(matmul_warpgroup, "SMALL_DEPTH", 0)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
 
-    def put(operand):
-        arrays = {
-            name: on_host.put(value)
-            for name, value in operand._asdict().items()
-            if isinstance(value, np.ndarray)
-        }
-        return operand._replace(**arrays)
-
     def run(job, shape):
         monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_: shape)
-        placed = {name: put(getattr(job, name)) for name in ("a", "b")}
+        given = {name: placed(getattr(job, name), on_host.put) for name in ("a", "b")}
         for name in ("bias", "c"):
             value = getattr(job, name)
-            placed[name] = None if value is None else on_host.put(value)
+            given[name] = None if value is None else on_host.put(value)
         out = on_host.empty(job.out.shape, job.out.dtype)
-        assert matmul_warpgroup.launch(job._replace(**placed, out=out))
+        assert matmul_warpgroup.launch(job._replace(**given, out=out))
         return out
 
     return run

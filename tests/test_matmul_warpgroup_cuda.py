@@ -11,7 +11,7 @@ from fp4kit.cuda import matmul_warpgroup
 from fp4kit.cuda.matmul_shapes import PREPARED, ROWS
 from fp4kit.formats import SCALE_LAYOUTS
 from fp4kit.reference import codecs
-from matmul_samples import check_product, prepared, weights
+from matmul_samples import check_product, placed, prepared, weights
 
 CUDA = get_backend("cuda")
 REASON = CUDA.unavailable_reason()
@@ -48,13 +48,7 @@ def activations(tokens, depth, seed=1, dtype="bfloat16"):
 def on_device(operand):
     import cupy
 
-    return operand._replace(
-        **{
-            field: cupy.asarray(value)
-            for field, value in operand._asdict().items()
-            if isinstance(value, np.ndarray)
-        }
-    )
+    return placed(operand, cupy.asarray)
 
 
 def multiply(x, operand, dtype="bfloat16", **fields):
@@ -63,10 +57,10 @@ def multiply(x, operand, dtype="bfloat16", **fields):
 
     out = cupy.empty((x.rows, operand.rows), STORED[dtype])
     on_host = MatmulJob(x, operand, out, dtype, **fields)
-    placed = {
+    added = {
         name: cupy.asarray(value) for name, value in fields.items() if isinstance(value, np.ndarray)
     }
-    job = on_host._replace(a=on_device(x), b=on_device(operand), **placed)
+    job = on_host._replace(a=on_device(x), b=on_device(operand), **added)
     results = []
     for _ in range(10):
         out.view(np.uint8).fill(0xFF)

@@ -139,6 +139,14 @@ def level_of(operand: Operand) -> tuple[int, str]:
     return operand.rows_per_level, operand.level_name
 
 
+def numbers_of(job: MatmulJob) -> Numbers:
+    """What a launch of a product is told beside its sizes."""
+    return Numbers(
+        *(*order_of(job.b), *level_of(job.a), *level_of(job.b)),
+        *(float(job.divisor), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
+    )
+
+
 def is_fit(x: FloatOperand) -> bool:
     """Whether activations are ones that the kernels take."""
     return x.depth % 8 == 0 and x.depth > 0 and is_aligned(x.data.data.ptr)
@@ -191,10 +199,7 @@ def launch(job: MatmulJob) -> bool:
     if form is None or x.rows * parts > MOST_TOKENS:
         return False
     assert not isinstance(weights, FloatOperand)
-    numbers = Numbers(
-        *(*order_of(weights), *level_of(x), *level_of(weights)),
-        *(float(job.divisor), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
-    )
+    numbers = numbers_of(job)
     sizes = Sizes(x.rows * parts, weights.rows, weights.depth, parts)
     ready = _ready(current_device(), weights.format.name, form, sizes, numbers)
     if ready is None:

@@ -23,7 +23,7 @@ from .geometry import THREADS
 from .launch import Launch
 from .matmul_choice import FEW_ELEMENTS, LIBRARY_ROWS_OF_FEW
 from .matmul_shapes import PREPARED, ROWS, ROWS_CHUNK_BYTES, Sizes
-from .matmul_small import PARTS, Numbers, arrays_of, form_of, is_fit, level_of, order_of
+from .matmul_small import PARTS, Numbers, arrays_of, form_of, is_fit, numbers_of
 
 FILE = "matmul/warpgroup.cu"
 #: The compute capability that has these products.
@@ -257,10 +257,7 @@ def launch(job: MatmulJob) -> bool:
     if columns <= SMALL_COLUMNS and x.depth <= SMALL_DEPTH:
         return False
     assert not isinstance(weights, FloatOperand)
-    numbers = Numbers(
-        *(*order_of(weights), *level_of(x), *level_of(weights)),
-        *(float(job.divisor), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
-    )
+    numbers = numbers_of(job)
     sizes = Sizes(columns, weights.rows, weights.depth, parts)
     prepared = _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
     if prepared is None:

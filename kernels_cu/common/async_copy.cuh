@@ -274,6 +274,17 @@ FP4KIT_DEVICE void wait_bytes(SharedPlace barrier, u32 parity) {
 #undef FP4KIT_WAIT_PARITY
 #endif
 
+// The stage of a step in a ring of so many, and the parity of its phase.
+template <int kStages>
+struct StageTurn {
+  u32 stage = 0, phase = 0;
+
+  FP4KIT_DEVICE void next() {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+
 #endif  // FP4KIT_HAS_ASYNC_COPIES
 
 #ifdef FP4KIT_HAS_BULK_COPIES

@@ -34,14 +34,7 @@ struct ResidentProduct : SmallProduct<Format, kForm, Shape> {
     return control.at((Shape::kStages + stage) * kBarrierBytes);
   }
 
-  // The stage of a step, and which of its phases.
-  struct Turn {
-    u32 stage = 0, phase = 0;
-    FP4KIT_DEVICE void next() {
-      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-      phase ^= stage == 0;
-    }
-  };
+  using Turn = StageTurn<Shape::kStages>;
 
   // Of a step, how many pieces of 128 of the depth there are from one of its own on.
   FP4KIT_DEVICE u32 left_of(u32 step, u32 first, u32 most) const {

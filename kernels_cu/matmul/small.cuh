@@ -130,12 +130,7 @@ FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       u32 pair[2][4], a[2][4];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        raw_pairs<kForm>(word_of(codes[i][r], w), pair[r]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) pair[r][j] = mul_pairs(pair[r][j], scale[i][r][w / 2]);
-      }
+      scaled_pairs<kForm>(codes[i], scale[i], w, pair);
       join_rows(pair[0], pair[1], a);
 #pragma unroll
       for (int m = 0; m < Shape::kColumns; ++m) multiply_word(sums[i][m], a, x[m]);

@@ -62,14 +62,7 @@ struct WarpgroupProduct {
     return step * kStepChunks + slice * kChunks;
   }
 
-  // The stage of a step, and which of its phases.
-  struct Turn {
-    u32 stage = 0, phase = 0;
-    FP4KIT_DEVICE void next() {
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      phase ^= stage == 0;
-    }
-  };
+  using Turn = StageTurn<Shape::kStages>;
 
   // ---- Filling ----
 
@@ -185,12 +178,7 @@ struct WarpgroupProduct {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         u32 pair[2][4];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          raw_pairs<kForm>(word_of(codes[i][r], w), pair[r]);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) pair[r][j] = mul_pairs(pair[r][j], scale[i][r][w / 2]);
-        }
+        scaled_pairs<kForm>(codes[i], scale[i], w, pair);
         wait_products<1>();  // those of the word before the last one, which read these registers
         u32(&own)[2][4] = a[(w * kTiles + i) % 2];
         join_rows(pair[0], pair[1], own);

@@ -90,6 +90,18 @@ FP4KIT_DEVICE u32 mul_pairs(u32 a, u32 b) {
 #endif
 }
 
+// Pairs of word w of two rows times their scales (load_scales).
+template <int kForm>
+FP4KIT_DEVICE void scaled_pairs(
+    const uint4 (&codes)[2], const u32 (&scale)[2][2], int w, u32 (&pair)[2][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    raw_pairs<kForm>(word_of(codes[r], w), pair[r]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pair[r][j] = mul_pairs(pair[r][j], scale[r][w / 2]);
+  }
+}
+
 // Tiles of 16 rows in a stage of shared memory: kChunks pieces of 128 of the depth each.
 template <class Format, int kForm, int kChunksValue>
 struct WeightStage {
