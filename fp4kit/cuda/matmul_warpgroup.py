@@ -30,7 +30,9 @@ FILE = "matmul/warpgroup.cu"
 CAPABILITY = (9, 0)
 #: Threads that fill the stages.
 FILLERS = 128
-CONTROL_BYTES = 128
+CONTROL_BYTES = 1024
+#: Stages begin at multiples of so many bytes.
+ALIGNMENT = 1024
 #: (groups, tiles, slices) of 4, 8 and 16 tiles of 16 rows at once.
 DIVISIONS = ((1, 1, 4), (1, 2, 2), (2, 2, 1))
 #: (chunks, stages) of each of them, for so many columns: what fits shared memory.
@@ -84,7 +86,8 @@ class WarpgroupShape(NamedTuple):
         """Bytes of a stage in shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         weights = 4 * self.groups * self.tiles * self.slices * self.chunks * chunk
-        return weights + self.slices * self.chunks * TILE_DEPTH * 2 * self.columns
+        whole = weights + self.slices * self.chunks * TILE_DEPTH * 2 * self.columns
+        return -(-whole // ALIGNMENT) * ALIGNMENT
 
     def shared(self, spec: FormatSpec, form: int) -> int:
         """Bytes of shared memory: barriers, and the stages or the sums."""

@@ -49,12 +49,34 @@ struct Epilogue {
   int out_type, bias_type, c_type;
   i64 cols;  // of the product: rows of b
 
-  // Rows and columns are fewer than 2^32.
-  FP4KIT_DEVICE void store(u32 row, u32 col, float sum) const {
-    float factor = of_b.times(of_a.times(1.0f, row), col);
+  // What multiplies the sums of a column. Rows and columns are fewer than 2^32.
+  FP4KIT_DEVICE float factor(u32 col) const {
+    float result = of_b.times(1.0f, col);
     // Most divisors are 1.
-    if (as_bits(divisor) != as_bits(1.0f)) factor = div_rn(factor, divisor);
-    factor = mul_rn(factor, alpha);
+    if (as_bits(divisor) != as_bits(1.0f)) result = div_rn(result, divisor);
+    return mul_rn(result, alpha);
+  }
+
+  // Whether nothing is added, and two columns beside each other are a word.
+  FP4KIT_DEVICE bool stores_words() const {
+    const u64 place = reinterpret_cast<u64>(out);
+    return bias == nullptr && c == nullptr && out_type == kTypeBf16 && cols % 2 == 0 &&
+           place % sizeof(u32) == 0;
+  }
+
+  // Two sums, from an even column on, where stores_words().
+  FP4KIT_DEVICE void store_word(u32 row, u32 col, float first, float second) const {
+    u32 word = pack_pair<Bf16>(first, second);
+    if (is_nan(add_rn(first, second))) {
+      word = to_output_bits<Bf16>(first) | to_output_bits<Bf16>(second) << 16;
+    }
+    *reinterpret_cast<u32*>(static_cast<u16*>(out) + (row * cols + col)) = word;
+  }
+
+  FP4KIT_DEVICE void store(u32 row, u32 col, float sum) const {
+    store(row, col, sum, factor(col));
+  }
+  FP4KIT_DEVICE void store(u32 row, u32 col, float sum, float factor) const {
     float value = mul_rn(factor, sum);
     const i64 place = row * cols + col;
     if (bias != nullptr) value = add_rn(value, load_as_float(bias, bias_type, col));

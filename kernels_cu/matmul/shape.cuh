@@ -65,7 +65,7 @@ struct WarpgroupShape {
   // Sums of a slice: columns of rows, in banks of their own.
   static constexpr int kSumRow = kRowTiles * kPreparedRows + 8;
   static constexpr int kSumFloats = kSlices * kColumns * kSumRow;
-  static constexpr int kControlBytes = 128;  // two barriers of each stage
+  static constexpr int kControlBytes = 1024;  // two barriers of each stage
 };
 
 }  // namespace fp4kit

@@ -17,8 +17,8 @@
 // Scales that are negative, NaN or very large where nobody has looked at them before (kFormRows)
 // take a slow way that computes each result by itself.
 //
-// Launch: WarpgroupProduct::kThreadCount threads; a thread block takes `span` tiles of 16 rows and
-// Shape::kRoom columns, the next one the next tiles. Shared memory: barriers, and the stages or the
+// Launch: 32 Shape::kWarps + 128 threads; a thread block takes `span` tiles of 16 rows and
+// Shape::kRoom columns, the next one the next columns. Shared memory: barriers, and the stages or the
 // sums.
 #include "matmul/warpgroup_product.cuh"
 
@@ -42,7 +42,7 @@ __global__ void arrange_columns_kernel(
   const u32 chunk = static_cast<u32>(number % depth_tiles);
   const i64 column = block * room + inside;
   if (block * room >= columns) return;
-  u8* target = image + number * (2 * kPreparedDepth * kColumns) + Places::offset(inside) + t * 4;
+  u8* target = image + number * Places::kBytes + t * 4;
 #pragma unroll
   for (u32 w = 0; w < 4; ++w) {
     const u32 k = chunk * kPreparedDepth + 32 * t + 8 * w, own = static_cast<u32>(column);
@@ -52,11 +52,11 @@ __global__ void arrange_columns_kernel(
     }
     const uint4 whole = finish_piece<kParts>(own, piece);
     const uint4 pairs = arrange_piece<Form::kValue>(whole, source.high_first);
-    u8* place = target + 2 * w * Places::kBytes;
-    *reinterpret_cast<u32*>(place) = pairs.x;
-    *reinterpret_cast<u32*>(place + Places::kHalfBytes) = pairs.y;
-    *reinterpret_cast<u32*>(place + Places::kBytes) = pairs.z;
-    *reinterpret_cast<u32*>(place + Places::kBytes + Places::kHalfBytes) = pairs.w;
+    const u32 words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      *reinterpret_cast<u32*>(target + Places::offset(inside, 2 * w + i / 2, i % 2)) = words[i];
+    }
   }
 #endif
 }
@@ -70,11 +70,12 @@ __global__ void __launch_bounds__(32 * Shape::kWarps + 128, 1)
         i64 layout, i64 high_first, i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b,
         i64 direction_b, i64 divisor, i64 alpha, i64 out_type, i64 bias_type, i64 c_type) {
 #ifdef FP4KIT_HAS_WARPGROUP_MMA
-  extern __shared__ uint4 memory[];
+  extern __shared__ __align__(1024) uint4 memory[];
   u8* stages = reinterpret_cast<u8*>(memory) + Shape::kControlBytes;
   const u32 depth_tiles = static_cast<u32>((depth + kPreparedDepth - 1) / kPreparedDepth);
   const u32 row_tiles = static_cast<u32>((rows + kPreparedRows - 1) / kPreparedRows);
-  const u32 row_blocks = (row_tiles + static_cast<u32>(span) - 1) / static_cast<u32>(span);
+  // Those of the same rows beside each other: their weights are in the L2 cache.
+  const u32 column_blocks = (static_cast<u32>(columns) + Shape::kRoom - 1) / Shape::kRoom;
   const u32 scale_stride = ScalePlaces(static_cast<int>(layout), kTileCols).tile_bytes;
   const WarpgroupProduct<Format, Form::kValue, Shape> product{
       {codes, scales, row_bytes, stored_cols, scale_stride, static_cast<int>(layout), depth_tiles,
@@ -84,8 +85,8 @@ __global__ void __launch_bounds__(32 * Shape::kWarps + 128, 1)
           {level_b, static_cast<u32>(rows_per_level_b), static_cast<int>(direction_b)},
           as_float(static_cast<u32>(divisor)), as_float(static_cast<u32>(alpha)),
           static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
-      static_cast<u32>(rows), static_cast<u32>(span), blockIdx.x % row_blocks,
-      blockIdx.x / row_blocks, shared_place(memory), shared_place(stages),
+      static_cast<u32>(rows), static_cast<u32>(span), blockIdx.x / column_blocks,
+      blockIdx.x % column_blocks, shared_place(memory), shared_place(stages),
       reinterpret_cast<float*>(stages)};
   product.run();
 #endif

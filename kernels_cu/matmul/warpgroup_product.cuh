@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a thread block of multiply_warpgroup_kernel (warpgroup.cu) does: one warpgroup fills stages,
-// the others multiply, then all of them store results.
+// the others multiply and store results.
 #pragma once
 
+#include "common/thread_group.cuh"
 #include "common/warpgroup_mma.cuh"
 #include "matmul/activations.cuh"
 #include "matmul/epilogue.cuh"
@@ -23,14 +24,24 @@ struct WarpgroupProduct {
   using Columns = ProductColumns<Shape::kColumns>;
   static constexpr u32 kStages = Shape::kStages, kChunks = Shape::kChunks;
   static constexpr u32 kStepChunks = Shape::kStepChunks;
-  static constexpr u32 kWeightBytes = Shape::kUnits * Stage::kBytes;
-  static constexpr u32 kStageBytes = kWeightBytes + Shape::kColumnBytes;
-  static constexpr u32 kChunkColumnBytes = 2 * kPreparedDepth * Shape::kColumns;
+  // A stage: activations, then weights.
+  static constexpr u32 kStageBytes = (Shape::kColumnBytes + Shape::kUnits * Stage::kBytes +
+                                         Columns::kAlignment - 1) /
+                                     Columns::kAlignment * Columns::kAlignment;
   static constexpr bool kBulk = kForm == kFormPrepared;
   // Four warps fill: to begin a copy of a stretch takes a warp some hundred cycles.
   static constexpr u32 kFillers = 128;
   static constexpr u32 kFillerWarps = kFillers / 32, kFillerUnits = Shape::kUnits / kFillerWarps;
-  static constexpr u32 kThreadCount = 32 * Shape::kWarps + kFillers;
+  static constexpr u32 kMultipliers = 32 * Shape::kWarps;
+  // Registers of a thread: those that each gets at first, those that a filling thread needs, and
+  // what that leaves for the others.
+  static constexpr u32 kRegisters = 65536 / (kMultipliers + kFillers) / 8 * 8;
+  static constexpr u32 kFillerRegisters = kBulk ? 24 : 56;
+  static constexpr u32 kMultiplierRegisters =
+      ((kMultipliers + kFillers) * kRegisters - kFillers * kFillerRegisters) / kMultipliers / 8 * 8;
+  static constexpr bool kMovesRegisters = kRegisters < 240;
+  // Results can go from registers to memory: nothing has to be added to them before.
+  static constexpr bool kDirect = Shape::kSlices == 1 && Shape::kParts == 1;
   // Arrivals at a stage that is filled: those of the stretches' bytes, and of the pieces.
   static constexpr u32 kArrivals = kBulk ? kFillerWarps : 1 + kFillers;
 
@@ -86,7 +97,7 @@ struct WarpgroupProduct {
     const bool is_image = lane == kFillerUnits && warp == 0;
     u32 bytes = 0;
     if (is_image) {
-      bytes = min_u32(weights.depth_tiles - first_chunk, kStepChunks) * kChunkColumnBytes;
+      bytes = min_u32(weights.depth_tiles - first_chunk, kStepChunks) * Columns::kBytes;
     } else if (kBulk && lane < kFillerUnits) {
       bytes = chunks_of(step, unit) * Stage::Tile::kBytes;
     }
@@ -97,9 +108,9 @@ struct WarpgroupProduct {
     const i64 image_chunk = static_cast<i64>(column_block) * weights.depth_tiles + first_chunk;
     const i64 tile = static_cast<i64>(first_tile() + tile_of(unit)) * weights.depth_tiles +
                      slice_chunk(step, slice_of(unit));
-    const u8* source = is_image ? image + image_chunk * kChunkColumnBytes
+    const u8* source = is_image ? image + image_chunk * Columns::kBytes
                                 : weights.codes + tile * Stage::Tile::kBytes;
-    copy_bulk(place.at(is_image ? kWeightBytes : unit * Stage::kBytes), source, bytes,
+    copy_bulk(place.at(is_image ? 0 : Shape::kColumnBytes + unit * Stage::kBytes), source, bytes,
         filled(stage), is_image ? keep_policy() : policy);
   }
 
@@ -125,7 +136,8 @@ struct WarpgroupProduct {
         const u32 unit = warp * kFillerUnits + i;
         const u32 valid = product.chunks_of(step, unit);
         if (valid != 0) {
-          const LaneTarget<Stage, kForm> target(place.at(unit * Stage::kBytes));
+          const LaneTarget<Stage, kForm> target(
+              place.at(Shape::kColumnBytes + unit * Stage::kBytes));
           each[i].copy(target, 0, product.weights, valid);
         }
         each[i].advance(product.weights, kStepChunks);
@@ -157,9 +169,10 @@ struct WarpgroupProduct {
 
   using Sums = float[Shape::kTiles][Shape::kColumns / 2];
 
-  // Adds the products of a piece of 128 of the depth.
+  // Adds the products of a piece of 128 of the depth. `before`: the barrier of the step before, whose
+  // products are over when two more have begun; or none.
   FP4KIT_DEVICE void multiply_chunk(Sums& result, u32 (&a)[2][2][4], const View& view, u32 c,
-      Columns columns, u32 (&odd)[Shape::kTiles]) const {
+      Columns columns, u32 (&odd)[Shape::kTiles], SharedPlace before, bool gives_back) const {
     constexpr int kTiles = Shape::kTiles;
     uint4 codes[kTiles][2];
     u32 scale[kTiles][2][2];
@@ -180,11 +193,12 @@ struct WarpgroupProduct {
         u32 pair[2][4];
         scaled_pairs<kForm>(codes[i], scale[i], w, pair);
         wait_products<1>();  // those of the word before the last one, which read these registers
+        if (w * kTiles + i == 1 && gives_back) arrive(before);
         u32(&own)[2][4] = a[(w * kTiles + i) % 2];
         join_rows(pair[0], pair[1], own);
         fence_products();
-        multiply_warpgroup(result[i], own[0], columns.at(2 * w * Columns::kBytes));
-        multiply_warpgroup(result[i], own[1], columns.at((2 * w + 1) * Columns::kBytes));
+        multiply_warpgroup(result[i], own[0], columns.step(2 * w));
+        multiply_warpgroup(result[i], own[1], columns.step(2 * w + 1));
         commit_products();
       }
     }
@@ -193,12 +207,13 @@ struct WarpgroupProduct {
   // Returns what has_odd_scale asks for.
   FP4KIT_DEVICE u32 multiply(Sums& result) const {
     const u32 unit = threadIdx.x / 32 * Shape::kTiles, slice = slice_of(unit), all_steps = steps();
-    const SharedPlace own = kept(memory.at(unit * Stage::kBytes));
-    const View view(own, false);
-    const SharedPlace columns = memory.at(kWeightBytes + slice * kChunks * kChunkColumnBytes);
+    const bool is_first = threadIdx.x % 32 == 0;
+    const View view(kept(memory.at(Shape::kColumnBytes + unit * Stage::kBytes)), false);
+    const SharedPlace columns = memory.at(slice * kChunks * Columns::kBytes);
     u32 a[2][2][4];
     u32 odd[Shape::kTiles] = {};
     Turn turn;
+    SharedPlace before = emptied(0);
 #pragma unroll 1
     for (u32 step = 0; step < all_steps; ++step, turn.next()) {
       wait_bytes(filled(turn.stage), turn.phase);
@@ -206,14 +221,21 @@ struct WarpgroupProduct {
       const View here(view, turn.stage * kStageBytes);
       const Columns there(columns.at(turn.stage * kStageBytes));
       const u32 chunk = slice_chunk(step, slice);
+      const bool gives_back = is_first && step != 0;
+      if (chunk >= weights.depth_tiles) {
+        // Nothing of the last step is this slice's.
+        if (gives_back) arrive(before);
+        break;
+      }
 #pragma unroll
       for (u32 c = 0; c < kChunks; ++c) {
         if (chunk + c >= weights.depth_tiles) break;
-        multiply_chunk(result, a, here, c, there.at(c * kChunkColumnBytes), odd);
+        multiply_chunk(result, a, here, c, there.at(c * Columns::kBytes), odd, before,
+            c == 0 && gives_back);
       }
-      wait_products<0>();
-      if (threadIdx.x % 32 == 0) arrive(emptied(turn.stage));
+      before = emptied(turn.stage);
     }
+    wait_products<0>();
     u32 all = 0;
 #pragma unroll
     for (u32 i = 0; i < Shape::kTiles; ++i) {
@@ -224,6 +246,46 @@ struct WarpgroupProduct {
   }
 
   // ---- Results ----
+
+  // Codes are 2^-126 times what they stand for, scales 2^119.
+  FP4KIT_DEVICE static float raised(float sum) {
+    return mul_rn(sum, as_float(static_cast<u32>(kF32Bias + 7) << kF32MantissaBits));
+  }
+
+  // Results of one token and two rows beside each other, the first an even one.
+  FP4KIT_DEVICE void store_word(
+      u32 token, u32 row, const float (&factor)[2], float first, float second) const {
+    epilogue.store_word(
+        token, row, mul_rn(factor[0], raised(first)), mul_rn(factor[1], raised(second)));
+  }
+
+  FP4KIT_DEVICE void load_factors(u32 row, float (&factor)[2]) const {
+    factor[0] = epilogue.factor(row);
+    factor[1] = row + 1 < rows ? epilogue.factor(row + 1) : 0.0f;
+  }
+
+  // From registers, where stores_words() is true.
+  FP4KIT_DEVICE void store_directly(const Sums& result) const {
+    const u32 unit = threadIdx.x / 32 * Shape::kTiles, lane = threadIdx.x % 32;
+    const u32 g = lane / 4, t = lane % 4, tokens = column_count();
+#pragma unroll
+    for (u32 i = 0; i < Shape::kTiles; ++i) {
+      const u32 tile = tile_of(unit + i), row = (first_tile() + tile) * kPreparedRows + 2 * g;
+      if (tile >= tile_count() || row >= rows) continue;
+      float factor[2];
+      load_factors(row, factor);
+#pragma unroll
+      for (u32 j = 0; j < Shape::kColumns / 8; ++j) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+          const u32 token = 8 * j + 2 * t + h;
+          if (token >= tokens) continue;
+          store_word(first_column() + token, row, factor, result[i][4 * j + h],
+              result[i][4 * j + 2 + h]);
+        }
+      }
+    }
+  }
 
   FP4KIT_DEVICE static void emit(float* memory, const Sums& result) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -243,25 +305,36 @@ struct WarpgroupProduct {
     }
   }
 
+  // From sums in shared memory: a thread has two rows.
   FP4KIT_DEVICE void store_sums() const {
-    const u32 first_row = first_tile() * kPreparedRows, count = tile_count() * kPreparedRows;
+    constexpr u32 kPairs = Shape::kRowTiles * kPreparedRows / 2;
+    static_assert(kMultipliers % kPairs == 0, "as many tokens at once for all rows");
+    const u32 inside = threadIdx.x % kPairs * 2, row = first_tile() * kPreparedRows + inside;
+    if (inside >= tile_count() * kPreparedRows || row >= rows) return;
     const u32 tokens = column_count() / Shape::kParts;
     const u32 first_token = first_column() / Shape::kParts;
-    // Codes are 2^-126 times what they stand for, scales 2^119.
-    constexpr u32 kUp = static_cast<u32>(kF32Bias + 7) << kF32MantissaBits;
-    for (u32 token = 0; token < tokens; ++token) {
-      for (u32 inside = threadIdx.x; inside < count; inside += kThreadCount) {
-        if (first_row + inside >= rows) continue;
-        float sum = 0.0f;
+    const bool words = epilogue.stores_words();
+    float factor[2];
+    load_factors(row, factor);
+#pragma unroll 1
+    for (u32 token = threadIdx.x / kPairs; token < tokens; token += kMultipliers / kPairs) {
+      float first = 0.0f, second = 0.0f;
 #pragma unroll
-        for (u32 part = 0; part < Shape::kParts; ++part) {
-          const float* first = sums + (token * Shape::kParts + part) * Shape::kSumRow + inside;
+      for (u32 part = 0; part < Shape::kParts; ++part) {
+        const float* own = sums + (token * Shape::kParts + part) * Shape::kSumRow + inside;
 #pragma unroll
-          for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
-            sum = add_rn(sum, first[slice * (Shape::kColumns * Shape::kSumRow)]);
-          }
+        for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
+          const uint2 both = *reinterpret_cast<const uint2*>(
+              own + slice * (Shape::kColumns * Shape::kSumRow));
+          first = add_rn(first, as_float(both.x));
+          second = add_rn(second, as_float(both.y));
         }
-        epilogue.store(first_token + token, first_row + inside, mul_rn(sum, as_float(kUp)));
+      }
+      if (words) {
+        store_word(first_token + token, row, factor, first, second);
+      } else {
+        epilogue.store(first_token + token, row, raised(first), factor[0]);
+        if (row + 1 < rows) epilogue.store(first_token + token, row + 1, raised(second), factor[1]);
       }
     }
   }
@@ -271,7 +344,7 @@ struct WarpgroupProduct {
     const u32 first_row = first_tile() * kPreparedRows, count = tile_count() * kPreparedRows;
     const u32 tokens = column_count() / Shape::kParts;
     const u32 first_token = first_column() / Shape::kParts;
-    for (u32 i = threadIdx.x; i < tokens * count; i += kThreadCount) {
+    for (u32 i = threadIdx.x; i < tokens * count; i += kMultipliers) {
       const u32 token = first_token + i / count, row = first_row + i % count;
       if (row >= rows) continue;
       float sum = 0.0f;
@@ -291,22 +364,28 @@ struct WarpgroupProduct {
     }
     fence_barriers();
     __syncthreads();
-    u32 odd = 0;
-    if (threadIdx.x >= 32 * Shape::kWarps) {
-      fill(threadIdx.x - 32 * Shape::kWarps);
-      __syncthreads();  // all stages have been read
-    } else {
-      Sums result = {};
-      odd = multiply(result);
-      __syncthreads();
-      emit(sums, result);
+    if (threadIdx.x >= kMultipliers) {
+      if constexpr (kMovesRegisters) give_registers_back<kFillerRegisters>();
+      fill(threadIdx.x - kMultipliers);
+      return;
     }
-    const bool is_slow = kForm == kFormRows && has_odd_scale<Format>(odd);
-    if (__syncthreads_count(is_slow) != 0) {
-      multiply_slowly();
-    } else {
-      store_sums();
+    if constexpr (kMovesRegisters) take_registers<kMultiplierRegisters>();
+    Sums result = {};
+    const u32 odd = multiply(result);
+    if constexpr (kForm == kFormRows) {
+      if (count_in_group<kMultipliers>(has_odd_scale<Format>(odd)) != 0) {
+        multiply_slowly();
+        return;
+      }
     }
+    if (kDirect && epilogue.stores_words()) {
+      store_directly(result);
+      return;
+    }
+    synchronize_group<kMultipliers>();  // all stages have been read
+    emit(sums, result);
+    synchronize_group<kMultipliers>();
+    store_sums();
   }
 };
 
