@@ -18,9 +18,9 @@ from matmul_samples import check_product, placed, prepared, weights
 
 #: Small shapes of every kind: warps with a tile and with two, slices, pieces of a step, columns.
 SHAPES = (
-    WarpgroupShape(1, 1, 1, 1, 2, 8),
-    WarpgroupShape(1, 1, 2, 2, 2, 16),
-    WarpgroupShape(1, 2, 1, 2, 3, 32),
+    WarpgroupShape(1, 1, 1, 2, 8),
+    WarpgroupShape(1, 1, 2, 2, 16),
+    WarpgroupShape(1, 2, 2, 3, 32),
 )
 FORMATS = ("nvfp4", "mxfp4")
 FORMS = (PREPARED, ROWS)
@@ -57,10 +57,12 @@ def multiply(on_host, monkeypatch):
     monkeypatch.setattr(matmul_warpgroup, "_prepared", matmul_warpgroup._prepared.__wrapped__)
     monkeypatch.setattr(matmul_warpgroup.run, "memory", memory)
     monkeypatch.setattr(matmul_warpgroup, "SMALL_DEPTH", 0)
+    monkeypatch.setattr(matmul_warpgroup, "is_fastest", lambda *_: True)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
 
-    def run(job, shape):
-        monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_: shape)
+    def run(job, shape, splits=1):
+        division = matmul_warpgroup.Division(shape, splits)
+        monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_: division)
         given = {name: placed(getattr(job, name), on_host.put) for name in ("a", "b")}
         for name in ("bias", "c"):
             value = getattr(job, name)
@@ -95,6 +97,18 @@ def test_shapes(name, form, shape, multiply):
         operand = prepared(operand) if form == PREPARED else operand
         job = job_of(activations(tokens, depth), operand)
         check_product(job, multiply(job, shape))
+
+
+@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_pieces_of_the_depth(form, splits, multiply):
+    operand = weights("nvfp4", 144, 896)
+    operand = prepared(operand) if form == PREPARED else operand
+    for shape, tokens in ((SHAPES[2], 35), (SHAPES[1], 7)):
+        job = job_of(activations(tokens, 896), operand)
+        check_product(job, multiply(job, shape, splits))
+        short = job_of(activations(tokens, 896), operand, "bfloat16")
+        check_product(short, multiply(short, shape, splits))
 
 
 @pytest.mark.parametrize("dtype", OF_PARTS)
@@ -144,7 +158,8 @@ def test_odd_scales_take_the_slow_way(byte, multiply):
     operand.block_scale[37, 3] = byte
     job = job_of(activations(4, 256), operand)
     for shape in SHAPES:
-        check_product(job, multiply(job, shape))
+        for splits in (1, 2):
+            check_product(job, multiply(job, shape, splits))
 
 
 def test_a_scale_that_is_nan(multiply):

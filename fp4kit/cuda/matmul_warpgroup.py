@@ -33,32 +33,39 @@ FILLERS = 128
 CONTROL_BYTES = 1024
 #: Stages begin at multiples of so many bytes.
 ALIGNMENT = 1024
-#: (groups, tiles, slices) of 4, 8 and 16 tiles of 16 rows at once.
-DIVISIONS = ((1, 1, 4), (1, 2, 2), (2, 2, 1))
-#: (chunks, stages) of each of them, for so many columns: what fits shared memory.
+#: (groups, tiles, chunks, stages) for so many columns: what fits shared memory.
 STEPS = {
-    16: ((2, 3), (2, 4), (2, 5)),
-    32: ((2, 2), (2, 3), (2, 4)),
-    64: ((1, 2), (2, 2), (2, 3)),
-    128: (None, (1, 2), (2, 2)),
+    16: ((2, 2, 2, 5), (2, 1, 2, 8)),
+    32: ((2, 2, 2, 4), (2, 1, 2, 6)),
+    64: ((2, 2, 2, 3), (2, 1, 2, 4)),
+    128: ((2, 2, 2, 2), (2, 1, 1, 5)),
+    256: ((2, 1, 1, 3),),
 }
 #: Rows of activations up to which the kernels of `matmul_small` are faster where all of them fit
-#: shared memory: of many rows of weights, and of few (the first division).
-SMALL_COLUMNS, SMALL_COLUMNS_OF_FEW = 8, 16
+#: shared memory.
+SMALL_COLUMNS = 8
 #: Depth to which that many always fit: known without a look at anything else.
 SMALL_DEPTH = 8192
-#: Those beyond which cuBLAS is faster, of the divisions.
-MOST_COLUMNS = (128, 128, 256)
+#: Those beyond which cuBLAS is faster.
+MOST_COLUMNS = 256
+#: Pieces of the depth at most, and 128 of it that each has at least.
+MOST_SPLITS, LEAST_STEPS = 16, 4
+#: Microseconds of 128 of the depth for (tiles of a warp, columns), of a turn of thread blocks
+#: beside that, of joining pieces, and the bytes a microsecond of their sums: on an H200.
+CHUNK_US = {
+    (2, 16): 0.66, (2, 32): 0.72, (2, 64): 0.91, (2, 128): 1.38,
+    (1, 16): 0.40, (1, 32): 0.42, (1, 64): 0.52, (1, 128): 0.79, (1, 256): 1.46,
+}  # fmt: skip
+TURN_US, JOIN_US, JOIN_RATE = 3.0, 2.0, 1e5
 
 
 class WarpgroupShape(NamedTuple):
     """WarpgroupShape of `matmul/shape.cuh`: how a thread block divides a product.
 
     Attributes:
-        groups: of warpgroups, each with rows of its own.
+        groups: of warpgroups that multiply.
         tiles: of 16 rows of a warp.
-        slices: of the depth, each a warpgroup of every group.
-        chunks: pieces of 128 of the depth of a warpgroup in a step.
+        chunks: pieces of 128 of the depth in a step.
         stages: of the ring.
         columns: rows in bfloat16 of the activations.
         parts: such rows that each of the activations makes.
@@ -66,7 +73,6 @@ class WarpgroupShape(NamedTuple):
 
     groups: int
     tiles: int
-    slices: int
     chunks: int
     stages: int
     columns: int
@@ -75,7 +81,12 @@ class WarpgroupShape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 128 * self.groups * self.slices + FILLERS
+        return 128 * self.groups + FILLERS
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 16 rows of a thread block."""
+        return 4 * self.groups * self.tiles
 
     @property
     def room(self) -> int:
@@ -85,20 +96,22 @@ class WarpgroupShape(NamedTuple):
     def stage_bytes(self, spec: FormatSpec, form: int) -> int:
         """Bytes of a stage in shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
-        weights = 4 * self.groups * self.tiles * self.slices * self.chunks * chunk
-        whole = weights + self.slices * self.chunks * TILE_DEPTH * 2 * self.columns
+        whole = self.chunks * (self.row_tiles * chunk + TILE_DEPTH * 2 * self.columns)
         return -(-whole // ALIGNMENT) * ALIGNMENT
 
     def shared(self, spec: FormatSpec, form: int) -> int:
         """Bytes of shared memory: barriers, and the stages or the sums."""
-        sums = 4 * self.slices * self.columns * (64 * self.groups * self.tiles + 8)
+        sums = 4 * self.columns * (TILE_ROWS * self.row_tiles + 8)
         return CONTROL_BYTES + max(self.stages * self.stage_bytes(spec, form), sums)
 
-    def span(self, rows: int, processors: int) -> int:
-        """Tiles of 16 rows of a thread block, so that all have about as many."""
-        tiles = -(-rows // TILE_ROWS)
-        turns = -(-tiles // (4 * self.groups * self.tiles * processors))
-        return -(-tiles // (turns * processors))
+    def blocks(self, sizes: Sizes) -> tuple[int, int]:
+        """How many thread blocks there are for the rows, and for the columns."""
+        tiles = -(-sizes.rows // TILE_ROWS)
+        return -(-tiles // self.row_tiles), -(-sizes.tokens // self.room)
+
+    def sum_bytes(self) -> int:
+        """Bytes of the sums of a thread block."""
+        return 4 * TILE_ROWS * self.row_tiles * self.columns
 
 
 @cache
@@ -118,10 +131,7 @@ def arrange_columns_kernel(form: int, shape: WarpgroupShape) -> Instance:
 
 def _shapes() -> tuple[WarpgroupShape, ...]:
     return tuple(
-        WarpgroupShape(*division, *step, columns)
-        for columns, steps in STEPS.items()
-        for division, step in zip(DIVISIONS, steps, strict=True)
-        if step is not None
+        WarpgroupShape(*step, columns) for columns, steps in STEPS.items() for step in steps
     )
 
 
@@ -147,84 +157,104 @@ def sample_instances() -> list[Instance]:
     return all_instances()[::13]
 
 
-def choose(sizes: Sizes, processors: int, fits_small: bool) -> WarpgroupShape | None:
-    """How to divide a product; None if other kernels are faster.
+class Division(NamedTuple):
+    """How a product is divided among thread blocks.
+
+    Attributes:
+        shape: of a thread block.
+        splits: pieces of the depth, each a thread block for all rows and columns.
+    """
+
+    shape: WarpgroupShape
+    splits: int
+
+    def cost_us(self, sizes: Sizes, processors: int) -> float:
+        """Microseconds that the product takes, roughly: turns of thread blocks."""
+        shape, splits = self
+        row_blocks, column_blocks = shape.blocks(sizes)
+        turns = -(-row_blocks * column_blocks * splits // processors)
+        steps = -(-(-(-sizes.depth // (TILE_DEPTH * shape.chunks))) // splits)
+        taken = turns * (steps * shape.chunks * CHUNK_US[shape.tiles, shape.columns] + TURN_US)
+        if splits > 1:
+            taken += JOIN_US + splits * shape.sum_bytes() / JOIN_RATE
+        return taken
+
+
+def choose(sizes: Sizes, processors: int) -> Division:
+    """How to divide a product."""
+    steps = -(-sizes.depth // TILE_DEPTH)
+    divisions = [
+        Division(shape._replace(parts=sizes.parts), splits)
+        for shape in SHAPES
+        for splits in range(1, max(min(MOST_SPLITS, steps // LEAST_STEPS), 1) + 1)
+    ]
+    return min(divisions, key=lambda each: each.cost_us(sizes, processors))
+
+
+def is_fastest(sizes: Sizes, fits_small: bool) -> bool:
+    """Whether other kernels are slower.
 
     Args:
         sizes: of the product.
-        processors: multiprocessors of the device.
         fits_small: whether `matmul_small` has all activations in shared memory.
 
     All limits were measured on an H200, by `benchmarks/matmul.py --paths` and the ladders.
     """
-    tiles = -(-sizes.rows // TILE_ROWS)
-    number = next(
-        (
-            number
-            for number, (groups, each, _) in enumerate(DIVISIONS)
-            if tiles <= 4 * groups * each * processors
-        ),
-        len(DIVISIONS) - 1,
-    )
-    most = MOST_COLUMNS[number]
+    most = MOST_COLUMNS
     if sizes.rows * sizes.depth <= FEW_ELEMENTS:
         most = LIBRARY_ROWS_OF_FEW - 1
-    small = SMALL_COLUMNS_OF_FEW if number == 0 else SMALL_COLUMNS
-    if sizes.tokens > most or (fits_small and sizes.tokens <= small):
-        return None
-    shapes = [
-        shape._replace(parts=sizes.parts)
-        for shape in SHAPES
-        if (shape.groups, shape.tiles, shape.slices) == DIVISIONS[number]
-    ]
-    # Several blocks of columns where one does not hold them.
-    return next((shape for shape in shapes if shape.room >= sizes.tokens), shapes[-1])
+    return sizes.tokens <= most and not (fits_small and sizes.tokens <= SMALL_COLUMNS)
 
 
 class Prepared(NamedTuple):
     """The launches of a product.
 
     Attributes:
-        arrange: for (x, image).
-        multiply: for (codes, scales, x, out, level of a, of b, bias, c, image).
-        image_bytes: of the image of the activations.
+        arrange: for (x, image, counters).
+        multiply: for (codes, scales, x, out, level of a, of b, bias, c, image, sums, counters).
+        places: of the sums and the counters behind the image; and the end, in bytes.
     """
 
     arrange: cuda_ready.Ready
     multiply: cuda_ready.Ready
-    image_bytes: int
+    places: tuple[int, int, int]
 
 
 def prepare(
     device: int,
     spec: FormatSpec,
     form: int,
-    shape: WarpgroupShape,
+    division: Division,
     sizes: Sizes,
     numbers: Numbers,
 ) -> Prepared:
     """The launches of a product divided in a way."""
-    span = shape.span(sizes.rows, cuda_ready.multiprocessors(device))
-    row_blocks = -(-sizes.rows // (TILE_ROWS * span))
-    column_blocks = -(-sizes.tokens // shape.room)
+    shape, splits = division
+    row_blocks, column_blocks = shape.blocks(sizes)
+    span = -(-(-(-sizes.rows // TILE_ROWS)) // row_blocks)
     depth_tiles = -(-sizes.depth // TILE_DEPTH)
     _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), numbers.layout)
     *words, _, _ = numbers.words()  # all but those of several weights
-    scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, span, *words)
+    scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, span, splits, *words)
+    blocks = row_blocks * column_blocks
     multiply = Launch(
-        multiply_warpgroup_kernel(spec, form, shape), (row_blocks * column_blocks,), scalars,
+        multiply_warpgroup_kernel(spec, form, shape), (blocks * splits,), scalars,
         shape.shared(spec, form), shape.threads,
     )  # fmt: skip
     pieces = column_blocks * depth_tiles * shape.columns
+    counters = blocks if splits > 1 else 0
+    threads = max(4 * pieces, counters)
     arrange = Launch(
         arrange_columns_kernel(form, shape),
-        (-(-4 * pieces // THREADS),),
-        (sizes.tokens, sizes.depth, depth_tiles, shape.room, int(numbers.high_first)),
+        (-(-threads // THREADS),),
+        (sizes.tokens, sizes.depth, depth_tiles, shape.room, int(numbers.high_first), counters),
     )
+    sums = pieces * 2 * TILE_DEPTH
+    arrived = sums + (counters * splits * shape.sum_bytes())
     return Prepared(
-        cuda_ready.Ready(device, arrange, addresses=2),
-        cuda_ready.Ready(device, multiply, addresses=9),
-        pieces * 2 * TILE_DEPTH,
+        cuda_ready.Ready(device, arrange, addresses=3),
+        cuda_ready.Ready(device, multiply, addresses=11),
+        (sums, arrived, arrived + 4 * counters),
     )
 
 
@@ -235,8 +265,9 @@ def _prepared(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers)
     spec, processors = BLOCK_FORMATS[name], cuda_ready.multiprocessors(device)
     most = cuda_ready.shared_memory_of_block(device)
     small = matmul_shapes.choose(spec, form, sizes, processors, most)
-    shape = choose(sizes, processors, small is not None and not small.staged)
-    return None if shape is None else prepare(device, spec, form, shape, sizes, numbers)
+    if not is_fastest(sizes, small is not None and not small.staged):
+        return None
+    return prepare(device, spec, form, choose(sizes, processors), sizes, numbers)
 
 
 def launch(job: MatmulJob) -> bool:
@@ -255,7 +286,7 @@ def launch(job: MatmulJob) -> bool:
         return False
     parts, form = PARTS[x.dtype], form_of(weights)
     columns = x.rows * parts
-    if form is None or columns > MOST_COLUMNS[-1]:
+    if form is None or columns > MOST_COLUMNS:
         return False
     if columns <= SMALL_COLUMNS and x.depth <= SMALL_DEPTH:
         return False
@@ -265,11 +296,12 @@ def launch(job: MatmulJob) -> bool:
     prepared = _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
     if prepared is None:
         return False
-    with run.memory(prepared.image_bytes) as image:
-        prepared.arrange.launch(x.data.data.ptr, image)
+    with run.memory(prepared.places[-1]) as image:
+        sums, arrived = (image + place for place in prepared.places[:2])
+        prepared.arrange.launch(x.data.data.ptr, image, arrived)
         prepared.multiply.launch(
             *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr),
             *(0, run.address_of(weights.level), run.address_of(job.bias), run.address_of(job.c)),
-            image,
+            *(image, sums, arrived),
         )
     return True

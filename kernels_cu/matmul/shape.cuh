@@ -46,26 +46,23 @@ struct SmallShape {
   static constexpr int kControlBytes = (8 * kWarps * kStages + 8 + 127) / 128 * 128;
 };
 
-// How a thread block of multiply_warpgroup_kernel divides a product. kGroups x kSlices warpgroups
-// multiply: a warp has kTiles tiles of 16 rows of the weights, and of every kSlices kChunks pieces
-// of 128 of the depth its own kChunks. Other warps fill a ring of kStages stages. kColumns: columns
-// at once, which are tokens times their parts.
-template <int kGroupsValue, int kTilesValue, int kSlicesValue, int kChunksValue, int kStagesValue,
-    int kColumnsValue, int kPartsValue>
+// How a thread block of multiply_warpgroup_kernel divides a product. kGroups warpgroups multiply: a
+// warp has kTiles tiles of 16 rows of the weights. A step is kChunks pieces of 128 of the depth.
+// Other warps fill a ring of kStages stages. kColumns: columns at once, which are tokens times their
+// parts.
+template <int kGroupsValue, int kTilesValue, int kChunksValue, int kStagesValue, int kColumnsValue,
+    int kPartsValue>
 struct WarpgroupShape {
-  static constexpr int kGroups = kGroupsValue, kTiles = kTilesValue, kSlices = kSlicesValue;
-  static constexpr int kChunks = kChunksValue;
+  static constexpr int kGroups = kGroupsValue, kTiles = kTilesValue, kChunks = kChunksValue;
   static constexpr int kStages = kStagesValue, kColumns = kColumnsValue, kParts = kPartsValue;
   static constexpr int kRoom = kColumns / kParts * kParts;  // columns of whole tokens
-  static constexpr int kWarps = 4 * kGroups * kSlices;      // that multiply
-  static constexpr int kUnits = kTiles * kWarps;            // tiles of a step
-  static constexpr int kRowTiles = 4 * kTiles * kGroups;
-  static constexpr int kStepChunks = kSlices * kChunks;
-  static constexpr int kColumnBytes = kStepChunks * kPreparedDepth * 2 * kColumns;  // of a stage
-  // Sums of a slice: columns of rows, in banks of their own.
+  static constexpr int kWarps = 4 * kGroups;                // that multiply
+  static constexpr int kRowTiles = kTiles * kWarps;
+  static constexpr int kColumnBytes = kChunks * kPreparedDepth * 2 * kColumns;  // of a stage
+  static constexpr int kSums = kTiles * kColumns / 2;                           // of a thread
+  // Sums in shared memory: columns of rows, in banks of their own.
   static constexpr int kSumRow = kRowTiles * kPreparedRows + 8;
-  static constexpr int kSumFloats = kSlices * kColumns * kSumRow;
-  static constexpr int kControlBytes = 1024;  // two barriers of each stage
+  static constexpr int kControlBytes = 1024;  // two barriers of each stage, and a word
 };
 
 }  // namespace fp4kit

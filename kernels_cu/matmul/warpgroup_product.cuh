@@ -23,15 +23,14 @@ struct WarpgroupProduct {
   using View = LaneView<Stage, kForm>;
   using Columns = ProductColumns<Shape::kColumns>;
   static constexpr u32 kStages = Shape::kStages, kChunks = Shape::kChunks;
-  static constexpr u32 kStepChunks = Shape::kStepChunks;
   // A stage: activations, then weights.
-  static constexpr u32 kStageBytes = (Shape::kColumnBytes + Shape::kUnits * Stage::kBytes +
+  static constexpr u32 kStageBytes = (Shape::kColumnBytes + Shape::kRowTiles * Stage::kBytes +
                                          Columns::kAlignment - 1) /
                                      Columns::kAlignment * Columns::kAlignment;
   static constexpr bool kBulk = kForm == kFormPrepared;
   // Four warps fill: to begin a copy of a stretch takes a warp some hundred cycles.
   static constexpr u32 kFillers = 128;
-  static constexpr u32 kFillerWarps = kFillers / 32, kFillerUnits = Shape::kUnits / kFillerWarps;
+  static constexpr u32 kFillerWarps = kFillers / 32, kFillerTiles = Shape::kRowTiles / kFillerWarps;
   static constexpr u32 kMultipliers = 32 * Shape::kWarps;
   // Registers of a thread: those that each gets at first, those that a filling thread needs, and
   // what that leaves for the others.
@@ -41,7 +40,7 @@ struct WarpgroupProduct {
       ((kMultipliers + kFillers) * kRegisters - kFillers * kFillerRegisters) / kMultipliers / 8 * 8;
   static constexpr bool kMovesRegisters = kRegisters < 240;
   // Results can go from registers to memory: nothing has to be added to them before.
-  static constexpr bool kDirect = Shape::kSlices == 1 && Shape::kParts == 1;
+  static constexpr bool kDirect = Shape::kParts == 1;
   // Arrivals at a stage that is filled: those of the stretches' bytes, and of the pieces.
   static constexpr u32 kArrivals = kBulk ? kFillerWarps : 1 + kFillers;
 
@@ -49,10 +48,15 @@ struct WarpgroupProduct {
   ActivationSource<Shape::kParts> activations;
   const u8* image;  // of them: arrange_columns_kernel
   Epilogue epilogue;
-  u32 rows;                     // of the weights
-  u32 span;                     // tiles of 16 rows of a thread block
-  u32 row_block, column_block;  // of this one
+  u32 rows;  // of the weights
+  u32 span;  // tiles of 16 rows of a thread block
+  // Which of them this one is: of how many columns, and of how many pieces of the depth.
+  u32 row_block, column_block, column_blocks, split, splits;
+  // Sums of each piece of the depth, and how many pieces are there: of each block's rows and columns.
+  float* partial;
+  u32* arrived;
   SharedPlace control, memory;
+  u32* word;    // behind the barriers
   float* sums;  // where the stages are
 
   // ---- Where ----
@@ -67,64 +71,57 @@ struct WarpgroupProduct {
   FP4KIT_DEVICE u32 column_count() const {
     return min_u32(activations.columns - first_column(), Shape::kRoom);
   }
-  FP4KIT_DEVICE u32 steps() const { return (weights.depth_tiles + kStepChunks - 1) / kStepChunks; }
-  // Of a step's pieces of the depth, those that a slice has.
-  FP4KIT_DEVICE u32 slice_chunk(u32 step, u32 slice) const {
-    return step * kStepChunks + slice * kChunks;
+  // Steps of this piece of the depth.
+  FP4KIT_DEVICE u32 bound(u32 number) const {
+    const u32 all = (weights.depth_tiles + kChunks - 1) / kChunks;
+    return static_cast<u32>(static_cast<u64>(all) * number / splits);
   }
+  FP4KIT_DEVICE u32 first_step() const { return bound(split); }
+  FP4KIT_DEVICE u32 end_step() const { return bound(split + 1); }
 
   using Turn = StageTurn<Shape::kStages>;
 
   // ---- Filling ----
 
-  // Units are the tiles of a step: those of the first warp, then those of the next.
-  FP4KIT_DEVICE static u32 tile_of(u32 unit) {
-    const u32 warp = unit / Shape::kTiles;
-    return (warp / 4 / Shape::kSlices * 4 + warp % 4) * Shape::kTiles + unit % Shape::kTiles;
-  }
-  FP4KIT_DEVICE static u32 slice_of(u32 unit) { return unit / Shape::kTiles / 4 % Shape::kSlices; }
-  FP4KIT_DEVICE u32 chunks_of(u32 step, u32 unit) const {
-    const u32 chunk = slice_chunk(step, slice_of(unit));
-    const u32 left = chunk < weights.depth_tiles ? weights.depth_tiles - chunk : 0;
-    return tile_of(unit) < tile_count() ? min_u32(left, kChunks) : 0;
+  // Pieces of a tile in a step.
+  FP4KIT_DEVICE u32 chunks_of(u32 step, u32 tile) const {
+    return tile < tile_count() ? min_u32(weights.depth_tiles - step * kChunks, kChunks) : 0;
   }
 
   // By each warp that fills: what is copied in stretches, a lane for each.
   FP4KIT_DEVICE void fill_stretches(
       u32 step, u32 warp, u32 stage, SharedPlace place, u64 policy) const {
-    const u32 lane = threadIdx.x % 32, first_chunk = step * kStepChunks;
-    const u32 unit = warp * kFillerUnits + lane;
-    const bool is_image = lane == kFillerUnits && warp == 0;
+    const u32 lane = threadIdx.x % 32, chunk = step * kChunks;
+    const u32 inside = warp * kFillerTiles + lane;
+    const bool is_image = lane == kFillerTiles && warp == 0;
     u32 bytes = 0;
     if (is_image) {
-      bytes = min_u32(weights.depth_tiles - first_chunk, kStepChunks) * Columns::kBytes;
-    } else if (kBulk && lane < kFillerUnits) {
-      bytes = chunks_of(step, unit) * Stage::Tile::kBytes;
+      bytes = min_u32(weights.depth_tiles - chunk, kChunks) * Columns::kBytes;
+    } else if (kBulk && lane < kFillerTiles) {
+      bytes = chunks_of(step, inside) * Stage::Tile::kBytes;
     }
     const u32 all = sum_across(bytes);
     if (lane == 0) expect_bytes(filled(stage), all);
     __syncwarp();
     if (bytes == 0) return;
-    const i64 image_chunk = static_cast<i64>(column_block) * weights.depth_tiles + first_chunk;
-    const i64 tile = static_cast<i64>(first_tile() + tile_of(unit)) * weights.depth_tiles +
-                     slice_chunk(step, slice_of(unit));
+    const i64 image_chunk = static_cast<i64>(column_block) * weights.depth_tiles + chunk;
+    const i64 tile = static_cast<i64>(first_tile() + inside) * weights.depth_tiles + chunk;
     const u8* source = is_image ? image + image_chunk * Columns::kBytes
                                 : weights.codes + tile * Stage::Tile::kBytes;
-    copy_bulk(place.at(is_image ? 0 : Shape::kColumnBytes + unit * Stage::kBytes), source, bytes,
+    copy_bulk(place.at(is_image ? 0 : Shape::kColumnBytes + inside * Stage::kBytes), source, bytes,
         filled(stage), is_image ? keep_policy() : policy);
   }
 
   // Where a warp that fills is in its tiles of rows.
   struct RowCursors {
-    TileCursor<Stage, kForm> each[kFillerUnits];
+    TileCursor<Stage, kForm> each[kFillerTiles];
 
     FP4KIT_DEVICE void start(const WarpgroupProduct& product, u32 warp) {
+      const u32 chunk = product.first_step() * kChunks;
 #pragma unroll
-      for (u32 i = 0; i < kFillerUnits; ++i) {
-        const u32 unit = warp * kFillerUnits + i;
-        const u32 tile =
-            min_u32(product.first_tile() + tile_of(unit), product.weights.row_tiles - 1);
-        each[i].start(product.weights, tile, slice_of(unit) * kChunks);
+      for (u32 i = 0; i < kFillerTiles; ++i) {
+        const u32 tile = product.first_tile() + warp * kFillerTiles + i;
+        each[i].start(product.weights, min_u32(tile, product.weights.row_tiles - 1), chunk);
       }
     }
 
@@ -132,27 +129,27 @@ struct WarpgroupProduct {
     FP4KIT_DEVICE void copy(
         const WarpgroupProduct& product, u32 step, u32 warp, SharedPlace place) {
 #pragma unroll
-      for (u32 i = 0; i < kFillerUnits; ++i) {
-        const u32 unit = warp * kFillerUnits + i;
-        const u32 valid = product.chunks_of(step, unit);
+      for (u32 i = 0; i < kFillerTiles; ++i) {
+        const u32 inside = warp * kFillerTiles + i;
+        const u32 valid = product.chunks_of(step, inside);
         if (valid != 0) {
           const LaneTarget<Stage, kForm> target(
-              place.at(Shape::kColumnBytes + unit * Stage::kBytes));
+              place.at(Shape::kColumnBytes + inside * Stage::kBytes));
           each[i].copy(target, 0, product.weights, valid);
         }
-        each[i].advance(product.weights, kStepChunks);
+        each[i].advance(product.weights, kChunks);
       }
     }
   };
 
   FP4KIT_DEVICE void fill(u32 thread) const {
-    const u32 warp = thread / 32, all_steps = steps();
+    const u32 warp = thread / 32, end = end_step();
     const u64 policy = read_once_policy();
     [[maybe_unused]] RowCursors rows_of;
     if constexpr (!kBulk) rows_of.start(*this, warp);
     Turn turn;
 #pragma unroll 1
-    for (u32 step = 0; step < all_steps; ++step, turn.next()) {
+    for (u32 step = first_step(); step < end; ++step, turn.next()) {
       wait_bytes(emptied(turn.stage), turn.phase ^ 1);
       __syncwarp();
       const SharedPlace place = memory.at(turn.stage * kStageBytes);
@@ -206,31 +203,25 @@ struct WarpgroupProduct {
 
   // Returns what has_odd_scale asks for.
   FP4KIT_DEVICE u32 multiply(Sums& result) const {
-    const u32 unit = threadIdx.x / 32 * Shape::kTiles, slice = slice_of(unit), all_steps = steps();
+    const u32 first_inside = threadIdx.x / 32 * Shape::kTiles;
+    const u32 first = first_step(), end = end_step();
     const bool is_first = threadIdx.x % 32 == 0;
-    const View view(kept(memory.at(Shape::kColumnBytes + unit * Stage::kBytes)), false);
-    const SharedPlace columns = memory.at(slice * kChunks * Columns::kBytes);
+    const View view(kept(memory.at(Shape::kColumnBytes + first_inside * Stage::kBytes)), false);
     u32 a[2][2][4];
     u32 odd[Shape::kTiles] = {};
     Turn turn;
     SharedPlace before = emptied(0);
 #pragma unroll 1
-    for (u32 step = 0; step < all_steps; ++step, turn.next()) {
+    for (u32 step = first; step < end; ++step, turn.next()) {
       wait_bytes(filled(turn.stage), turn.phase);
       __syncwarp();
       const View here(view, turn.stage * kStageBytes);
-      const Columns there(columns.at(turn.stage * kStageBytes));
-      const u32 chunk = slice_chunk(step, slice);
-      const bool gives_back = is_first && step != 0;
-      if (chunk >= weights.depth_tiles) {
-        // Nothing of the last step is this slice's.
-        if (gives_back) arrive(before);
-        break;
-      }
+      const Columns columns(memory.at(turn.stage * kStageBytes));
+      const bool gives_back = is_first && step != first;
 #pragma unroll
       for (u32 c = 0; c < kChunks; ++c) {
-        if (chunk + c >= weights.depth_tiles) break;
-        multiply_chunk(result, a, here, c, there.at(c * Columns::kBytes), odd, before,
+        if (c != 0 && step * kChunks + c >= weights.depth_tiles) break;
+        multiply_chunk(result, a, here, c, columns.at(c * Columns::kBytes), odd, before,
             c == 0 && gives_back);
       }
       before = emptied(turn.stage);
@@ -240,9 +231,66 @@ struct WarpgroupProduct {
 #pragma unroll
     for (u32 i = 0; i < Shape::kTiles; ++i) {
       // What lies where there is no tile is nobody's.
-      if (tile_of(unit + i) < tile_count()) all |= odd[i];
+      if (first_inside + i < tile_count()) all |= odd[i];
     }
     return all;
+  }
+
+  // ---- Pieces of the depth ----
+
+  // Sums of a piece, four beside each other of a thread, those of columns that there are. Threads
+  // of a warp write whole lines.
+  template <class Function>
+  FP4KIT_DEVICE void for_partial(u32 piece, Sums& result, const Function& function) const {
+    const i64 block = static_cast<i64>(row_block) * column_blocks + column_block;
+    float* first = partial + (block * splits + piece) * (Shape::kSums * kMultipliers);
+    const u32 count = column_count();
+#pragma unroll
+    for (u32 i = 0; i < Shape::kTiles; ++i) {
+#pragma unroll
+      for (u32 j = 0; j < Shape::kColumns / 8; ++j) {
+        const u32 number = i * (Shape::kColumns / 8) + j;
+        float* place = first + (number * kMultipliers + threadIdx.x) * 4;
+        if (8 * j < count) function(reinterpret_cast<uint4*>(place), &result[i][4 * j]);
+      }
+    }
+  }
+
+  // The sums of all pieces in their order, by the thread block that has the last of them; others
+  // return false. `odd` becomes that of all.
+  FP4KIT_DEVICE bool join_splits(Sums& result, bool& is_odd) const {
+    for_partial(split, result, [](uint4* place, const float* own) {
+      *place = make_uint4(as_bits(own[0]), as_bits(own[1]), as_bits(own[2]), as_bits(own[3]));
+    });
+    __threadfence();
+    const u32 odd = count_in_group<kMultipliers>(is_odd);
+    if (threadIdx.x == 0) {
+      constexpr u32 kOdd = 1u << 16;
+      u32* counter = arrived + row_block * column_blocks + column_block;
+      const u32 mine = 1 + (odd != 0 ? kOdd : 0);
+      const u32 all = atomicAdd(counter, mine) + mine;
+      *word = all % kOdd == splits ? 1 + all / kOdd : 0;
+    }
+    synchronize_group<kMultipliers>();
+    const u32 found = *word;
+    if (found == 0) return false;
+    is_odd = found > 1;
+    __threadfence();
+    for (u32 piece = 0; piece < splits; ++piece) {
+      const bool is_first = piece == 0;
+      for_partial(piece, result, [is_first](const uint4* place, float* own) {
+#ifdef __CUDA_ARCH__
+        const uint4 bits = __ldcg(place);  // what other multiprocessors have written
+#else
+        const uint4 bits = *place;
+#endif
+        const float other[4] = {
+            as_float(bits.x), as_float(bits.y), as_float(bits.z), as_float(bits.w)};
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) own[k] = is_first ? other[k] : add_rn(own[k], other[k]);
+      });
+    }
+    return true;
   }
 
   // ---- Results ----
@@ -266,12 +314,13 @@ struct WarpgroupProduct {
 
   // From registers, where stores_words() is true.
   FP4KIT_DEVICE void store_directly(const Sums& result) const {
-    const u32 unit = threadIdx.x / 32 * Shape::kTiles, lane = threadIdx.x % 32;
+    const u32 first_inside = threadIdx.x / 32 * Shape::kTiles, lane = threadIdx.x % 32;
     const u32 g = lane / 4, t = lane % 4, tokens = column_count();
 #pragma unroll
     for (u32 i = 0; i < Shape::kTiles; ++i) {
-      const u32 tile = tile_of(unit + i), row = (first_tile() + tile) * kPreparedRows + 2 * g;
-      if (tile >= tile_count() || row >= rows) continue;
+      const u32 inside = first_inside + i;
+      const u32 row = (first_tile() + inside) * kPreparedRows + 2 * g;
+      if (inside >= tile_count() || row >= rows) continue;
       float factor[2];
       load_factors(row, factor);
 #pragma unroll
@@ -291,9 +340,7 @@ struct WarpgroupProduct {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (u32 i = 0; i < Shape::kTiles; ++i) {
-      const u32 unit = warp * Shape::kTiles + i;
-      float* own = memory + slice_of(unit) * (Shape::kColumns * Shape::kSumRow) +
-                   tile_of(unit) * kPreparedRows + 2 * g;
+      float* own = memory + (warp * Shape::kTiles + i) * kPreparedRows + 2 * g;
 #pragma unroll
       for (u32 j = 0; j < Shape::kColumns / 8; ++j) {
 #pragma unroll
@@ -322,13 +369,9 @@ struct WarpgroupProduct {
 #pragma unroll
       for (u32 part = 0; part < Shape::kParts; ++part) {
         const float* own = sums + (token * Shape::kParts + part) * Shape::kSumRow + inside;
-#pragma unroll
-        for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
-          const uint2 both = *reinterpret_cast<const uint2*>(
-              own + slice * (Shape::kColumns * Shape::kSumRow));
-          first = add_rn(first, as_float(both.x));
-          second = add_rn(second, as_float(both.y));
-        }
+        const uint2 both = *reinterpret_cast<const uint2*>(own);
+        first = add_rn(first, as_float(both.x));
+        second = add_rn(second, as_float(both.y));
       }
       if (words) {
         store_word(first_token + token, row, factor, first, second);
@@ -372,8 +415,10 @@ struct WarpgroupProduct {
     if constexpr (kMovesRegisters) take_registers<kMultiplierRegisters>();
     Sums result = {};
     const u32 odd = multiply(result);
+    bool is_odd = kForm == kFormRows && has_odd_scale<Format>(odd);
+    if (splits > 1 && !join_splits(result, is_odd)) return;
     if constexpr (kForm == kFormRows) {
-      if (count_in_group<kMultipliers>(has_odd_scale<Format>(odd)) != 0) {
+      if (count_in_group<kMultipliers>(is_odd) != 0) {
         multiply_slowly();
         return;
       }
