@@ -83,31 +83,33 @@ struct WarpgroupProduct {
 
   // ---- Filling ----
 
-  // Pieces of a tile in a step.
-  FP4KIT_DEVICE u32 chunks_of(u32 step, u32 tile) const {
-    return tile < tile_count() ? min_u32(weights.depth_tiles - step * kChunks, kChunks) : 0;
+  // Pieces of 128 of the depth that a step has.
+  FP4KIT_DEVICE u32 chunks_of(u32 step) const {
+    return min_u32(weights.depth_tiles - step * kChunks, kChunks);
+  }
+  // How many tiles a warp that fills has.
+  FP4KIT_DEVICE u32 filled_tiles(u32 warp) const {
+    const u32 first = warp * kFillerTiles, count = tile_count();
+    return first < count ? min_u32(count - first, kFillerTiles) : 0;
   }
 
-  // By each warp that fills: what is copied in stretches, a lane for each.
+  // By each warp that fills: what is copied in stretches, a lane for each. `tiles`: of its own.
   FP4KIT_DEVICE void fill_stretches(
-      u32 step, u32 warp, u32 stage, SharedPlace place, u64 policy) const {
-    const u32 lane = threadIdx.x % 32, chunk = step * kChunks;
-    const u32 inside = warp * kFillerTiles + lane;
-    const bool is_image = lane == kFillerTiles && warp == 0;
-    u32 bytes = 0;
-    if (is_image) {
-      bytes = min_u32(weights.depth_tiles - chunk, kChunks) * Columns::kBytes;
-    } else if (kBulk && lane < kFillerTiles) {
-      bytes = chunks_of(step, inside) * Stage::Tile::kBytes;
+      u32 step, u32 warp, u32 tiles, u32 stage, SharedPlace place, u64 policy) const {
+    const u32 lane = threadIdx.x % 32, chunks = chunks_of(step);
+    const bool is_image = warp == 0 && lane == kFillerTiles;
+    const u32 bytes = chunks * (is_image ? Columns::kBytes : Stage::Tile::kBytes);
+    if (lane == 0) {
+      expect_bytes(filled(stage), (kBulk ? tiles * chunks * Stage::Tile::kBytes : 0) +
+                                      (warp == 0 ? chunks * Columns::kBytes : 0));
     }
-    const u32 all = sum_across(bytes);
-    if (lane == 0) expect_bytes(filled(stage), all);
     __syncwarp();
-    if (bytes == 0) return;
-    const i64 image_chunk = static_cast<i64>(column_block) * weights.depth_tiles + chunk;
-    const i64 tile = static_cast<i64>(first_tile() + inside) * weights.depth_tiles + chunk;
-    const u8* source = is_image ? image + image_chunk * Columns::kBytes
-                                : weights.codes + tile * Stage::Tile::kBytes;
+    if (!is_image && !(kBulk && lane < tiles)) return;
+    const u32 inside = warp * kFillerTiles + lane;
+    const u32 line = is_image ? column_block : first_tile() + inside;
+    const i64 number = static_cast<i64>(line) * weights.depth_tiles + step * kChunks;
+    const u8* source = is_image ? image + number * Columns::kBytes
+                                : weights.codes + number * Stage::Tile::kBytes;
     copy_bulk(place.at(is_image ? 0 : Shape::kColumnBytes + inside * Stage::kBytes), source, bytes,
         filled(stage), is_image ? keep_policy() : policy);
   }
@@ -131,11 +133,10 @@ struct WarpgroupProduct {
 #pragma unroll
       for (u32 i = 0; i < kFillerTiles; ++i) {
         const u32 inside = warp * kFillerTiles + i;
-        const u32 valid = product.chunks_of(step, inside);
-        if (valid != 0) {
+        if (inside < product.tile_count()) {
           const LaneTarget<Stage, kForm> target(
               place.at(Shape::kColumnBytes + inside * Stage::kBytes));
-          each[i].copy(target, 0, product.weights, valid);
+          each[i].copy(target, 0, product.weights, product.chunks_of(step));
         }
         each[i].advance(product.weights, kChunks);
       }
@@ -143,7 +144,7 @@ struct WarpgroupProduct {
   };
 
   FP4KIT_DEVICE void fill(u32 thread) const {
-    const u32 warp = thread / 32, end = end_step();
+    const u32 warp = thread / 32, end = end_step(), tiles = filled_tiles(warp);
     const u64 policy = read_once_policy();
     [[maybe_unused]] RowCursors rows_of;
     if constexpr (!kBulk) rows_of.start(*this, warp);
@@ -153,7 +154,7 @@ struct WarpgroupProduct {
       wait_bytes(emptied(turn.stage), turn.phase ^ 1);
       __syncwarp();
       const SharedPlace place = memory.at(turn.stage * kStageBytes);
-      if (kBulk || warp == 0) fill_stretches(step, warp, turn.stage, place, policy);
+      if (kBulk || warp == 0) fill_stretches(step, warp, tiles, turn.stage, place, policy);
       if constexpr (!kBulk) {
         rows_of.copy(*this, step, warp, place);
         arrive_copies(filled(turn.stage));
@@ -238,20 +239,49 @@ struct WarpgroupProduct {
 
   // ---- Pieces of the depth ----
 
-  // Sums of a piece, four beside each other of a thread, those of columns that there are. Threads
-  // of a warp write whole lines.
-  template <class Function>
-  FP4KIT_DEVICE void for_partial(u32 piece, Sums& result, const Function& function) const {
+  // Where a piece's sums are, four of a thread beside each other, those of threads as well.
+  static constexpr u32 kFours = Shape::kTiles * Shape::kColumns / 8;
+  FP4KIT_DEVICE uint4* piece_place(u32 piece) const {
     const i64 block = static_cast<i64>(row_block) * column_blocks + column_block;
-    float* first = partial + (block * splits + piece) * (Shape::kSums * kMultipliers);
-    const u32 count = column_count();
+    return reinterpret_cast<uint4*>(partial) + (block * splits + piece) * (kFours * kMultipliers) +
+           threadIdx.x;
+  }
+
+  FP4KIT_DEVICE void leave_piece(const Sums& result) const {
+    uint4* place = piece_place(split);
 #pragma unroll
-    for (u32 i = 0; i < Shape::kTiles; ++i) {
+    for (u32 i = 0; i < kFours; ++i) {
+      const float* own = &result[i / (Shape::kColumns / 8)][i % (Shape::kColumns / 8) * 4];
+      place[i * kMultipliers] =
+          make_uint4(as_bits(own[0]), as_bits(own[1]), as_bits(own[2]), as_bits(own[3]));
+    }
+  }
+
+  // Loads so many fours at once: an addition between two loads would wait for each.
+  FP4KIT_DEVICE void add_piece(u32 piece, Sums& result) const {
+    constexpr u32 kAtOnce = kFours < 16 ? kFours : kFours < 32 ? 16 : 4;
+    const uint4* place = piece_place(piece);
+    const bool is_first = piece == 0;
 #pragma unroll
-      for (u32 j = 0; j < Shape::kColumns / 8; ++j) {
-        const u32 number = i * (Shape::kColumns / 8) + j;
-        float* place = first + (number * kMultipliers + threadIdx.x) * 4;
-        if (8 * j < count) function(reinterpret_cast<uint4*>(place), &result[i][4 * j]);
+    for (u32 begin = 0; begin < kFours; begin += kAtOnce) {
+      uint4 four[kAtOnce];
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) {
+#ifdef __CUDA_ARCH__
+        four[i] = __ldcg(place + (begin + i) * kMultipliers);  // what other blocks have written
+#else
+        four[i] = place[(begin + i) * kMultipliers];
+#endif
+      }
+#pragma unroll
+      for (u32 i = 0; i < kAtOnce; ++i) {
+        const u32 at = begin + i;
+        float* own = &result[at / (Shape::kColumns / 8)][at % (Shape::kColumns / 8) * 4];
+        const u32 bits[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+          own[k] = is_first ? as_float(bits[k]) : add_rn(own[k], as_float(bits[k]));
+        }
       }
     }
   }
@@ -259,9 +289,7 @@ struct WarpgroupProduct {
   // The sums of all pieces in their order, by the thread block that has the last of them; others
   // return false. `odd` becomes that of all.
   FP4KIT_DEVICE bool join_splits(Sums& result, bool& is_odd) const {
-    for_partial(split, result, [](uint4* place, const float* own) {
-      *place = make_uint4(as_bits(own[0]), as_bits(own[1]), as_bits(own[2]), as_bits(own[3]));
-    });
+    leave_piece(result);
     __threadfence();
     const u32 odd = count_in_group<kMultipliers>(is_odd);
     if (threadIdx.x == 0) {
@@ -276,20 +304,9 @@ struct WarpgroupProduct {
     if (found == 0) return false;
     is_odd = found > 1;
     __threadfence();
-    for (u32 piece = 0; piece < splits; ++piece) {
-      const bool is_first = piece == 0;
-      for_partial(piece, result, [is_first](const uint4* place, float* own) {
-#ifdef __CUDA_ARCH__
-        const uint4 bits = __ldcg(place);  // what other multiprocessors have written
-#else
-        const uint4 bits = *place;
-#endif
-        const float other[4] = {
-            as_float(bits.x), as_float(bits.y), as_float(bits.z), as_float(bits.w)};
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) own[k] = is_first ? other[k] : add_rn(own[k], other[k]);
-      });
-    }
+    [[maybe_unused]] constexpr u32 kPiecesAtOnce = kFours < 8 ? 4 : kFours < 16 ? 2 : 1;
+#pragma unroll kPiecesAtOnce
+    for (u32 piece = 0; piece < splits; ++piece) add_piece(piece, result);
     return true;
   }
 
