@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of small products, run on the host, against exact arithmetic."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -49,16 +51,35 @@ def _built(kernels):
         [
             matmul_shapes.multiply_small_kernel(get_format(name), form, shape)
             for name, form, shape in CASES
+        ]
+        + [
+            matmul_shapes.arrange_tokens_kernel(form, parts)
+            for form in SHAPES
+            for parts in matmul_small.PARTS.values()
         ],
         flags,
     )
 
 
 @pytest.fixture
-def multiply(on_host, kernels, monkeypatch):
-    """Launches a product on the host by a kernel of a shape."""
+def device(on_host, monkeypatch):
+    """`on_host`, with what launches of these products ask the device for."""
+
+    @contextmanager
+    def memory(size):
+        image = on_host.empty((size,), np.uint8)
+        yield image.data.ptr
+
     monkeypatch.setattr(matmul_small, "_ready", matmul_small._ready.__wrapped__)
+    monkeypatch.setattr(matmul_small.run, "memory", memory)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
+    return on_host
+
+
+@pytest.fixture
+def multiply(device, monkeypatch):
+    """Launches a product on the host by a kernel of a shape."""
+    on_host = device
 
     def run(job, shape):
         own = shape._replace(parts=matmul_small.PARTS[job.a.dtype])
@@ -293,13 +314,12 @@ def test_bias_addend_and_types(dtype, multiply):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("form", [PREPARED, ROWS])
 @pytest.mark.parametrize("wide", [False, True])
-def test_ragged(wide, form, name, on_host, monkeypatch):
+def test_ragged(wide, form, name, device, monkeypatch):
     """Members without rows, more rows than a kernel has room for, rows of no member."""
-    monkeypatch.setattr(matmul_small, "_ready", matmul_small._ready.__wrapped__)
+    on_host = device
     monkeypatch.setattr(
         matmul_small, "_table", lambda _, words: on_host.put(np.array(words, np.uint64))
     )
-    monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
     shape = next(each for each in SHAPES[form] if each.staged)
     monkeypatch.setattr(matmul_small, "choose_for_members", lambda *_: shape)
     counts = [3, 0, 8, 21, 0, 1]

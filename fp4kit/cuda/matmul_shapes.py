@@ -22,7 +22,7 @@ MOST_TOKENS = 64
 PREPARED, ROWS = 0, 1
 #: A piece of 128 of the depth in shared memory, of weights in rows: WeightStage::kChunkBytes.
 ROWS_CHUNK_BYTES = 1152
-#: Threads that fill the stages, where activations do not come step by step.
+#: Threads that fill the stages.
 FILLERS = 128
 #: How much a byte of activations from the L2 cache counts beside one of weights from memory.
 ACTIVATION_COST = 0.3
@@ -61,7 +61,19 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 32 * self.groups * self.slices + (0 if self.staged else FILLERS)
+        return 32 * self.groups * self.slices + FILLERS
+
+    def span(self, rows: int, members: int, processors: int) -> int:
+        """Tiles of 16 rows that a thread block takes at a time, so that all have as much to do."""
+        most = self.groups * self.tiles
+        if not self.staged:
+            return most
+        tiles = -(-rows // TILE_ROWS)
+        # To begin and end a turn counts as one more; of equal ones the largest.
+        return min(
+            range(most, 0, -self.tiles),
+            key=lambda span: -(-members * -(-tiles // span) // processors) * (span + 1),
+        )
 
     def shared(self, spec: FormatSpec, form: int, depth: int) -> int:
         """Bytes of shared memory."""
@@ -69,7 +81,9 @@ class Shape(NamedTuple):
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
         buffers = 1 if self.staged or self.slices > 8 else 2
         sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
-        pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
+        pieces = -(-depth // TILE_DEPTH)
+        if self.staged:
+            pieces = self.stages * self.slices * self.chunks
         image = pieces * 4 * 4 * max(self.tokens, 2) * 16
         barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
         return barriers + rings + sums + image
@@ -90,11 +104,11 @@ class Sizes(NamedTuple):
     depth: int
     parts: int = 1
 
-    def cost(self, shape: Shape, processors: int) -> float:
+    def cost(self, shape: Shape, processors: int, members: int = 1) -> float:
         """Bytes that the busiest multiprocessor takes, those of activations at a discount."""
-        tiles = -(-self.rows // shape.rows)
-        turns = -(-tiles // processors)
-        weights = turns * shape.rows * self.depth / 2
+        rows = TILE_ROWS * shape.span(self.rows, members, processors)
+        turns = -(-members * -(-self.rows // rows) // processors)
+        weights = turns * rows * self.depth / 2
         activations = 2 * self.tokens * self.depth * (turns if shape.staged else 1)
         return weights + ACTIVATION_COST * activations
 
@@ -124,6 +138,12 @@ SHAPES = {form: _shapes(form) for form in (PREPARED, ROWS)}
 
 
 @cache
+def arrange_tokens_kernel(form: int, parts: int) -> Instance:
+    """The kernel that puts activations in order for a form of weights."""
+    return instance("arrange_tokens_kernel", FILE, f"Number<{form}>", f"Number<{parts}>")
+
+
+@cache
 def multiply_small_kernel(spec: FormatSpec, form: int, shape: Shape) -> Instance:
     """The kernel of a format, a form of its weights and a shape."""
     numbers = ", ".join(str(int(number)) for number in shape)
@@ -140,7 +160,7 @@ def takes(spec: FormatSpec, shape: Shape, tokens: int) -> bool:
 def all_instances() -> list[Instance]:
     """Every kernel that a product can launch."""
     formats = [spec for spec in BLOCK_FORMATS.values() if spec.packs_nibbles]
-    return [
+    result = [
         multiply_small_kernel(spec, form, shape._replace(parts=parts))
         for spec in formats
         for form, shapes in SHAPES.items()
@@ -148,11 +168,12 @@ def all_instances() -> list[Instance]:
         for parts in (1, 2, 3)
         if takes(spec, shape, parts)
     ]
+    return result + [arrange_tokens_kernel(form, parts) for form in SHAPES for parts in (1, 2, 3)]
 
 
 def sample_instances() -> list[Instance]:
     """Some of these that differ in every respect: compiling all takes minutes."""
-    return all_instances()[::23]
+    return [*all_instances()[::23], arrange_tokens_kernel(ROWS, 3)]
 
 
 @lru_cache(maxsize=1024)
@@ -171,7 +192,7 @@ def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int
     room = min(shape.tokens for shape in fitting)
     best = min(
         (shape for shape in fitting if shape.tokens == room),
-        key=lambda shape: sizes.cost(shape, processors),
+        key=lambda shape: (sizes.cost(shape, processors), shape.staged and shape.rows),
     )
     return best._replace(parts=sizes.parts)
 
@@ -190,11 +211,10 @@ def choose_for_members(
         if shape.staged and shape.shared(spec, form, sizes.depth) <= most
     ]
     wanted = min((each.tokens for each in fitting if each.tokens >= room), default=None)
-    # As if all rows of all weights were those of one.
-    whole = sizes._replace(tokens=max(sizes.tokens // members, 1), rows=sizes.rows * members)
+    each = sizes._replace(tokens=max(sizes.tokens // members, 1))
     best = min(
         (shape for shape in fitting if shape.tokens == wanted),
-        key=lambda shape: whole.cost(shape, processors),
+        key=lambda shape: (each.cost(shape, processors, members), shape.rows),
         default=None,
     )
     return None if best is None else best._replace(parts=sizes.parts)

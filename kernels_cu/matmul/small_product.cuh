@@ -22,33 +22,25 @@ struct SmallProduct {
 
   // Meets the other threads that multiply.
   FP4KIT_DEVICE static void synchronize() {
-    if constexpr (Shape::kFillers == 0) {
-      __syncthreads();
-    } else {
 #ifdef __CUDA_ARCH__
-      asm volatile("bar.sync 1, %0;" ::"n"(kThreadCount) : "memory");
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreadCount) : "memory");
 #else
-      named_barrier(1, kThreadCount);
+    named_barrier(1, kThreadCount);
 #endif
-    }
   }
 
   // The same; how many of them say so.
   FP4KIT_DEVICE static u32 count(bool says) {
-    if constexpr (Shape::kFillers == 0) {
-      return static_cast<u32>(__syncthreads_count(says));
-    } else {
 #ifdef __CUDA_ARCH__
-      u32 result;
-      asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.popc.u32 %0, 1, %2, p;}"
-          : "=r"(result)
-          : "r"(static_cast<u32>(says)), "n"(kThreadCount)
-          : "memory");
-      return result;
+    u32 result;
+    asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.popc.u32 %0, 1, %2, p;}"
+        : "=r"(result)
+        : "r"(static_cast<u32>(says)), "n"(kThreadCount)
+        : "memory");
+    return result;
 #else
-      return meet(1, kThreadCount, says);
+    return meet(1, kThreadCount, says);
 #endif
-    }
   }
 
   WeightSource weights;
@@ -57,7 +49,8 @@ struct SmallProduct {
   Members members;
   u32 rows;  // of the weights
   u32 steps;
-  u32 row_blocks, tiles;  // of kRows rows of one member, and of all
+  u32 span;               // tiles of 16 rows that a thread block takes at a time
+  u32 row_blocks, tiles;  // of so many rows of one member, and of all
   SharedPlace image;
   float* sums_memory;
   u32* largest;  // sliced: magnitudes of both tokens
@@ -78,6 +71,12 @@ struct SmallProduct {
   }
 
   FP4KIT_DEVICE u32 member_of(u32 tile) const { return has_members() ? tile / row_blocks : 0; }
+
+  // Of a step, how many pieces of 128 of the depth there are from one of its own on.
+  FP4KIT_DEVICE u32 left_of(u32 step, u32 first, u32 most) const {
+    const u32 chunk = step * Shape::kStepChunks + first;
+    return chunk < weights.depth_tiles ? min_u32(weights.depth_tiles - chunk, most) : 0;
+  }
 
   // ---- Activations ----
 
@@ -155,8 +154,8 @@ struct SmallProduct {
 
   FP4KIT_DEVICE Target target_of(const Walk& at) const {
     const u32 member = member_of(at.tile);
-    const u32 first_row = (at.tile - member * row_blocks) * Shape::kRows;
-    Target result{epilogue, first_row, rows - first_row, at.first / Shape::kParts,
+    const u32 most = span * kPreparedRows, first_row = (at.tile - member * row_blocks) * most;
+    Target result{epilogue, first_row, min_u32(rows - first_row, most), at.first / Shape::kParts,
         columns_of(at) / Shape::kParts};
     if (has_members()) members.table[member].join(result.epilogue);
     return result;
@@ -246,8 +245,8 @@ struct SmallProduct {
     constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
     const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
     const u32 slice = threadIdx.x / 32 % Shape::kSlices;
-    // Those of the tile before have been read: steps synchronize, or there are two places.
-    if constexpr (!Shape::kStaged && Shape::kSumBuffers == 1) synchronize();
+    // Those of the tile before have been read, or there are two places.
+    if constexpr (Shape::kSumBuffers == 1) synchronize();
     emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
     if (count(is_slow) != 0) {
       multiply_slowly(at);

@@ -1,11 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products whose activations come step by step: what a thread block does.
+// Products whose activations come step by step: what a thread block does. Some warps fill a ring of
+// stages, the others multiply. Activations come from the image that arrange_tokens_kernel makes
+// (small.cu, activations.cuh), and prepared weights, in stretches, where the architecture can; else
+// the warps that multiply copy their own weights.
 #pragma once
 
 #include "matmul/small_product.cuh"
-#include "matmul/step_pieces.cuh"
 
 namespace fp4kit {
 
@@ -16,123 +18,250 @@ template <class Format, int kForm, class Shape>
 struct StagedProduct : SmallProduct<Format, kForm, Shape> {
   using Base = SmallProduct<Format, kForm, Shape>;
   using WarpRing = Ring<Format, kForm, Shape>;
-  using View = LaneView<typename WarpRing::Stage, kForm>;
+  using Stage = typename WarpRing::Stage;
+  using View = LaneView<Stage, kForm>;
   using Walk = typename Base::Walk;
+  using Turn = StageTurn<Shape::kStages>;
+  static constexpr bool kBulk = WarpRing::kBulk;  // weights come in stretches
+#ifdef FP4KIT_HAS_BULK_COPIES
+  static constexpr bool kBulkImage = Shape::kBulk;
+#else
+  static constexpr bool kBulkImage = false;
+#endif
+  static constexpr u32 kPieceBytes = Shape::kTokens * kColumnBytes;  // of 128 of the depth
+  static constexpr u32 kImageBytes = Shape::kStepChunks * kPieceBytes;
+  // Units are the tiles of the warps, those of the first one first.
+  static constexpr u32 kUnits = Shape::kWarps * Shape::kTiles;
+  // Several warps fill: to begin a copy of a stretch takes a warp some hundred cycles.
+  static constexpr u32 kFillerWarps = Shape::kFillers / 32;
+  static constexpr u32 kFillerUnits = kBulk ? (kUnits + kFillerWarps - 1) / kFillerWarps : 0;
+  static constexpr u32 kFillerPieces = (Shape::kStepChunks + kFillerWarps - 1) / kFillerWarps;
+  static_assert(kFillerUnits + kFillerPieces <= 32, "a lane for each stretch");
+  static constexpr u32 kArrivals = kBulkImage ? kFillerWarps : Shape::kFillers;
+
+  const u8* arranged;  // the image
+  SharedPlace control, rings;
+
+  FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return control.at(stage * kBarrierBytes); }
+  FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
+    return control.at((Shape::kStages + stage) * kBarrierBytes);
+  }
+  FP4KIT_DEVICE SharedPlace ring_of(u32 warp) const { return rings.at(warp * WarpRing::kBytes); }
+
+  // ---- Where a thread block is ----
 
   // To the first tile from there on whose member has tokens.
   FP4KIT_DEVICE void enter_tile(Walk& at) const {
-    at.step = 0;
     at.first = 0;
     at.end = this->activations.columns;
-    if (at.tile >= this->tiles) at.end = 0;
-    if (this->has_members()) {
-      for (; at.tile < this->tiles; at.tile += gridDim.x) {
-        constexpr u32 parts = Shape::kParts;
-        this->members.range(
-            this->member_of(at.tile), this->activations.columns / parts, at.first, at.end);
-        at.first *= parts;
-        at.end *= parts;
-        if (at.first != at.end) return;
-      }
+    if (!this->has_members()) return;
+    for (; at.tile < this->tiles; at.tile += gridDim.x) {
+      constexpr u32 parts = Shape::kParts;
+      this->members.range(
+          this->member_of(at.tile), this->activations.columns / parts, at.first, at.end);
+      at.first *= parts;
+      at.end *= parts;
+      if (at.first != at.end) return;
     }
   }
 
-  // Whether another tile, or the next tokens of the same one, begins.
-  FP4KIT_DEVICE bool next_step(Walk& at) const {
-    if (++at.step != this->steps) return false;
+  FP4KIT_DEVICE Walk begin() const {
+    Walk at{blockIdx.x, 0, 0, 0};
+    enter_tile(at);
+    return at;
+  }
+
+  // To the next tokens of the same tile, or to another tile.
+  FP4KIT_DEVICE void advance(Walk& at) const {
+    at.step = 0;
     if (at.end - at.first > Shape::kRoom) {
-      at.step = 0;
       at.first += Shape::kRoom;
     } else {
       at.tile += gridDim.x;
       enter_tile(at);
     }
-    return true;
   }
 
-  // `ahead`: where a warp is in its copies, kStages - 1 steps ahead of its products.
-  FP4KIT_DEVICE void start_tile(WarpRing& ring, const Walk& ahead) const {
-    if (ahead.tile >= this->tiles) return;
-    const u32 warp = threadIdx.x / 32, member = this->member_of(ahead.tile);
-    const u32 block = ahead.tile - member * this->row_blocks;
-    const u32 row_tile = (block * Shape::kGroups + warp / Shape::kSlices) * Shape::kTiles;
+  FP4KIT_DEVICE WeightSource source_of(u32 tile) const {
     WeightSource source = this->weights;
-    if (this->has_members()) this->members.table[member].join(source);
-    ring.start(source, row_tile, warp % Shape::kSlices * Shape::kChunks);
+    if (this->has_members()) this->members.table[this->member_of(tile)].join(source);
+    return source;
+  }
+  // Of a tile's 16 rows, the number of the first.
+  FP4KIT_DEVICE u32 first_row_tile(u32 tile) const {
+    return (tile - this->member_of(tile) * this->row_blocks) * this->span;
+  }
+  // How many of them there are.
+  FP4KIT_DEVICE u32 row_tile_count(u32 tile) const {
+    return min_u32(this->span, this->weights.row_tiles - first_row_tile(tile));
   }
 
-  FP4KIT_DEVICE void copy_next(
-      WarpRing& ring, Walk& ahead, u32& stage, u32 first_chunk, bool is_first) const {
-    if (ahead.tile < this->tiles) {
-      ring.copy(this->weights, stage, ahead.step * Shape::kStepChunks + first_chunk, is_first);
-      if (next_step(ahead)) {
-        start_tile(ring, ahead);
-      } else {
-        ring.advance(this->weights);
-      }
-      stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-    }
-    ring.commit();
-  }
+  // ---- Filling ----
 
-  FP4KIT_DEVICE void run(WarpRing& ring) {
+#ifdef FP4KIT_HAS_BULK_COPIES
+  // What is copied in stretches, by each warp that fills: a lane for each.
+  FP4KIT_DEVICE void fill_stretches(
+      const Walk& at, const WeightSource& source, u32 warp, u32 stage, u64 policy) const {
     const u32 lane = threadIdx.x % 32;
-    const u32 first_chunk = kept(threadIdx.x / 32 % Shape::kSlices * Shape::kChunks);
-    const bool is_first = kept(lane) == 0;
-    Walk at{blockIdx.x, 0, 0, 0};
-    enter_tile(at);
-    Walk ahead = at;
-    u32 ahead_stage = 0;
-    start_tile(ring, ahead);
-#pragma unroll
-    for (u32 i = 0; i + 1 < Shape::kStages; ++i) {
-      copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+    const u32 unit = warp * kFillerUnits + lane, owner = unit / Shape::kTiles;
+    const u32 own = owner / Shape::kSlices * Shape::kTiles + unit % Shape::kTiles;  // row tile
+    const u32 piece = (lane - kFillerUnits) * kFillerWarps + warp;
+    const bool is_image = lane >= kFillerUnits;
+    u32 bytes = 0;
+    const u8* from = nullptr;
+    SharedPlace target = rings;
+    if (is_image) {
+      if (piece < Shape::kStepChunks) {
+        bytes = this->left_of(at.step, piece, 1) * this->columns_of(at) * kColumnBytes;
+      }
+      const i64 chunk = at.step * Shape::kStepChunks + piece;
+      from = arranged + (chunk * this->activations.columns + at.first) * kColumnBytes;
+      target = this->image.at(stage * kImageBytes + piece * kPieceBytes);
+    } else if (kBulk) {
+      const u32 first = owner % Shape::kSlices * Shape::kChunks;
+      if (unit < kUnits && own < row_tile_count(at.tile)) {
+        bytes = this->left_of(at.step, first, Shape::kChunks) * Stage::Tile::kBytes;
+      }
+      const i64 number = static_cast<i64>(first_row_tile(at.tile) + own) * source.depth_tiles +
+                         at.step * Shape::kStepChunks + first;
+      from = source.codes + number * Stage::Tile::kBytes;
+      target =
+          ring_of(owner).at(stage * WarpRing::kStageBytes + unit % Shape::kTiles * Stage::kBytes);
     }
-    StepPieces<kForm, Shape> pieces;
-    pieces.place(this->image);
-    pieces.enter(this->activations, at.first, at.end);
-    pieces.load(this->activations, at.step);
-    pieces.store(this->activations, 0);
+    const u32 all = sum_across(bytes);
+    if (lane == 0) expect_bytes(filled(stage), all);
+    __syncwarp();
+    if (bytes == 0) return;
+    copy_bulk(target, from, bytes, filled(stage), is_image ? keep_policy() : policy);
+  }
+#endif
 
-    // What a lane takes of a word's activations.
-    constexpr u32 kChunkImage = 4 * Shape::kSlots * 16;
-    const u32 slot = lane % Shape::kSlots;
-    const SharedPlace lane_image = kept(this->image.at(slot * 16 + first_chunk * kChunkImage));
-    View view(ring.memory, false);
+  // The image of a step, by all threads that fill.
+  FP4KIT_DEVICE void fill_pieces(const Walk& at, u32 thread, u32 stage) const {
+    const u32 each = this->columns_of(at) * (kColumnBytes / 16);
+    const u32 count = this->left_of(at.step, 0, Shape::kStepChunks) * each;
+    for (u32 i = thread; i < count; i += Shape::kFillers) {
+      const u32 piece = i / each, inside = (i - piece * each) * 16;
+      const i64 chunk = at.step * Shape::kStepChunks + piece;
+      copy_async<16>(this->image.at(stage * kImageBytes + piece * kPieceBytes + inside),
+          arranged + (chunk * this->activations.columns + at.first) * kColumnBytes + inside);
+    }
+    arrive_copies(filled(stage));
+  }
 
-    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
-    u32 stage = 0, phase = 0, buffer = 0;
-    while (at.tile < this->tiles) {
-      const Walk tile = at;
-      u32 chunk = first_chunk, odd = 0;
-      bool is_last_step;
-      do {
-        is_last_step = next_step(at);
-        __syncthreads();  // the image of this step is there, that of the one before is free
-        if (is_last_step) pieces.enter(this->activations, at.first, at.end);
-        pieces.load(this->activations, at.step);
-        if constexpr (WarpRing::kBulk) {
-          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
-          ring.wait(stage, phase);
+  FP4KIT_DEVICE void fill(u32 thread) const {
+    [[maybe_unused]] const u64 policy = read_once_policy();
+    Turn turn;
+#pragma unroll 1
+    for (Walk at = begin(); at.tile < this->tiles; advance(at)) {
+      [[maybe_unused]] const WeightSource source = source_of(at.tile);
+#pragma unroll 1
+      for (; at.step < this->steps; ++at.step, turn.next()) {
+        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+        __syncwarp();
+        if constexpr (kBulkImage) {
+#ifdef FP4KIT_HAS_BULK_COPIES
+          fill_stretches(at, source, thread / 32, turn.stage, policy);
+#endif
         } else {
-          ring.wait(stage, phase);
-          copy_next(ring, ahead, ahead_stage, first_chunk, is_first);
+          fill_pieces(at, thread, turn.stage);
         }
-        __syncwarp();  // mma.sync wants all lanes at once
-        const View here(view, stage * WarpRing::kStageBytes);
-        const SharedPlace step_image = lane_image.at(buffer * Shape::kStepChunks * kChunkImage);
-#pragma unroll
-        for (u32 c = 0; c < Shape::kChunks; ++c) {
-          if (chunk + c >= this->weights.depth_tiles) break;
-          multiply_chunk<Format, kForm, Shape>(sums, here, c, step_image.at(c * kChunkImage), odd);
+      }
+    }
+  }
+
+  // ---- Weights that the warps that multiply copy themselves ----
+
+  // Where a warp is in its copies, kStages - 1 steps ahead of its products.
+  struct Copies {
+    WarpRing ring;
+    Walk at;
+    u32 stage, first_chunk;
+    bool works;  // there are rows for this warp
+
+    FP4KIT_DEVICE void enter(const StagedProduct& product) {
+      if (at.tile >= product.tiles) return;
+      const u32 group = threadIdx.x / 32 / Shape::kSlices;
+      const u32 first = group * Shape::kTiles;
+      works = first < product.row_tile_count(at.tile);
+      ring.start(product.source_of(at.tile), product.first_row_tile(at.tile) + first, first_chunk);
+    }
+
+    FP4KIT_DEVICE void copy_next(const StagedProduct& product) {
+      if (at.tile < product.tiles) {
+        const u32 chunk = at.step * Shape::kStepChunks + first_chunk;
+        if (works) ring.copy(product.weights, stage, chunk, false);
+        if (++at.step == product.steps) {
+          product.advance(at);
+          enter(product);
+        } else {
+          ring.advance(product.weights);
         }
-        pieces.store(this->activations, buffer ^ 1);
-        buffer ^= 1;
-        chunk += Shape::kStepChunks;
         stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
-        phase ^= stage == 0;
-      } while (!is_last_step);
-      this->finish_tile(tile, sums, odd, this->sums_memory);
+      }
+      ring.commit();
+    }
+  };
+
+  // ---- Multiplying ----
+
+  FP4KIT_DEVICE void multiply() const {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 first_tile = kept(warp / Shape::kSlices * Shape::kTiles);
+    const u32 first_chunk = kept(warp % Shape::kSlices * Shape::kChunks);
+    const SharedPlace own = kept(ring_of(warp));
+    const SharedPlace own_image = kept(this->image.at(first_chunk * kPieceBytes));
+    const View view(own, false);
+    Walk at = begin();
+    Copies copies{{own, own, LaneTarget<Stage, kForm>(own), 0, {}}, at, 0, first_chunk, false};
+    if constexpr (!kBulk) {
+      copies.enter(*this);
+#pragma unroll
+      for (u32 i = 0; i + 1 < Shape::kStages; ++i) copies.copy_next(*this);
+    }
+    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
+    Turn turn;
+#pragma unroll 1
+    for (; at.tile < this->tiles; advance(at)) {
+      const ColumnWords columns(own_image, at.first, lane);
+      const bool works = first_tile < row_tile_count(at.tile);
+      u32 chunk = first_chunk, odd = 0;
+#pragma unroll 1
+      for (u32 step = 0; step < this->steps; ++step, turn.next()) {
+        if constexpr (!kBulk) {
+          copies.ring.wait(turn.stage, turn.phase);
+          copies.copy_next(*this);
+        }
+        wait_bytes(filled(turn.stage), turn.phase);
+        __syncwarp();  // mma.sync wants all lanes at once
+        const View here(view, turn.stage * WarpRing::kStageBytes);
+        const ColumnWords there = columns.at(turn.stage * kImageBytes);
+        if (works) {
+#pragma unroll
+          for (u32 c = 0; c < Shape::kChunks; ++c) {
+            if (chunk + c >= this->weights.depth_tiles) break;
+            multiply_piece<Format, kForm, Shape>(sums, here, c, there.at(c * kPieceBytes), odd);
+          }
+        }
+        __syncwarp();
+        if (lane == 0) arrive(emptied(turn.stage));
+        chunk += Shape::kStepChunks;
+      }
+      this->finish_tile(at, sums, odd, this->sums_memory);
+    }
+  }
+
+  FP4KIT_DEVICE void run() const {
+    if (threadIdx.x < Shape::kStages) {
+      init_barrier(filled(threadIdx.x), kArrivals);
+      init_barrier(emptied(threadIdx.x), Shape::kWarps);
+    }
+    fence_barriers();
+    __syncthreads();
+    if (threadIdx.x >= Base::kThreadCount) {
+      fill(threadIdx.x - Base::kThreadCount);
+    } else {
+      multiply();
     }
   }
 };
