@@ -4,6 +4,7 @@
 
     python benchmarks/matmul_ladder.py             # four shapes, 1 to 64 rows: about two minutes
     python benchmarks/matmul_ladder.py quick       # two shapes, 1, 8 and 16 rows
+    python benchmarks/matmul_ladder.py staged      # activations step by step, 8 to 64 rows
     python benchmarks/matmul_ladder.py compile     # whether all compile, without a GPU
 
 Weights rotate over copies of more than 400 MB, so that none comes from the L2 cache; times are
@@ -33,7 +34,7 @@ from fp4kit.backend.matmul import (
 )
 from fp4kit.cuda import compile as cuda_module
 from fp4kit.cuda import matmul_shapes, matmul_small
-from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Shape
+from fp4kit.cuda.matmul_shapes import MOST_SHARED, PREPARED, ROWS, Shape
 
 #: Bytes a second of a copy on an H200, read and written together.
 COPY = 4.2e12
@@ -61,36 +62,34 @@ RESIDENT = {
         (3, 1, 8, 2, 2),
     ],
 }
-STAGED = {
-    PREPARED: [
-        *((7, 2, 2, 1, stages) for stages in (5, 4, 3)),
-        (14, 1, 1, 2, 4),
-        (14, 1, 2, 1, 3),
-        (7, 2, 1, 2, 3),
-        (7, 1, 2, 2, 3),
-        (4, 2, 2, 1, 4),
-        (4, 1, 8, 1, 3),
-    ],
-    ROWS: [
-        (7, 2, 2, 2, 2),
-        (14, 1, 1, 2, 4),
-        (14, 1, 1, 2, 5),
-        (7, 2, 1, 2, 3),
-        (7, 1, 2, 2, 3),
-        (4, 2, 2, 2, 3),
-    ],
-}
+#: Of both forms, if they fit shared memory.
+STAGED = [
+    *((14, 1, 1, 2, stages) for stages in (4, 3, 2)),
+    *((14, 1, 1, 1, stages) for stages in (6, 4)),
+    (14, 1, 1, 4, 2),
+    (14, 1, 2, 1, 4),
+    *((7, 2, 1, 2, stages) for stages in (4, 3)),
+    (7, 2, 1, 1, 4),
+    (7, 2, 2, 1, 4),
+    (7, 1, 2, 2, 4),
+    (7, 1, 2, 1, 4),
+    *((4, 1, 4, 1, stages) for stages in (4, 3)),
+    *((2, 1, 8, 1, stages) for stages in (4, 3)),
+]
 
 
-def variants(form: int, tokens: int) -> list[Shape]:
-    """Every shape that is timed for some rows of activations."""
+def variants(form: int, tokens: int, all_staged: bool = False) -> list[Shape]:
+    """Every shape that is timed for some rows of activations, or those of activations by steps."""
     room = next(each for each in (1, 2, 8, 16, 32, 64) if each >= tokens)
     result = []
-    if room <= 16:
+    if room <= 16 and not all_staged:
         rooms = (4, 8) if 2 < tokens <= 4 else (room,)
         result += [Shape(*given, each, False) for given in RESIDENT[form] for each in rooms]
     if room >= 8:
-        result += [Shape(*given, room, True) for given in STAGED[form]]
+        staged = [Shape(*given, room, True) for given in STAGED]
+        # Copies of stretches of four pieces: rows have lanes for two.
+        staged = [each for each in staged if form == PREPARED or each.chunks <= 2]
+        result += [each for each in staged if each.shared(SPEC, form, 0) <= MOST_SHARED]
     if form == PREPARED:
         # Copies by all lanes instead of stretches, of the first of both lists.
         chosen = {shape.staged: shape for shape in reversed(result)}
@@ -193,13 +192,18 @@ def print_members(count: int = 64, rows: int = 2048, depth: int = 4096) -> None:
 
 def main() -> None:
     """Prints a table for each size and each number of rows."""
-    quick = "quick" in sys.argv
+    quick, staged = "quick" in sys.argv, "staged" in sys.argv
     sizes, tokens = (SIZES[:3:2], [1, 8, 16]) if quick else (SIZES, TOKENS)
+    if staged:
+        sizes, tokens = SIZES[:1], TOKENS[3:]
     wanted = {
         (form, shape): matmul_shapes.multiply_small_kernel(SPEC, form, shape)
         for form in FORMS
         for count in tokens
-        for shape in variants(form, count)
+        for shape in variants(form, count, staged)
+    }
+    wanted |= {
+        (form, None): matmul_shapes.arrange_tokens_kernel(form, 1) for form in FORMS
     }
     start = time.time()
     if "compile" in sys.argv:
@@ -219,9 +223,9 @@ def main() -> None:
             print(f"M = {count}: cuBLAS {peer:.1f} us")
             for form, form_name in FORMS.items():
                 timed = []
-                chosen = matmul_shapes.choose(SPEC, form, bench.sizes, 132, 227 * 1024)
-                for shape in variants(form, count):
-                    if shape.shared(SPEC, form, depth) > 227 * 1024:
+                chosen = matmul_shapes.choose(SPEC, form, bench.sizes, 132, MOST_SHARED)
+                for shape in variants(form, count, staged):
+                    if shape.shared(SPEC, form, depth) > MOST_SHARED:
                         continue
                     run = bench.call(form, shape)
                     wrong = bench.check(run)

@@ -15,6 +15,7 @@ from fp4kit.formats import BLOCK_FORMATS, FormatSpec
 
 from .compile import CXX_FORMATS, Instance, instance
 
+NVFP4 = BLOCK_FORMATS["nvfp4"]
 FILE = "matmul/small.cu"
 #: Rows of activations at most.
 MOST_TOKENS = 64
@@ -117,11 +118,15 @@ class Sizes(NamedTuple):
 #: take several tiles of rows each, where they take one, and where half of it goes round better.
 LONG = {PREPARED: (2, 1, 8, 2, 4), ROWS: (2, 1, 8, 2, 3)}
 SHORT, NARROW = (2, 1, 8, 2, 2), (1, 1, 16, 2, 2)
-#: The same step by step.
-STAGED = {
-    PREPARED: ((14, 1, 1, 2, 4), (7, 2, 1, 2, 3), (7, 1, 2, 2, 3), (4, 2, 2, 1, 4)),
-    ROWS: ((14, 1, 1, 2, 4), (7, 2, 1, 2, 3), (7, 1, 2, 2, 3), (4, 2, 2, 2, 3)),
-}
+#: The same step by step: for tiles of many rows and of few, each with a smaller one for many tokens
+#: and for devices of less shared memory.
+STAGED = (
+    *((14, 1, 1, 2, 4), (14, 1, 1, 1, 4)),
+    *((7, 1, 2, 2, 4), (7, 1, 2, 1, 4)),
+    *((4, 1, 4, 1, 4), (4, 1, 4, 1, 3), (2, 1, 8, 1, 4), (2, 1, 8, 1, 3)),
+)
+#: Bytes of shared memory that a thread block has on any device.
+MOST_SHARED = 227 * 1024
 
 
 def _shapes(form: int) -> tuple[Shape, ...]:
@@ -130,7 +135,8 @@ def _shapes(form: int) -> tuple[Shape, ...]:
     for tokens in (1, 2, 4, 8, 16):
         result += [Shape(*each, tokens, False) for each in (LONG[form], SHORT, NARROW)]
     for tokens in (8, 16, 32, 64):
-        result += [Shape(*each, tokens, True) for each in STAGED[form]]
+        staged = [Shape(*each, tokens, True) for each in STAGED]
+        result += [each for each in staged if each.shared(NVFP4, form, 0) <= MOST_SHARED]
     return tuple(result)
 
 

@@ -40,9 +40,9 @@ STEPS = {
     64: ((1, 2), (2, 2), (2, 3)),
     128: (None, (1, 2), (2, 2)),
 }
-#: Rows of activations up to which the kernels of `matmul_small` are faster where all of them fit
-#: shared memory: of many rows of weights, and of few (the first division).
-SMALL_COLUMNS, SMALL_COLUMNS_OF_FEW = 8, 16
+#: Rows of activations up to which the kernels of `matmul_small` are faster: of many rows of
+#: weights, and of few (the first division).
+SMALL_COLUMNS, SMALL_COLUMNS_OF_FEW = 32, 32
 #: Depth to which that many always fit: known without a look at anything else.
 SMALL_DEPTH = 8192
 #: Those beyond which cuBLAS is faster, of the divisions.
@@ -150,7 +150,7 @@ def choose(sizes: Sizes, processors: int, fits_small: bool) -> WarpgroupShape | 
     Args:
         sizes: of the product.
         processors: multiprocessors of the device.
-        fits_small: whether `matmul_small` has all activations in shared memory.
+        fits_small: whether `matmul_small` has a shape for the product.
 
     All limits were measured on an H200, by `benchmarks/matmul.py --paths` and the ladders.
     """
@@ -232,7 +232,7 @@ def _prepared(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers)
     spec, processors = BLOCK_FORMATS[name], cuda_ready.multiprocessors(device)
     most = cuda_ready.shared_memory_of_block(device)
     small = matmul_shapes.choose(spec, form, sizes, processors, most)
-    shape = choose(sizes, processors, small is not None and not small.staged)
+    shape = choose(sizes, processors, small is not None)
     return None if shape is None else prepare(device, spec, form, shape, sizes, numbers)
 
 
