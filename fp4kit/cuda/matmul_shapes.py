@@ -23,8 +23,8 @@ MOST_TOKENS = 64
 PREPARED, ROWS = 0, 1
 #: A piece of 128 of the depth in shared memory, of weights in rows: WeightStage::kChunkBytes.
 ROWS_CHUNK_BYTES = 1152
-#: Threads that fill the stages.
-FILLERS = 128
+#: Threads that fill the stages, if activations come step by step and if they do not.
+STAGED_FILLERS, FILLERS = 64, 128
 #: How much a byte of activations from the L2 cache counts beside one of weights from memory.
 ACTIVATION_COST = 0.3
 
@@ -62,7 +62,7 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 32 * self.groups * self.slices + FILLERS
+        return 32 * self.groups * self.slices + (STAGED_FILLERS if self.staged else FILLERS)
 
     def span(self, rows: int, members: int, processors: int) -> int:
         """Tiles of 16 rows that a thread block takes at a time, so that all have as much to do."""

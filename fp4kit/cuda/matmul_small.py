@@ -118,14 +118,19 @@ class Prepared(NamedTuple):
     arrange: cuda_ready.Ready | None = None
     image_bytes: int = 0
 
-    def launch(self, codes: int, scales: int, x: int, *others: int) -> None:
+    def launch(self, *addresses: int) -> None:
         """Launches the product with these addresses, all but that of the image."""
-        if self.arrange is None:
-            self.multiply.launch(codes, scales, x, *others, 0)
+        if not self.image_bytes:
+            self.launch_with(0, *addresses)
             return
         with run.memory(self.image_bytes) as image:
+            self.launch_with(image, *addresses)
+
+    def launch_with(self, image: int, codes: int, scales: int, x: int, *others: int) -> None:
+        """The same with memory for the image."""
+        if self.arrange is not None:
             self.arrange.launch(x, image)
-            self.multiply.launch(codes, scales, x, *others, image)
+        self.multiply.launch(codes, scales, x, *others, image)
 
 
 def ready_of(

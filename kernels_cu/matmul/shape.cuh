@@ -29,7 +29,7 @@ struct SmallShape {
   static constexpr int kWarps = kGroups * kSlices;
   static constexpr int kSmallThreads = 32 * kWarps;
   // Threads that fill the stages, beside those that multiply.
-  static constexpr int kFillers = 128;
+  static constexpr int kFillers = kStaged ? 64 : 128;
   static constexpr int kWarpRows = kPreparedRows * kTiles;
   static constexpr int kRows = kGroups * kWarpRows;
   static constexpr int kStepChunks = kSlices * kChunks;

@@ -22,25 +22,33 @@ struct SmallProduct {
 
   // Meets the other threads that multiply.
   FP4KIT_DEVICE static void synchronize() {
+    if constexpr (Shape::kFillers == 0) {
+      __syncthreads();
+    } else {
 #ifdef __CUDA_ARCH__
-    asm volatile("bar.sync 1, %0;" ::"n"(kThreadCount) : "memory");
+      asm volatile("bar.sync 1, %0;" ::"n"(kThreadCount) : "memory");
 #else
-    named_barrier(1, kThreadCount);
+      named_barrier(1, kThreadCount);
 #endif
+    }
   }
 
   // The same; how many of them say so.
   FP4KIT_DEVICE static u32 count(bool says) {
+    if constexpr (Shape::kFillers == 0) {
+      return static_cast<u32>(__syncthreads_count(says));
+    } else {
 #ifdef __CUDA_ARCH__
-    u32 result;
-    asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.popc.u32 %0, 1, %2, p;}"
-        : "=r"(result)
-        : "r"(static_cast<u32>(says)), "n"(kThreadCount)
-        : "memory");
-    return result;
+      u32 result;
+      asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.popc.u32 %0, 1, %2, p;}"
+          : "=r"(result)
+          : "r"(static_cast<u32>(says)), "n"(kThreadCount)
+          : "memory");
+      return result;
 #else
-    return meet(1, kThreadCount, says);
+      return meet(1, kThreadCount, says);
 #endif
+    }
   }
 
   WeightSource weights;

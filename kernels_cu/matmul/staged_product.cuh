@@ -99,73 +99,103 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
   // ---- Filling ----
 
 #ifdef FP4KIT_HAS_BULK_COPIES
-  // What is copied in stretches, by each warp that fills: a lane for each.
-  FP4KIT_DEVICE void fill_stretches(
-      const Walk& at, const WeightSource& source, u32 warp, u32 stage, u64 policy) const {
-    const u32 lane = threadIdx.x % 32;
-    const u32 unit = warp * kFillerUnits + lane, owner = unit / Shape::kTiles;
-    const u32 own = owner / Shape::kSlices * Shape::kTiles + unit % Shape::kTiles;  // row tile
-    const u32 piece = (lane - kFillerUnits) * kFillerWarps + warp;
-    const bool is_image = lane >= kFillerUnits;
-    u32 bytes = 0;
-    const u8* from = nullptr;
-    SharedPlace target = rings;
-    if (is_image) {
-      if (piece < Shape::kStepChunks) {
-        bytes = this->left_of(at.step, piece, 1) * this->columns_of(at) * kColumnBytes;
-      }
-      const i64 chunk = at.step * Shape::kStepChunks + piece;
-      from = arranged + (chunk * this->activations.columns + at.first) * kColumnBytes;
-      target = this->image.at(stage * kImageBytes + piece * kPieceBytes);
-    } else if (kBulk) {
-      const u32 first = owner % Shape::kSlices * Shape::kChunks;
-      if (unit < kUnits && own < row_tile_count(at.tile)) {
-        bytes = this->left_of(at.step, first, Shape::kChunks) * Stage::Tile::kBytes;
-      }
-      const i64 number = static_cast<i64>(first_row_tile(at.tile) + own) * source.depth_tiles +
-                         at.step * Shape::kStepChunks + first;
-      from = source.codes + number * Stage::Tile::kBytes;
-      target =
-          ring_of(owner).at(stage * WarpRing::kStageBytes + unit % Shape::kTiles * Stage::kBytes);
+  // What a lane copies of each step of a tile: a unit's weights, or a piece of the image.
+  struct Stretch {
+    const u8* from;
+    SharedPlace target;  // in the first stage
+    u64 policy;
+    u32 advance, stage_bytes;  // to the next step, to the next stage
+    u32 piece, pieces, each;   // of a step: the first piece of the depth, how many, their bytes
+    u32 bytes, all_bytes;      // of a step: of this lane, of the warp
+
+    FP4KIT_DEVICE void count(const StagedProduct& product, u32 step) {
+      bytes = pieces == 0 ? 0 : product.left_of(step, piece, pieces) * each;
+      all_bytes = sum_across(bytes);
     }
-    const u32 all = sum_across(bytes);
-    if (lane == 0) expect_bytes(filled(stage), all);
-    __syncwarp();
-    if (bytes == 0) return;
-    copy_bulk(target, from, bytes, filled(stage), is_image ? keep_policy() : policy);
+  };
+
+  FP4KIT_DEVICE Stretch stretch_of(const Walk& at, u32 warp) const {
+    const u32 lane = threadIdx.x % 32;
+    Stretch result{};
+    if (lane >= kFillerUnits) {
+      const u32 piece = (lane - kFillerUnits) * kFillerWarps + warp;
+      const u32 columns = this->activations.columns;
+      result.from = arranged + (static_cast<i64>(piece) * columns + at.first) * kColumnBytes;
+      result.target = this->image.at(piece * kPieceBytes);
+      result.policy = keep_policy();
+      result.advance = Shape::kStepChunks * columns * kColumnBytes;
+      result.stage_bytes = kImageBytes;
+      result.piece = piece;
+      result.pieces = piece < Shape::kStepChunks ? 1 : 0;
+      result.each = this->columns_of(at) * kColumnBytes;
+    } else {
+      const WeightSource source = source_of(at.tile);
+      const u32 unit = warp * kFillerUnits + lane, owner = unit / Shape::kTiles;
+      const u32 tile = owner / Shape::kSlices * Shape::kTiles + unit % Shape::kTiles;
+      result.piece = owner % Shape::kSlices * Shape::kChunks;
+      const i64 line = first_row_tile(at.tile) + tile;
+      result.from = source.codes + (line * source.depth_tiles + result.piece) * Stage::Tile::kBytes;
+      result.target = ring_of(owner).at(unit % Shape::kTiles * Stage::kBytes);
+      result.policy = read_once_policy();
+      result.advance = Shape::kStepChunks * Stage::Tile::kBytes;
+      result.stage_bytes = WarpRing::kStageBytes;
+      result.pieces = unit < kUnits && tile < row_tile_count(at.tile) ? Shape::kChunks : 0;
+      result.each = Stage::Tile::kBytes;
+    }
+    return result;
+  }
+
+  // By each warp that fills: all steps of a tile.
+  FP4KIT_DEVICE void fill_stretches(const Walk& at, u32 warp, Turn& turn) const {
+    Stretch own = stretch_of(at, warp);
+#pragma unroll 1
+    for (u32 step = 0; step < this->steps; ++step, turn.next()) {
+      // All steps but the last are whole.
+      if (step == 0 || step + 1 == this->steps) own.count(*this, step);
+      wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+      __syncwarp();
+      const SharedPlace barrier = filled(turn.stage);
+      if (threadIdx.x % 32 == 0) expect_bytes(barrier, own.all_bytes);
+      __syncwarp();
+      if (own.bytes != 0) {
+        const SharedPlace target = own.target.at(turn.stage * own.stage_bytes);
+        copy_bulk(target, own.from, own.bytes, barrier, own.policy);
+      }
+      own.from += own.advance;
+    }
   }
 #endif
 
-  // The image of a step, by all threads that fill.
-  FP4KIT_DEVICE void fill_pieces(const Walk& at, u32 thread, u32 stage) const {
+  // By each thread that fills: the image of all steps of a tile.
+  FP4KIT_DEVICE void fill_pieces(const Walk& at, u32 thread, Turn& turn) const {
     const u32 each = this->columns_of(at) * (kColumnBytes / 16);
-    const u32 count = this->left_of(at.step, 0, Shape::kStepChunks) * each;
-    for (u32 i = thread; i < count; i += Shape::kFillers) {
-      const u32 piece = i / each, inside = (i - piece * each) * 16;
-      const i64 chunk = at.step * Shape::kStepChunks + piece;
-      copy_async<16>(this->image.at(stage * kImageBytes + piece * kPieceBytes + inside),
-          arranged + (chunk * this->activations.columns + at.first) * kColumnBytes + inside);
+#pragma unroll 1
+    for (u32 step = 0; step < this->steps; ++step, turn.next()) {
+      wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+      __syncwarp();
+      const SharedPlace stage = this->image.at(turn.stage * kImageBytes);
+      const u32 count = this->left_of(step, 0, Shape::kStepChunks) * each;
+      for (u32 i = thread; i < count; i += Shape::kFillers) {
+        const u32 piece = i / each, inside = (i - piece * each) * 16;
+        const i64 chunk = step * Shape::kStepChunks + piece;
+        const i64 column = chunk * this->activations.columns + at.first;
+        copy_async<16>(
+            stage.at(piece * kPieceBytes + inside), arranged + column * kColumnBytes + inside);
+      }
+      arrive_copies(filled(turn.stage));
     }
-    arrive_copies(filled(stage));
   }
 
   FP4KIT_DEVICE void fill(u32 thread) const {
-    [[maybe_unused]] const u64 policy = read_once_policy();
     Turn turn;
 #pragma unroll 1
     for (Walk at = begin(); at.tile < this->tiles; advance(at)) {
-      [[maybe_unused]] const WeightSource source = source_of(at.tile);
-#pragma unroll 1
-      for (; at.step < this->steps; ++at.step, turn.next()) {
-        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
-        __syncwarp();
-        if constexpr (kBulkImage) {
+      if constexpr (kBulkImage) {
 #ifdef FP4KIT_HAS_BULK_COPIES
-          fill_stretches(at, source, thread / 32, turn.stage, policy);
+        fill_stretches(at, thread / 32, turn);
 #endif
-        } else {
-          fill_pieces(at, thread, turn.stage);
-        }
+      } else {
+        fill_pieces(at, thread, turn);
       }
     }
   }
