@@ -25,6 +25,7 @@ SHAPES = {
         Shape(2, 1, 2, 1, 3, 8, True),
         Shape(3, 1, 1, 1, 3, 16, True, False),
         Shape(1, 2, 2, 1, 2, 32, True, False),
+        Shape(2, 2, 2, 1, 2, 32, True),
     ),
     ROWS: (
         Shape(2, 1, 2, 2, 2, 1, False),
@@ -32,6 +33,7 @@ SHAPES = {
         Shape(2, 1, 2, 2, 3, 4, False),
         Shape(2, 1, 1, 2, 2, 8, True),
         Shape(1, 2, 2, 1, 2, 16, True),
+        Shape(3, 1, 1, 2, 3, 16, True, False),
     ),
 }
 FORMATS = ("nvfp4", "mxfp4")
@@ -311,16 +313,19 @@ def test_bias_addend_and_types(dtype, multiply):
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("nvfp4", "bfloat16"), ("mxfp4", "bfloat16"), ("nvfp4", "float32")]
+)
 @pytest.mark.parametrize("form", [PREPARED, ROWS])
 @pytest.mark.parametrize("wide", [False, True])
-def test_ragged(wide, form, name, device, monkeypatch):
+def test_ragged(wide, form, name, dtype, device, monkeypatch):
     """Members without rows, more rows than a kernel has room for, rows of no member."""
     on_host = device
     monkeypatch.setattr(
         matmul_small, "_table", lambda _, words: on_host.put(np.array(words, np.uint64))
     )
     shape = next(each for each in SHAPES[form] if each.staged)
+    shape = shape._replace(parts=matmul_small.PARTS[dtype])
     monkeypatch.setattr(matmul_small, "choose_for_members", lambda *_: shape)
     counts = [3, 0, 8, 21, 0, 1]
     offsets = np.cumsum([2, *counts]).astype(np.int64 if wide else np.int32)
@@ -330,7 +335,7 @@ def test_ragged(wide, form, name, device, monkeypatch):
         for seed in range(len(counts))
     ]
     bias = rng.standard_normal((len(counts), 80)).astype(np.float32) * 99
-    x = activations(40, 384)
+    x = activations(40, 384, dtype=dtype)
     stored = [prepared(each) if form == PREPARED else each for each in members]
     placed = tuple(placed_on(on_host, each) for each in stored)
     out = on_host.put(np.full((40, 80), 7, np.float32))
@@ -342,7 +347,7 @@ def test_ragged(wide, form, name, device, monkeypatch):
     for number, (member, begin) in enumerate(zip(members, offsets, strict=False)):
         rows = slice(begin, offsets[number + 1])
         if counts[number]:
-            part = FloatOperand(x.data[rows], "bfloat16")
+            part = FloatOperand(x.data[rows], dtype)
             whole = job_of(part, member, alpha=0.5, bias=bias[number])
             check_product(whole, got[rows])
     assert (got[:2] == 7).all()
@@ -413,3 +418,12 @@ def test_real_sizes_have_a_shape(form, tokens):
             assert shape.shared(spec, form, depth) <= most
             assert shape.tokens >= tokens
             assert shape.threads <= 1024
+
+
+def test_thread_blocks_have_as_much_to_do():
+    shape = Shape(14, 1, 1, 2, 4, 16, True)
+    assert shape.span(28672, 1, 132) == 14  # 128 blocks
+    assert shape.span(151936, 1, 132) == 12  # 792 of 9496 tiles, not 679 of which some are seventh
+    assert shape.span(2048, 64, 132) == 13  # ten for each member, of which a block takes five
+    assert shape._replace(groups=7, tiles=2).span(4096, 1, 132) == 2  # whole warps
+    assert shape._replace(staged=False).span(2048, 64, 132) == 14

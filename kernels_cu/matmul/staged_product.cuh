@@ -145,58 +145,68 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
     return result;
   }
 
-  // By each warp that fills: all steps of a tile.
-  FP4KIT_DEVICE void fill_stretches(const Walk& at, u32 warp, Turn& turn) const {
-    Stretch own = stretch_of(at, warp);
+  // By each warp that fills.
+  FP4KIT_DEVICE void fill_stretches(u32 warp) const {
+    Walk at = begin();
+    Stretch own{}, following{};
+    if (at.tile < this->tiles) own = stretch_of(at, warp);
+    Turn turn;
 #pragma unroll 1
-    for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-      // All steps but the last are whole.
-      if (step == 0 || step + 1 == this->steps) own.count(*this, step);
-      wait_bytes(emptied(turn.stage), turn.phase ^ 1);
-      __syncwarp();
-      const SharedPlace barrier = filled(turn.stage);
-      if (threadIdx.x % 32 == 0) expect_bytes(barrier, own.all_bytes);
-      __syncwarp();
-      if (own.bytes != 0) {
-        const SharedPlace target = own.target.at(turn.stage * own.stage_bytes);
-        copy_bulk(target, own.from, own.bytes, barrier, own.policy);
+    for (; at.tile < this->tiles; own = following) {
+#pragma unroll 1
+      for (u32 step = 0; step < this->steps; ++step, turn.next()) {
+        // All steps but the last are whole.
+        if (step == 0 || step + 1 == this->steps) own.count(*this, step);
+        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+        __syncwarp();
+        const SharedPlace barrier = filled(turn.stage);
+        if (threadIdx.x % 32 == 0) expect_bytes(barrier, own.all_bytes);
+        __syncwarp();
+        if (own.bytes != 0) {
+          const SharedPlace target = own.target.at(turn.stage * own.stage_bytes);
+          copy_bulk(target, own.from, own.bytes, barrier, own.policy);
+        }
+        own.from += own.advance;
+        if (step != 0) continue;
+        // While nothing else is to be done: what is to be read for the next tile takes long.
+        advance(at);
+        if (at.tile < this->tiles) following = stretch_of(at, warp);
       }
-      own.from += own.advance;
     }
   }
 #endif
 
-  // By each thread that fills: the image of all steps of a tile.
-  FP4KIT_DEVICE void fill_pieces(const Walk& at, u32 thread, Turn& turn) const {
-    const u32 each = this->columns_of(at) * (kColumnBytes / 16);
+  // By each thread that fills, where the image does not come in stretches.
+  FP4KIT_DEVICE void fill_pieces(u32 thread) const {
+    Turn turn;
 #pragma unroll 1
-    for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-      wait_bytes(emptied(turn.stage), turn.phase ^ 1);
-      __syncwarp();
-      const SharedPlace stage = this->image.at(turn.stage * kImageBytes);
-      const u32 count = this->left_of(step, 0, Shape::kStepChunks) * each;
-      for (u32 i = thread; i < count; i += Shape::kFillers) {
-        const u32 piece = i / each, inside = (i - piece * each) * 16;
-        const i64 chunk = step * Shape::kStepChunks + piece;
-        const i64 column = chunk * this->activations.columns + at.first;
-        copy_async<16>(
-            stage.at(piece * kPieceBytes + inside), arranged + column * kColumnBytes + inside);
+    for (Walk at = begin(); at.tile < this->tiles; advance(at)) {
+      const u32 each = this->columns_of(at) * (kColumnBytes / 16);
+#pragma unroll 1
+      for (u32 step = 0; step < this->steps; ++step, turn.next()) {
+        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+        __syncwarp();
+        const SharedPlace stage = this->image.at(turn.stage * kImageBytes);
+        const u32 count = this->left_of(step, 0, Shape::kStepChunks) * each;
+        for (u32 i = thread; i < count; i += Shape::kFillers) {
+          const u32 piece = i / each, inside = (i - piece * each) * 16;
+          const i64 chunk = step * Shape::kStepChunks + piece;
+          const i64 column = chunk * this->activations.columns + at.first;
+          copy_async<16>(
+              stage.at(piece * kPieceBytes + inside), arranged + column * kColumnBytes + inside);
+        }
+        arrive_copies(filled(turn.stage));
       }
-      arrive_copies(filled(turn.stage));
     }
   }
 
   FP4KIT_DEVICE void fill(u32 thread) const {
-    Turn turn;
-#pragma unroll 1
-    for (Walk at = begin(); at.tile < this->tiles; advance(at)) {
-      if constexpr (kBulkImage) {
+    if constexpr (kBulkImage) {
 #ifdef FP4KIT_HAS_BULK_COPIES
-        fill_stretches(at, thread / 32, turn);
+      fill_stretches(thread / 32);
 #endif
-      } else {
-        fill_pieces(at, thread, turn);
-      }
+    } else {
+      fill_pieces(thread);
     }
   }
 
