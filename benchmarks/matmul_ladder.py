@@ -79,12 +79,16 @@ STAGED = [
 
 
 def variants(form: int, tokens: int, all_staged: bool = False) -> list[Shape]:
-    """Every shape that is timed for some rows of activations, or those of activations by steps."""
+    """Every shape that is timed for some rows of activations.
+
+    Or few of those that have all of the activations at first.
+    """
     room = next(each for each in (1, 2, 8, 16, 32, 64) if each >= tokens)
     result = []
-    if room <= 16 and not all_staged:
+    if room <= 16:
         rooms = (4, 8) if 2 < tokens <= 4 else (room,)
-        result += [Shape(*given, each, False) for given in RESIDENT[form] for each in rooms]
+        resident = [matmul_shapes.SHORT, matmul_shapes.NARROW] if all_staged else RESIDENT[form]
+        result += [Shape(*given, each, False) for given in resident for each in rooms]
     if room >= 8:
         staged = [Shape(*given, room, True) for given in STAGED]
         # Copies of stretches of four pieces: rows have lanes for two.
@@ -195,16 +199,14 @@ def main() -> None:
     quick, staged = "quick" in sys.argv, "staged" in sys.argv
     sizes, tokens = (SIZES[:3:2], [1, 8, 16]) if quick else (SIZES, TOKENS)
     if staged:
-        sizes, tokens = SIZES[:1], TOKENS[3:]
+        sizes, tokens = (SIZES[0], *SIZES[2:]), TOKENS[3:]
     wanted = {
         (form, shape): matmul_shapes.multiply_small_kernel(SPEC, form, shape)
         for form in FORMS
         for count in tokens
         for shape in variants(form, count, staged)
     }
-    wanted |= {
-        (form, None): matmul_shapes.arrange_tokens_kernel(form, 1) for form in FORMS
-    }
+    wanted |= {(form, None): matmul_shapes.arrange_tokens_kernel(form, 1) for form in FORMS}
     start = time.time()
     if "compile" in sys.argv:
         with ProcessPoolExecutor() as pool:

@@ -16,7 +16,7 @@ from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, get_format
 from fp4kit.reference import codecs
 from matmul_samples import check_product, placed, prepared, values_of, weights
 
-#: Small shapes of every kind: sliced, all activations at first, step by step; copies of both kinds.
+#: Small shapes of every kind: sliced, all activations at first, by steps; copies of both kinds.
 SHAPES = {
     PREPARED: (
         Shape(2, 1, 2, 1, 3, 1, False),
@@ -81,16 +81,15 @@ def device(on_host, monkeypatch):
 @pytest.fixture
 def multiply(device, monkeypatch):
     """Launches a product on the host by a kernel of a shape."""
-    on_host = device
 
     def run(job, shape):
         own = shape._replace(parts=matmul_small.PARTS[job.a.dtype])
         monkeypatch.setattr(matmul_small, "choose", lambda *_: own)
-        placed = {name: placed_on(on_host, getattr(job, name)) for name in ("a", "b")}
+        placed = {name: placed_on(device, getattr(job, name)) for name in ("a", "b")}
         for name in ("bias", "c"):
             value = getattr(job, name)
-            placed[name] = None if value is None else on_host.put(value)
-        out = on_host.empty(job.out.shape, job.out.dtype)
+            placed[name] = None if value is None else device.put(value)
+        out = device.empty(job.out.shape, job.out.dtype)
         assert matmul_small.launch(job._replace(**placed, out=out))
         return out
 
@@ -320,9 +319,8 @@ def test_bias_addend_and_types(dtype, multiply):
 @pytest.mark.parametrize("wide", [False, True])
 def test_ragged(wide, form, name, dtype, device, monkeypatch):
     """Members without rows, more rows than a kernel has room for, rows of no member."""
-    on_host = device
     monkeypatch.setattr(
-        matmul_small, "_table", lambda _, words: on_host.put(np.array(words, np.uint64))
+        matmul_small, "_table", lambda _, words: device.put(np.array(words, np.uint64))
     )
     shape = next(each for each in SHAPES[form] if each.staged)
     shape = shape._replace(parts=matmul_small.PARTS[dtype])
@@ -337,10 +335,10 @@ def test_ragged(wide, form, name, dtype, device, monkeypatch):
     bias = rng.standard_normal((len(counts), 80)).astype(np.float32) * 99
     x = activations(40, 384, dtype=dtype)
     stored = [prepared(each) if form == PREPARED else each for each in members]
-    placed = tuple(placed_on(on_host, each) for each in stored)
-    out = on_host.put(np.full((40, 80), 7, np.float32))
+    placed = tuple(placed_on(device, each) for each in stored)
+    out = device.put(np.full((40, 80), 7, np.float32))
     job = RaggedMatmulJob(
-        placed_on(on_host, x), placed, on_host.put(offsets), out, "float32", 0.5, on_host.put(bias)
+        placed_on(device, x), placed, device.put(offsets), out, "float32", 0.5, device.put(bias)
     )
     assert matmul_small.launch_ragged(job)
     got = np.asarray(out)
@@ -400,30 +398,3 @@ def test_what_is_left_to_others(on_host, monkeypatch):
         assert not matmul_small.launch(job_of(x, operand))
     monkeypatch.setattr(cuda_device, "capability", lambda _: (7, 5))
     assert not matmul_small.launch(job_of(few, placed["tiles"]))
-
-
-SIZES = [(28672, 8192), (8192, 28672), (4096, 4096), (14336, 4096), (5120, 17408), (151936, 2048)]
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("form", [PREPARED, ROWS])
-def test_real_sizes_have_a_shape(form, tokens):
-    for rows, depth in SIZES:
-        for name in FORMATS:
-            spec = get_format(name)
-            sizes = matmul_shapes.Sizes(tokens, rows, depth)
-            most = 227 * 1024
-            shape = matmul_shapes.choose(spec, form, sizes, 132, most)
-            assert shape is not None
-            assert shape.shared(spec, form, depth) <= most
-            assert shape.tokens >= tokens
-            assert shape.threads <= 1024
-
-
-def test_thread_blocks_have_as_much_to_do():
-    shape = Shape(14, 1, 1, 2, 4, 16, True)
-    assert shape.span(28672, 1, 132) == 14  # 128 blocks
-    assert shape.span(151936, 1, 132) == 12  # 792 of 9496 tiles, not 679 of which some are seventh
-    assert shape.span(2048, 64, 132) == 13  # ten for each member, of which a block takes five
-    assert shape._replace(groups=7, tiles=2).span(4096, 1, 132) == 2  # whole warps
-    assert shape._replace(staged=False).span(2048, 64, 132) == 14

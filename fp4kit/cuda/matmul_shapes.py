@@ -132,7 +132,7 @@ MOST_SHARED = 227 * 1024
 def _shapes(form: int) -> tuple[Shape, ...]:
     """All shapes in use, those with less room for tokens first."""
     result = []
-    for tokens in (1, 2, 4, 8, 16):
+    for tokens in (1, 2, 4, 8):
         result += [Shape(*each, tokens, False) for each in (LONG[form], SHORT, NARROW)]
     for tokens in (8, 16, 32, 64):
         staged = [Shape(*each, tokens, True) for each in STAGED]

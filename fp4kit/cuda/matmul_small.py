@@ -158,9 +158,7 @@ def ready_of(
 
 
 @lru_cache(maxsize=4096)
-def _ready(
-    device: int, name: str, form: int, sizes: Sizes, numbers: Numbers
-) -> Prepared | None:
+def _ready(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers) -> Prepared | None:
     """`ready_of` the shape of least cost; None if there is none."""
     if cuda_device.capability(device) < MIN_CAPABILITY:
         return None
