@@ -17,17 +17,21 @@ from matmul_samples import check_product, placed, prepared, values_of, weights
 #: Small shapes of every kind: sliced, all activations at first, step by step; copies of both kinds.
 SHAPES = {
     PREPARED: (
+        Shape(1, 2, 2, 2, 2, 1, False),
         Shape(2, 1, 2, 1, 3, 1, False),
         Shape(1, 1, 4, 1, 2, 2, False, False),
-        Shape(2, 1, 2, 2, 2, 8, False),
+        Shape(1, 2, 3, 2, 2, 8, False),
+        Shape(1, 2, 2, 4, 2, 8, False, False),
+        Shape(1, 4, 2, 1, 2, 16, False),
         Shape(2, 1, 2, 1, 3, 8, True),
         Shape(3, 1, 1, 1, 3, 16, True, False),
         Shape(1, 2, 2, 1, 2, 32, True, False),
     ),
     ROWS: (
-        Shape(2, 1, 2, 2, 2, 1, False),
-        Shape(1, 1, 4, 2, 2, 2, False),
-        Shape(2, 1, 2, 2, 3, 4, False),
+        Shape(1, 2, 2, 2, 2, 1, False),
+        Shape(2, 1, 2, 2, 3, 2, False),
+        Shape(1, 2, 3, 2, 2, 4, False),
+        Shape(2, 2, 2, 1, 3, 8, False),
         Shape(2, 1, 1, 2, 2, 8, True),
         Shape(1, 2, 2, 1, 2, 16, True),
     ),

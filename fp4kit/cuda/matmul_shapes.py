@@ -39,7 +39,7 @@ class Shape(NamedTuple):
         stages: of a warp's ring.
         tokens: room for rows of activations.
         staged: whether activations come step by step.
-        bulk: whether prepared weights come in stretches.
+        bulk: 1 if prepared weights come in stretches; 2 more if warps of their own fill one ring.
         parts: rows in bfloat16 that each of the activations makes.
     """
 
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
     stages: int
     tokens: int
     staged: bool
-    bulk: bool = True
+    bulk: int = True
     parts: int = 1
 
     @property
@@ -61,16 +61,21 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 32 * self.groups * self.slices + (0 if self.staged else FILLERS)
+        return 32 * self.groups * self.slices + (FILLERS if self.fills and not self.staged else 0)
+
+    @property
+    def fills(self) -> bool:
+        """Whether warps of their own fill the stages."""
+        return self.bulk >= 2
 
     def shared(self, spec: FormatSpec, form: int, depth: int) -> int:
         """Bytes of shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        buffers = 1 if self.staged or self.slices > 8 else 2
+        buffers = 1 if self.staged or (self.slices > 8 and self.tokens > 4) else 2
         sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
         pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
-        image = pieces * 4 * 4 * max(self.tokens, 2) * 16
+        image = pieces * 4 * 4 * self.tokens * 16
         barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
         return barriers + rings + sums + image
 

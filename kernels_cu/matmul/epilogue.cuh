@@ -20,6 +20,9 @@ struct Levels {
   u32 rows_per_value;
   int direction;
 
+  // Whether all of so many rows have one factor.
+  FP4KIT_DEVICE bool is_one(i64 rows) const { return values == nullptr || rows_per_value >= rows; }
+
   FP4KIT_DEVICE float times(float factor, u32 row) const {
     if (values == nullptr) return factor;
     const u32 number = rows_per_value == 1 ? row : row / rows_per_value;
@@ -49,13 +52,40 @@ struct Epilogue {
   int out_type, bias_type, c_type;
   i64 cols;  // of the product: rows of b
 
+  // What `prepare` finds out. Whether results are pairs of bfloat16 to which nothing is added, and
+  // whether all have one factor.
+  bool stores_pairs = false, has_one_factor = false;
+  float one_factor = 1.0f;
+
+  FP4KIT_DEVICE void prepare(u32 rows) {
+    const bool pairs = cols % 2 == 0 && reinterpret_cast<u64>(out) % 4 == 0;
+    stores_pairs = bias == nullptr && c == nullptr && out_type == kTypeBf16 && pairs;
+    has_one_factor = of_a.is_one(rows) && of_b.is_one(cols);
+    if (stores_pairs && has_one_factor) one_factor = factor(0, 0);
+  }
+
   // Rows and columns are fewer than 2^32.
-  FP4KIT_DEVICE void store(u32 row, u32 col, float sum) const {
-    float factor = of_b.times(of_a.times(1.0f, row), col);
+  FP4KIT_DEVICE float factor(u32 row, u32 col) const {
+    float result = of_b.times(of_a.times(1.0f, row), col);
     // Most divisors are 1.
-    if (as_bits(divisor) != as_bits(1.0f)) factor = div_rn(factor, divisor);
-    factor = mul_rn(factor, alpha);
-    float value = mul_rn(factor, sum);
+    if (as_bits(divisor) != as_bits(1.0f)) result = div_rn(result, divisor);
+    return mul_rn(result, alpha);
+  }
+
+  // Stores the results of a column and the next, the first an even one, if stores_pairs.
+  FP4KIT_DEVICE void store_pair(u32 row, u32 col, float first, float second) const {
+    float factors[2] = {one_factor, one_factor};
+    if (!has_one_factor) {
+#pragma unroll
+      for (u32 i = 0; i < 2; ++i) factors[i] = factor(row, col + i);
+    }
+    const u32 low = to_output_bits<Bf16>(mul_rn(factors[0], first));
+    const u32 high = to_output_bits<Bf16>(mul_rn(factors[1], second));
+    *reinterpret_cast<u32*>(static_cast<u16*>(out) + (row * cols + col)) = low | high << 16;
+  }
+
+  FP4KIT_DEVICE void store(u32 row, u32 col, float sum) const {
+    float value = mul_rn(factor(row, col), sum);
     const i64 place = row * cols + col;
     if (bias != nullptr) value = add_rn(value, load_as_float(bias, bias_type, col));
     if (c != nullptr) value = add_rn(value, load_as_float(c, c_type, place));

@@ -6,8 +6,8 @@
 //
 // 1. Weights come through a ring of stages by asynchronous copies.
 // 2. Activations lie in shared memory in the order of the fragments (activations.cuh): all of them
-//    before the first step, while warps of their own fill the ring (resident_product.cuh), or those
-//    of a step while the step before is computed (staged_product.cuh).
+//    from the first tile of rows on (resident_product.cuh; filled_product.cuh: warps of their own
+//    fill one ring), or those of a step while the step before is computed (staged_product.cuh).
 // 3. A warp decodes its weights in registers and multiplies them as the A operand of mma.sync
 //    m16n8k16 (weights.cuh): tokens are columns, so that few tokens waste nothing.
 // 4. Sums of the warps that share rows are added in shared memory, in their order; epilogue.cuh.
@@ -19,6 +19,7 @@
 // Launch: persistent thread blocks of Shape::kSmallThreads + Shape::kFillers threads; a block takes
 // tiles of Shape::kRows rows. Shared memory: the rings, the image of the activations, the sums of
 // the warps.
+#include "matmul/filled_product.cuh"
 #include "matmul/members.cuh"
 #include "matmul/resident_product.cuh"
 #include "matmul/shape.cuh"
@@ -66,7 +67,9 @@ __global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
           static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
       {members, offsets, static_cast<u32>(member_count), wide_offsets != 0}, static_cast<u32>(rows),
       steps, row_blocks, tiles, image, sums, largest, true};
-  if constexpr (Shape::kStaged) {
+  if constexpr (Shape::kFillers != 0) {
+    FilledProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
+  } else {
     const SharedPlace ring_memory = kept(shared_place(rings + warp * WarpRing::kBytes));
     WarpRing ring{ring_memory, ring_memory,
         LaneTarget<typename WarpRing::Stage, kForm>(ring_memory), read_once_policy(), {}};
@@ -79,9 +82,11 @@ __global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
       __syncwarp();
     }
 #endif
-    StagedProduct<Format, kForm, Shape>{given}.run(ring);
-  } else {
-    ResidentProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
+    if constexpr (Shape::kStaged) {
+      StagedProduct<Format, kForm, Shape>{given}.run(ring);
+    } else {
+      ResidentProduct<Format, kForm, Shape>{given}.run(ring);
+    }
   }
 #endif
 }
