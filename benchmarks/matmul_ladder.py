@@ -4,6 +4,7 @@
 
     python benchmarks/matmul_ladder.py             # four shapes, 1 to 64 rows: about two minutes
     python benchmarks/matmul_ladder.py quick       # two shapes, 1, 8 and 16 rows
+    python benchmarks/matmul_ladder.py resident    # those whose activations stay, 1 to 16 rows
     python benchmarks/matmul_ladder.py compile     # whether all compile, without a GPU
 
 Weights rotate over copies of more than 400 MB, so that none comes from the L2 cache; times are
@@ -14,6 +15,7 @@ of `COPY` bytes a second that the bytes of the weights take. cuBLAS in bfloat16 
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -37,29 +39,48 @@ from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Shape
 
 #: Bytes a second of a copy on an H200, read and written together.
 COPY = 4.2e12
+#: Bytes of shared memory of a thread block.
+MOST_SHARED = 227 * 1024
 SIZES = [(28672, 8192), (8192, 28672), (4096, 4096), (14336, 4096)]
 TOKENS = [1, 2, 4, 8, 16, 32, 64]
 FORMS = {PREPARED: "prepared", ROWS: "rows"}
 
-#: (groups, tiles, slices, chunks, stages) by form: activations all at first, and step by step.
+#: (groups, tiles, slices, chunks, stages) by form: activations that stay, and step by step.
 RESIDENT = {
     PREPARED: [
-        *((2, 1, 8, chunks, 2) for chunks in (2, 4)),
-        *((2, 1, 8, 2, stages) for stages in (3, 4)),
-        *((2, 1, 8, 1, stages) for stages in (4, 6)),
-        (1, 1, 16, 2, 4),
-        (2, 1, 12, 2, 2),
+        (1, 2, 16, 2, 2),
+        (1, 2, 8, 2, 2),
+        (2, 1, 8, 4, 2),
+        (1, 2, 8, 4, 2),
         (1, 1, 16, 2, 2),
-        (1, 1, 16, 4, 2),
-        (3, 1, 8, 2, 2),
+        (1, 2, 16, 1, 2),
+        (1, 2, 16, 1, 4),
+        (1, 2, 8, 1, 4),
+        (1, 2, 8, 2, 3),
+        (1, 4, 8, 1, 2),
+        (2, 2, 8, 2, 2),
+        (1, 1, 16, 2, 4),
+        (1, 1, 8, 4, 2),
+        (1, 1, 8, 2, 4),
     ],
     ROWS: [
-        *((2, 1, 8, 2, stages) for stages in (4, 3, 2)),
-        (2, 1, 12, 2, 2),
-        (2, 1, 12, 2, 3),
+        (1, 2, 16, 2, 2),
+        (1, 2, 8, 2, 2),
+        (1, 2, 8, 2, 3),
         (1, 1, 16, 2, 2),
-        (3, 1, 8, 2, 2),
+        (1, 2, 16, 1, 2),
+        (1, 4, 8, 1, 2),
+        (2, 2, 8, 2, 2),
+        (2, 1, 8, 2, 3),
+        (1, 1, 8, 2, 4),
     ],
+}
+#: Of these, as many of the first are timed with copies by all lanes as well.
+BY_LANES = 6
+#: Those with warps that fill one ring.
+FILLED = {
+    PREPARED: [(2, 1, 8, 4, 2), (2, 1, 8, 2, 2)],
+    ROWS: [(2, 1, 8, 2, 3), (2, 1, 8, 2, 2)],
 }
 STAGED = {
     PREPARED: [
@@ -82,19 +103,21 @@ STAGED = {
 }
 
 
-def variants(form: int, tokens: int) -> list[Shape]:
+def variants(form: int, tokens: int, only_resident: bool = False) -> list[Shape]:
     """Every shape that is timed for some rows of activations."""
     room = next(each for each in (1, 2, 8, 16, 32, 64) if each >= tokens)
     result = []
     if room <= 16:
-        rooms = (4, 8) if 2 < tokens <= 4 else (room,)
-        result += [Shape(*given, each, False) for given in RESIDENT[form] for each in rooms]
-    if room >= 8:
-        result += [Shape(*given, room, True) for given in STAGED[form]]
-    if form == PREPARED:
-        # Copies by all lanes instead of stretches, of the first of both lists.
-        chosen = {shape.staged: shape for shape in reversed(result)}
-        result += [shape._replace(bulk=False) for shape in chosen.values()]
+        own = 4 if 2 < tokens <= 4 else room
+        result += [Shape(*given, own, False) for given in RESIDENT[form]]
+        if form == PREPARED:
+            result += [shape._replace(bulk=0) for shape in result[:BY_LANES]]
+        result += [Shape(*given, own, False, 3) for given in FILLED[form]]
+    if room >= 8 and not only_resident:
+        staged = [Shape(*given, room, True) for given in STAGED[form]]
+        result += staged
+        if form == PREPARED:
+            result.append(staged[0]._replace(bulk=0))
     return result
 
 
@@ -194,12 +217,17 @@ def print_members(count: int = 64, rows: int = 2048, depth: int = 4096) -> None:
 def main() -> None:
     """Prints a table for each size and each number of rows."""
     quick = "quick" in sys.argv
+    resident = "resident" in sys.argv
     sizes, tokens = (SIZES[:3:2], [1, 8, 16]) if quick else (SIZES, TOKENS)
+    if resident:
+        tokens = [count for count in TOKENS if count <= 16]
+    least = min(depth for _, depth in sizes)
     wanted = {
         (form, shape): matmul_shapes.multiply_small_kernel(SPEC, form, shape)
         for form in FORMS
         for count in tokens
-        for shape in variants(form, count)
+        for shape in variants(form, count, resident)
+        if shape.shared(SPEC, form, least) <= MOST_SHARED
     }
     start = time.time()
     if "compile" in sys.argv:
@@ -215,13 +243,13 @@ def main() -> None:
         print(f"\n== ({rows}, {depth}): {weights.bytes >> 20} MiB, {floor:.1f} us at copy speed")
         for count in tokens:
             bench = Bench(weights, count)
-            peer = cublas_us(rows, depth, count)
+            peer = math.nan if resident else cublas_us(rows, depth, count)
             print(f"M = {count}: cuBLAS {peer:.1f} us")
             for form, form_name in FORMS.items():
                 timed = []
-                chosen = matmul_shapes.choose(SPEC, form, bench.sizes, 132, 227 * 1024)
-                for shape in variants(form, count):
-                    if shape.shared(SPEC, form, depth) > 227 * 1024:
+                chosen = matmul_shapes.choose(SPEC, form, bench.sizes, 132, MOST_SHARED)
+                for shape in variants(form, count, resident):
+                    if shape.shared(SPEC, form, depth) > MOST_SHARED:
                         continue
                     run = bench.call(form, shape)
                     wrong = bench.check(run)
@@ -238,8 +266,9 @@ def main() -> None:
             print(f"host time, {form_name}: {host_us(Bench(weights, 1), form):.1f} us")
         print(f"[{time.time() - start:.0f} s]", flush=True)
 
-    print_members()
-    print(f"[{time.time() - start:.0f} s]")
+    if not resident:
+        print_members()
+        print(f"[{time.time() - start:.0f} s]")
 
 
 if __name__ == "__main__":

@@ -160,8 +160,9 @@ def test_other_activations_that_are_not_finite(dtype, multiply):
 @pytest.mark.parametrize("depth", [128, 8, 136, 640, 1000])
 def test_ragged_sizes_of_prepared_weights(rows, depth, multiply):
     operand = prepared(weights("nvfp4", rows, depth))
-    for tokens in (1, 3, 9):
-        job = job_of(activations(tokens, depth), operand)
+    # Pairs of rows as bfloat16, one by one as binary32.
+    for tokens, dtype in ((1, "bfloat16"), (3, "float32"), (9, "bfloat16")):
+        job = job_of(activations(tokens, depth), operand, dtype)
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
 
@@ -268,7 +269,8 @@ def test_activations_that_cannot_be_raised(form, value, multiply):
 
 @pytest.mark.parametrize("level_name", SECOND_LEVEL_SCALES)
 @pytest.mark.parametrize("count", [1, 4, 64])
-def test_second_levels(count, level_name, multiply):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_second_levels(dtype, count, level_name, multiply):
     rng = np.random.default_rng(9)
     level = rng.uniform(0.1, 4, count).astype(np.float32)
     if count > 1 and level_name != "amax":
@@ -278,7 +280,7 @@ def test_second_levels(count, level_name, multiply):
     operand = weights("nvfp4", 64, 256, **of_level)
     for tokens, form in ((2, PREPARED), (3, ROWS), (12, PREPARED)):
         stored = prepared(operand) if form == PREPARED else operand
-        job = job_of(activations(tokens, 256), stored, alpha=0.75)
+        job = job_of(activations(tokens, 256), stored, dtype, alpha=0.75)
         check_product(job, multiply(job, shape_of(form, tokens)))
 
 

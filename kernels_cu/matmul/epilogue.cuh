@@ -23,10 +23,13 @@ struct Levels {
   // Whether all of so many rows have one factor.
   FP4KIT_DEVICE bool is_one(i64 rows) const { return values == nullptr || rows_per_value >= rows; }
 
-  FP4KIT_DEVICE float times(float factor, u32 row) const {
+  FP4KIT_DEVICE float load(u32 row) const {
+    return values == nullptr ? 0.0f : __ldg(values + (rows_per_value == 1 ? row : row / rows_per_value));
+  }
+
+  // A factor times that of a row, whose value `load` has found.
+  FP4KIT_DEVICE float times(float factor, float value) const {
     if (values == nullptr) return factor;
-    const u32 number = rows_per_value == 1 ? row : row / rows_per_value;
-    float value = __ldg(values + number);
     if (direction != kDirectionAmax) {
       // scaling.usable: what is no positive finite number counts as 1.
       if (as_bits(value) - 1u >= kInfBits - 1u) value = 1.0f;
@@ -52,25 +55,30 @@ struct Epilogue {
   int out_type, bias_type, c_type;
   i64 cols;  // of the product: rows of b
 
-  // What `prepare` finds out. Whether results are pairs of bfloat16 to which nothing is added, and
-  // whether all have one factor.
+  // What `prepare` finds out: whether results are pairs of bfloat16 to which nothing is added, and
+  // whether all have one factor. Then `settle` works it out of the values that `prepare` loads.
   bool stores_pairs = false, has_one_factor = false;
-  float one_factor = 1.0f;
+  float value_a = 0.0f, value_b = 0.0f, one_factor = 1.0f;
 
   FP4KIT_DEVICE void prepare(u32 rows) {
     const bool pairs = cols % 2 == 0 && reinterpret_cast<u64>(out) % 4 == 0;
     stores_pairs = bias == nullptr && c == nullptr && out_type == kTypeBf16 && pairs;
     has_one_factor = of_a.is_one(rows) && of_b.is_one(cols);
-    if (stores_pairs && has_one_factor) one_factor = factor(0, 0);
+    value_a = of_a.load(0);
+    value_b = of_b.load(0);
   }
 
-  // Rows and columns are fewer than 2^32.
-  FP4KIT_DEVICE float factor(u32 row, u32 col) const {
-    float result = of_b.times(of_a.times(1.0f, row), col);
+  FP4KIT_DEVICE void settle() { one_factor = join(value_a, value_b); }
+
+  FP4KIT_DEVICE float join(float a, float b) const {
+    float result = of_b.times(of_a.times(1.0f, a), b);
     // Most divisors are 1.
     if (as_bits(divisor) != as_bits(1.0f)) result = div_rn(result, divisor);
     return mul_rn(result, alpha);
   }
+
+  // Rows and columns are fewer than 2^32.
+  FP4KIT_DEVICE float factor(u32 row, u32 col) const { return join(of_a.load(row), of_b.load(col)); }
 
   // Stores the results of a column and the next, the first an even one, if stores_pairs.
   FP4KIT_DEVICE void store_pair(u32 row, u32 col, float first, float second) const {

@@ -159,6 +159,7 @@ struct FilledProduct : SmallProduct<Format, kForm, Shape> {
   FP4KIT_DEVICE void multiply() {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     this->epilogue.prepare(this->activations.columns / Shape::kParts);
+    this->epilogue.settle();
     const u32 first_chunk = kept(warp % Shape::kSlices * Shape::kChunks);
     if (threadIdx.x < 2) this->largest[threadIdx.x] = 0;
     if constexpr (Shape::kSliced) this->synchronize();

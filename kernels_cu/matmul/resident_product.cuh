@@ -165,8 +165,9 @@ struct ResidentProduct : SmallProduct<Format, kForm, Shape> {
         copy_next(ring, ahead, turn.stage, first_chunk, is_first);
         chunk += Shape::kStepChunks;
       }
-      if constexpr (Shape::kSliced) {
-        if (is_first_tile) find_largest(found);
+      if (is_first_tile) {
+        this->epilogue.settle();
+        if constexpr (Shape::kSliced) find_largest(found);
       }
       is_first_tile = false;
       const Walk at{tile, 0, 0, this->activations.columns};

@@ -115,7 +115,10 @@ struct SmallProduct {
     Target result{epilogue, first_row, rows - first_row, at.first / Shape::kParts,
         columns_of(at) / Shape::kParts};
     if (has_members()) members.table[member].join(result.epilogue);
-    if constexpr (Shape::kStaged) result.epilogue.prepare(activations.columns / Shape::kParts);
+    if constexpr (Shape::kStaged) {
+      result.epilogue.prepare(activations.columns / Shape::kParts);
+      result.epilogue.settle();
+    }
     return result;
   }
 
