@@ -5,6 +5,7 @@
 // float32, rounded once.
 #pragma once
 
+#include "common/async_copy.cuh"
 #include "common/conversions.cuh"
 
 namespace fp4kit {
@@ -24,7 +25,8 @@ struct Levels {
   FP4KIT_DEVICE bool is_one(i64 rows) const { return values == nullptr || rows_per_value >= rows; }
 
   FP4KIT_DEVICE float load(u32 row) const {
-    return values == nullptr ? 0.0f : __ldg(values + (rows_per_value == 1 ? row : row / rows_per_value));
+    return values == nullptr ? 0.0f
+                             : __ldg(values + (rows_per_value == 1 ? row : row / rows_per_value));
   }
 
   // A factor times that of a row, whose value `load` has found.
@@ -64,8 +66,10 @@ struct Epilogue {
     const bool pairs = cols % 2 == 0 && reinterpret_cast<u64>(out) % 4 == 0;
     stores_pairs = bias == nullptr && c == nullptr && out_type == kTypeBf16 && pairs;
     has_one_factor = of_a.is_one(rows) && of_b.is_one(cols);
-    value_a = of_a.load(0);
-    value_b = of_b.load(0);
+    // Not for uniform registers, for which the warp would wait here.
+    const u32 first = kept(threadIdx.x % 32) / 32;  // 0
+    value_a = of_a.load(first);
+    value_b = of_b.load(first);
   }
 
   FP4KIT_DEVICE void settle() { one_factor = join(value_a, value_b); }
@@ -78,7 +82,9 @@ struct Epilogue {
   }
 
   // Rows and columns are fewer than 2^32.
-  FP4KIT_DEVICE float factor(u32 row, u32 col) const { return join(of_a.load(row), of_b.load(col)); }
+  FP4KIT_DEVICE float factor(u32 row, u32 col) const {
+    return join(of_a.load(row), of_b.load(col));
+  }
 
   // Stores the results of a column and the next, the first an even one, if stores_pairs.
   FP4KIT_DEVICE void store_pair(u32 row, u32 col, float first, float second) const {

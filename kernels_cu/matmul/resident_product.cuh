@@ -79,8 +79,7 @@ struct ResidentProduct : SmallProduct<Format, kForm, Shape> {
         piece[j] = make_uint4(0, 0, 0, 0);
         if (is_there[j] && k + c * kPreparedDepth < from.depth) {
           const u32 column = token + 2 * pair;
-          piece[j] = load_piece<Shape::kParts>(
-              from.place(column, k + c * kPreparedDepth), column);
+          piece[j] = load_piece<Shape::kParts>(from.place(column, k + c * kPreparedDepth), column);
         }
       }
 #pragma unroll
@@ -151,14 +150,22 @@ struct ResidentProduct : SmallProduct<Format, kForm, Shape> {
         __syncwarp();  // mma.sync wants all lanes at once
         const View here(view, turn.stage * WarpRing::kStageBytes);
         const SharedPlace step_image = lane_image.at(chunk * kChunkImage);
-#pragma unroll
-        for (u32 c = 0; c < Shape::kChunks; ++c) {
-          if (chunk + c >= this->weights.depth_tiles) break;
+        const auto multiply = [&](u32 c) {
           const SharedPlace piece = step_image.at(c * kChunkImage);
           if constexpr (Shape::kSliced) {
             multiply_chunk_sliced<Format, kForm, Shape>(sums, here, c, piece, x, odd);
           } else {
             multiply_chunk<Format, kForm, Shape>(sums, here, c, piece, odd);
+          }
+        };
+        // Without branches, so that a piece's loads begin while the one before is multiplied.
+        if (chunk + Shape::kChunks <= this->weights.depth_tiles) {
+#pragma unroll
+          for (u32 c = 0; c < Shape::kChunks; ++c) multiply(c);
+        } else {
+#pragma unroll
+          for (u32 c = 0; c + 1 < Shape::kChunks; ++c) {
+            if (chunk + c < this->weights.depth_tiles) multiply(c);
           }
         }
         __syncwarp();  // all have read their weights

@@ -145,6 +145,7 @@ struct SmallProduct {
   FP4KIT_DEVICE void finish_sums(const Walk& at, const float* memory) const {
     constexpr u32 kPairs = Shape::kRows / 2;
     const Target target = target_of(at);
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < target.tokens * kPairs; i += kThreadCount) {
       const u32 token = i / kPairs, inside = i % kPairs * 2;
       const float* from = memory + token * (Shape::kParts * Shape::kSumRow) + inside;
