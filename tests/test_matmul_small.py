@@ -160,8 +160,7 @@ def test_other_activations_that_are_not_finite(dtype, multiply):
 @pytest.mark.parametrize("depth", [128, 8, 136, 640, 1000])
 def test_ragged_sizes_of_prepared_weights(rows, depth, multiply):
     operand = prepared(weights("nvfp4", rows, depth))
-    # Pairs of rows as bfloat16, one by one as binary32.
-    for tokens, dtype in ((1, "bfloat16"), (3, "float32"), (9, "bfloat16")):
+    for tokens, dtype in ((1, "bfloat16"), (3, "float32"), (9, "bfloat16")):  # pairs, one by one
         job = job_of(activations(tokens, depth), operand, dtype)
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
@@ -230,9 +229,8 @@ def test_nan_scales(name, byte, multiply):
     operand = weights(name, 64, 512)
     operand.block_scale[37, 3] = byte
     for tokens in (2, 4):
-        got = np.asarray(
-            multiply(job_of(activations(tokens, 512), operand), shape_of(ROWS, tokens))
-        )
+        job = job_of(activations(tokens, 512), operand)
+        got = np.asarray(multiply(job, shape_of(ROWS, tokens)))
         nans = np.isnan(got)
         assert nans[:, 37].all()
         assert nans.sum() == tokens

@@ -4,7 +4,8 @@
 // Products whose activations stay in shared memory: what a thread block does.
 //
 // Each warp has a ring of its own, and puts those activations in order that it multiplies, step by
-// step of its first tile of rows: nobody waits for all of them. Warps meet once a tile.
+// step of its first tile of rows: nobody waits for all of them. (Warps of several groups that
+// multiply the same ones each write them, the same bytes.) Warps meet once a tile.
 #pragma once
 
 #include "matmul/small_product.cuh"
