@@ -19,18 +19,22 @@ from matmul_samples import check_product, placed, prepared, values_of, weights
 #: Small shapes of every kind: sliced, all activations at first, by steps; copies of both kinds.
 SHAPES = {
     PREPARED: (
+        Shape(1, 2, 2, 2, 2, 1, False),
         Shape(2, 1, 2, 1, 3, 1, False),
         Shape(1, 1, 4, 1, 2, 2, False, False),
-        Shape(2, 1, 2, 2, 2, 8, False),
+        Shape(1, 2, 3, 2, 2, 8, False),
+        Shape(1, 2, 2, 4, 2, 8, False, False),
+        Shape(1, 4, 2, 1, 2, 16, False),
         Shape(2, 1, 2, 1, 3, 8, True),
         Shape(3, 1, 1, 1, 3, 16, True, False),
         Shape(1, 2, 2, 1, 2, 32, True, False),
         Shape(2, 2, 2, 1, 2, 32, True),
     ),
     ROWS: (
-        Shape(2, 1, 2, 2, 2, 1, False),
-        Shape(1, 1, 4, 2, 2, 2, False),
-        Shape(2, 1, 2, 2, 3, 4, False),
+        Shape(1, 2, 2, 2, 2, 1, False),
+        Shape(2, 1, 2, 2, 3, 2, False),
+        Shape(1, 2, 3, 2, 2, 4, False),
+        Shape(2, 2, 2, 1, 3, 8, False),
         Shape(2, 1, 1, 2, 2, 8, True),
         Shape(1, 2, 2, 1, 2, 16, True),
         Shape(3, 1, 1, 2, 3, 16, True, False),
@@ -178,8 +182,8 @@ def test_other_activations_that_are_not_finite(dtype, multiply):
 @pytest.mark.parametrize("depth", [128, 8, 136, 640, 1000])
 def test_ragged_sizes_of_prepared_weights(rows, depth, multiply):
     operand = prepared(weights("nvfp4", rows, depth))
-    for tokens in (1, 3, 9):
-        job = job_of(activations(tokens, depth), operand)
+    for tokens, dtype in ((1, "bfloat16"), (3, "float32"), (9, "bfloat16")):  # pairs, one by one
+        job = job_of(activations(tokens, depth), operand, dtype)
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
 
@@ -247,9 +251,8 @@ def test_nan_scales(name, byte, multiply):
     operand = weights(name, 64, 512)
     operand.block_scale[37, 3] = byte
     for tokens in (2, 4):
-        got = np.asarray(
-            multiply(job_of(activations(tokens, 512), operand), shape_of(ROWS, tokens))
-        )
+        job = job_of(activations(tokens, 512), operand)
+        got = np.asarray(multiply(job, shape_of(ROWS, tokens)))
         nans = np.isnan(got)
         assert nans[:, 37].all()
         assert nans.sum() == tokens
@@ -286,7 +289,8 @@ def test_activations_that_cannot_be_raised(form, value, multiply):
 
 @pytest.mark.parametrize("level_name", SECOND_LEVEL_SCALES)
 @pytest.mark.parametrize("count", [1, 4, 64])
-def test_second_levels(count, level_name, multiply):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_second_levels(dtype, count, level_name, multiply):
     rng = np.random.default_rng(9)
     level = rng.uniform(0.1, 4, count).astype(np.float32)
     if count > 1 and level_name != "amax":
@@ -296,7 +300,7 @@ def test_second_levels(count, level_name, multiply):
     operand = weights("nvfp4", 64, 256, **of_level)
     for tokens, form in ((2, PREPARED), (3, ROWS), (12, PREPARED)):
         stored = prepared(operand) if form == PREPARED else operand
-        job = job_of(activations(tokens, 256), stored, alpha=0.75)
+        job = job_of(activations(tokens, 256), stored, dtype, alpha=0.75)
         check_product(job, multiply(job, shape_of(form, tokens)))
 
 

@@ -23,7 +23,8 @@ MOST_TOKENS = 64
 PREPARED, ROWS = 0, 1
 #: A piece of 128 of the depth in shared memory, of weights in rows: WeightStage::kChunkBytes.
 ROWS_CHUNK_BYTES = 1152
-#: Threads that fill the stages, if activations come step by step and if they do not.
+#: Threads that fill the stages, where warps of their own do: if activations come step by step, and
+#: if they stay.
 STAGED_FILLERS, FILLERS = 64, 128
 #: How much a byte of activations from the L2 cache counts beside one of weights from memory.
 ACTIVATION_COST = 0.3
@@ -39,8 +40,8 @@ class Shape(NamedTuple):
         chunks: pieces of 128 of the depth of a warp in a step.
         stages: of a warp's ring.
         tokens: room for rows of activations.
-        staged: whether activations come step by step.
-        bulk: whether prepared weights come in stretches.
+        staged: whether activations come step by step, else they stay.
+        bulk: 1 if prepared weights come in stretches; 2 more if warps of their own fill one ring.
         parts: rows in bfloat16 that each of the activations makes.
     """
 
@@ -51,7 +52,7 @@ class Shape(NamedTuple):
     stages: int
     tokens: int
     staged: bool
-    bulk: bool = True
+    bulk: int = True
     parts: int = 1
 
     @property
@@ -62,7 +63,13 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 32 * self.groups * self.slices + (STAGED_FILLERS if self.staged else FILLERS)
+        fillers = STAGED_FILLERS if self.staged else FILLERS if self.fills else 0
+        return 32 * self.groups * self.slices + fillers
+
+    @property
+    def fills(self) -> bool:
+        """Whether warps of their own fill the stages."""
+        return self.bulk >= 2
 
     def span(self, rows: int, members: int, processors: int) -> int:
         """Tiles of 16 rows that a thread block takes at a time, so that all have as much to do."""
@@ -80,12 +87,12 @@ class Shape(NamedTuple):
         """Bytes of shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        buffers = 1 if self.staged or self.slices > 8 else 2
+        buffers = 1 if self.staged or (self.slices > 8 and self.tokens > 2) else 2
         sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
         pieces = -(-depth // TILE_DEPTH)
         if self.staged:
             pieces = self.stages * self.slices * self.chunks
-        image = pieces * 4 * 4 * max(self.tokens, 2) * 16
+        image = pieces * 4 * 4 * self.tokens * 16
         barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
         return barriers + rings + sums + image
 
@@ -114,10 +121,15 @@ class Sizes(NamedTuple):
         return weights + ACTIVATION_COST * activations
 
 
-#: (groups, tiles, slices, chunks, stages) whose activations all come at first: where thread blocks
-#: take several tiles of rows each, where they take one, and where half of it goes round better.
-LONG = {PREPARED: (2, 1, 8, 2, 4), ROWS: (2, 1, 8, 2, 3)}
-SHORT, NARROW = (2, 1, 8, 2, 2), (1, 1, 16, 2, 2)
+#: (groups, tiles, slices, chunks, stages) whose activations stay, by the room for tokens. Of those
+#: of equal cost the first is taken; the last of each are for rows that go round better by 16.
+WIDE, DEEP, NARROW = (1, 2, 16, 2, 2), (1, 2, 8, 2, 2), (1, 1, 16, 2, 2)
+RESIDENT = {
+    1: (WIDE, DEEP, NARROW),
+    2: (WIDE, DEEP, NARROW),
+    4: (DEEP, NARROW),
+    8: (DEEP, NARROW),
+}
 #: The same step by step: for tiles of many rows and of few, each with a smaller one for many tokens
 #: and for devices of less shared memory.
 STAGED = (
@@ -132,8 +144,8 @@ MOST_SHARED = 227 * 1024
 def _shapes(form: int) -> tuple[Shape, ...]:
     """All shapes in use, those with less room for tokens first."""
     result = []
-    for tokens in (1, 2, 4, 8):
-        result += [Shape(*each, tokens, False) for each in (LONG[form], SHORT, NARROW)]
+    for tokens, shapes in RESIDENT.items():
+        result += [Shape(*each, tokens, False) for each in shapes]
     for tokens in (8, 16, 32, 64):
         staged = [Shape(*each, tokens, True) for each in STAGED]
         result += [each for each in staged if each.shared(NVFP4, form, 0) <= MOST_SHARED]
@@ -185,18 +197,16 @@ def sample_instances() -> list[Instance]:
 @lru_cache(maxsize=1024)
 def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int) -> Shape | None:
     """The shape of least cost with room for the tokens; None if none fits so many bytes."""
-    tiles = -(-sizes.rows // (SHORT[0] * SHORT[1] * TILE_ROWS))
-    # Of those of equal cost the first counts.
-    last = LONG[form] if tiles <= processors else None
     fitting = [
         shape
-        for shape in sorted(SHAPES[form], key=lambda each: each[:5] == last)
+        for shape in SHAPES[form]
         if takes(spec, shape, sizes.tokens) and shape.shared(spec, form, sizes.depth) <= most
     ]
     if not fitting:
         return None
     room = min(shape.tokens for shape in fitting)
     best = min(
+        # Of those of equal cost the first.
         (shape for shape in fitting if shape.tokens == room),
         key=lambda shape: (sizes.cost(shape, processors), shape.staged and shape.rows),
     )

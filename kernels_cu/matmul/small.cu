@@ -6,9 +6,9 @@
 //
 // 1. Weights come through a ring of stages by asynchronous copies.
 // 2. Activations lie in shared memory in the order of the fragments (activations.cuh): all of them
-//    before the first step (resident_product.cuh), or those of a step in its stage, from an image
-//    in memory that arrange_tokens_kernel makes (staged_product.cuh). Warps of their own fill the
-//    stages.
+//    from the first tile of rows on (resident_product.cuh; filled_product.cuh: warps of their own
+//    fill one ring), or those of a step in its stage, from an image in memory that
+//    arrange_tokens_kernel makes, by warps of their own (staged_product.cuh).
 // 3. A warp decodes its weights in registers and multiplies them as the A operand of mma.sync
 //    m16n8k16 (weights.cuh): tokens are columns, so that few tokens waste nothing.
 // 4. Sums of the warps that share rows are added in shared memory, in their order; epilogue.cuh.
@@ -20,6 +20,7 @@
 // Launch: persistent thread blocks of Shape::kSmallThreads + Shape::kFillers threads; a block takes
 // tiles of 16 `span` rows, Shape::kRows at most. Shared memory: the rings, the sums of the warps,
 // the image of the activations.
+#include "matmul/filled_product.cuh"
 #include "matmul/members.cuh"
 #include "matmul/resident_product.cuh"
 #include "matmul/shape.cuh"
@@ -85,8 +86,23 @@ __global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
     StagedProduct<Format, kForm, Shape>{
         given, arranged, shared_place(barriers), shared_place(rings)}
         .run();
+  } else if constexpr (Shape::kFillers != 0) {
+    FilledProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
   } else {
-    ResidentProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
+    const u32 warp = threadIdx.x / 32;
+    const SharedPlace ring_memory = kept(shared_place(rings + warp * WarpRing::kBytes));
+    WarpRing ring{ring_memory, ring_memory,
+        LaneTarget<typename WarpRing::Stage, kForm>(ring_memory), read_once_policy(), {}};
+#ifdef FP4KIT_HAS_BULK_COPIES
+    if constexpr (WarpRing::kBulk) {
+      ring.barriers = kept(shared_place(barriers + warp * Shape::kStages));
+      const u32 lane = threadIdx.x % 32;
+      if (lane < Shape::kStages) init_barrier(ring.barriers.at(lane * kBarrierBytes));
+      fence_barriers();
+      __syncwarp();
+    }
+#endif
+    ResidentProduct<Format, kForm, Shape>{given}.run(ring);
   }
 #endif
 }

@@ -82,14 +82,15 @@ struct Ring {
     if constexpr (!kBulk) commit_copies();
   }
 
-  // Waits for the oldest of kStages - 1 steps on their way, and for the other lanes.
+  // Waits for the oldest of kAhead steps on their way, and for the other lanes.
+  template <u32 kAhead = Shape::kStages - 1>
   FP4KIT_DEVICE void wait(u32 stage, u32 phase) const {
     if constexpr (kBulk) {
 #ifdef FP4KIT_HAS_BULK_COPIES
       wait_bytes(barriers.at(stage * kBarrierBytes), phase);
 #endif
     } else {
-      wait_copies<Shape::kStages - 2>();
+      wait_copies<kAhead - 1>();
       __syncwarp();
     }
   }
