@@ -122,16 +122,11 @@ struct SmallProduct {
     Target result{epilogue, first_row, min_u32(rows - first_row, most), at.first / Shape::kParts,
         columns_of(at) / Shape::kParts};
     if (has_members()) members.table[member].join(result.epilogue);
-    if constexpr (Shape::kStaged) {
-      result.epilogue.prepare(activations.columns / Shape::kParts);
-      result.epilogue.settle();
-    }
     return result;
   }
 
   // A tile's results, one by one.
-  FP4KIT_DEVICE void multiply_slowly(const Walk& at) const {
-    const Target target = target_of(at);
+  FP4KIT_DEVICE void multiply_slowly(const Walk& at, const Target& target) const {
     WeightSource source = weights;
     if (has_members()) members.table[member_of(at.tile)].join(source);
     for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
@@ -149,9 +144,8 @@ struct SmallProduct {
   }
 
   // Adds the sums of the slices of a tile and stores results, of two rows at a time.
-  FP4KIT_DEVICE void finish_sums(const Walk& at, const float* memory) const {
+  FP4KIT_DEVICE void finish_sums(const Target& target, const float* memory) const {
     constexpr u32 kPairs = Shape::kRows / 2;
-    const Target target = target_of(at);
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < target.tokens * kPairs; i += kThreadCount) {
       const u32 token = i / kPairs, inside = i % kPairs * 2;
@@ -212,7 +206,7 @@ struct SmallProduct {
     }
   }
 
-  FP4KIT_DEVICE void finish_tile(const Walk& at,
+  FP4KIT_DEVICE void finish_tile(const Walk& at, const Target& target,
       float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums], u32 odd, float* memory) const {
     // Only then may something be rare.
     constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
@@ -223,13 +217,17 @@ struct SmallProduct {
     emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
     if constexpr (kAsks) {
       if (count(is_slow) != 0) {
-        multiply_slowly(at);
+        multiply_slowly(at, target);
         return;
       }
     } else {
       synchronize();
     }
-    finish_sums(at, memory);
+    finish_sums(target, memory);
+  }
+  FP4KIT_DEVICE void finish_tile(const Walk& at,
+      float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums], u32 odd, float* memory) const {
+    finish_tile(at, target_of(at), sums, odd, memory);
   }
 };
 

@@ -265,6 +265,8 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
     for (; at.tile < this->tiles; advance(at)) {
       const ColumnWords columns(own_image, at.first, lane);
       const bool works = first_tile < row_tile_count(at.tile);
+      // What is to be read for it is on its way while there is something to multiply.
+      typename Base::Target target = this->target_of(at);
       u32 chunk = first_chunk, odd = 0;
 #pragma unroll 1
       for (u32 step = 0; step < this->steps; ++step, turn.next()) {
@@ -286,8 +288,10 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
         __syncwarp();
         if (lane == 0) arrive(emptied(turn.stage));
         chunk += Shape::kStepChunks;
+        if (step == 0) target.epilogue.prepare(this->activations.columns / Shape::kParts);
       }
-      this->finish_tile(at, sums, odd, this->sums_memory);
+      target.epilogue.settle();
+      this->finish_tile(at, target, sums, odd, this->sums_memory);
     }
   }
 
