@@ -146,7 +146,9 @@ def ready_of(
     scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, span, *numbers.words())
     launch = Launch(kernel, (min(tiles, resident),), scalars, shared, shape.threads)
     multiply = cuda_ready.Ready(device, launch, addresses=11)
-    if not shape.staged:
+    # Prepared weights take pieces of eight elements of bfloat16 as they lie, if all are there.
+    as_they_lie = form == PREPARED and sizes.parts == 1 and sizes.depth % TILE_DEPTH == 0
+    if not shape.staged or as_they_lie:
         return Prepared(multiply)
     pieces = -(-sizes.depth // TILE_DEPTH) * sizes.tokens
     arrange = Launch(

@@ -28,8 +28,8 @@
 
 namespace fp4kit {
 
-// The image of activations x (columns / kParts, depth) for StagedProduct. Launch: 256 threads, each
-// takes eight elements of a column.
+// The image of activations x (columns / kParts, depth) for StagedProduct, where it needs one.
+// Launch: 256 threads, each takes eight elements of a column.
 template <class Form, class Parts>
 __global__ void arrange_tokens_kernel(
     const void* x, u8* image, i64 columns, i64 depth, i64 high_first) {
@@ -46,7 +46,8 @@ __global__ void arrange_tokens_kernel(
 // x (tokens, depth), `columns` its tokens times Shape::kParts, times the transpose of weights
 // (rows, depth), into out (tokens, rows). level_*: values, rows of each, direction; types as in
 // epilogue.cuh; factors as binary32 bits. members: a table of several weights, whose tokens begin
-// at `offsets` (members.cuh), or nothing. arranged: the image of x, if it comes step by step.
+// at `offsets` (members.cuh), or nothing. arranged: the image of x, if it comes step by step and is
+// not such that it needs none.
 template <class Format, class Form, class Shape>
 __global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
     multiply_small_kernel(const u8* codes, const u8* scales, const void* x, void* out,

@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products whose activations come step by step: what a thread block does. Some warps fill a ring of
-// stages, the others multiply. Activations come from the image that arrange_tokens_kernel makes
-// (small.cu, activations.cuh), and prepared weights, in stretches, where the architecture can; else
-// the warps that multiply copy their own weights.
+// stages, the others multiply. Activations come from where they lie, if that is in the order of the
+// fragments but for whole pieces, else from the image that arrange_tokens_kernel makes (small.cu,
+// activations.cuh). Prepared weights come in stretches, where the architecture can; else the warps
+// that multiply copy their own weights.
 #pragma once
 
 #include "matmul/small_product.cuh"
@@ -22,24 +23,20 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
   using View = LaneView<Stage, kForm>;
   using Walk = typename Base::Walk;
   using Turn = StageTurn<Shape::kStages>;
-  static constexpr bool kBulk = WarpRing::kBulk;  // weights come in stretches
-#ifdef FP4KIT_HAS_BULK_COPIES
-  static constexpr bool kBulkImage = Shape::kBulk;
-#else
-  static constexpr bool kBulkImage = false;
-#endif
+  static constexpr bool kBulk = WarpRing::kBulk;                     // weights come in stretches
   static constexpr u32 kPieceBytes = Shape::kTokens * kColumnBytes;  // of 128 of the depth
   static constexpr u32 kImageBytes = Shape::kStepChunks * kPieceBytes;
   // Units are the tiles of the warps, those of the first one first.
   static constexpr u32 kUnits = Shape::kWarps * Shape::kTiles;
   // Several warps fill: to begin a copy of a stretch takes a warp some hundred cycles.
   static constexpr u32 kFillerWarps = Shape::kFillers / 32;
-  static constexpr u32 kFillerUnits = kBulk ? (kUnits + kFillerWarps - 1) / kFillerWarps : 0;
-  static constexpr u32 kFillerPieces = (Shape::kStepChunks + kFillerWarps - 1) / kFillerWarps;
-  static_assert(kFillerUnits + kFillerPieces <= 32, "a lane for each stretch");
-  static constexpr u32 kArrivals = kBulkImage ? kFillerWarps : Shape::kFillers;
+  static constexpr u32 kFillerUnits = (kUnits + kFillerWarps - 1) / kFillerWarps;
+  static_assert(kFillerUnits <= 32, "a lane for each stretch");
+  // Columns whose pieces all threads that fill copy at once, an even number.
+  static constexpr u32 kColumnsAtOnce = Shape::kFillers / 16;
+  static constexpr u32 kArrivals = Shape::kFillers + (kBulk ? kFillerWarps : 0);
 
-  const u8* arranged;  // the image
+  const u8* arranged;  // the image, or nothing
   SharedPlace control, rings;
 
   FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return control.at(stage * kBarrierBytes); }
@@ -98,115 +95,112 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
 
   // ---- Filling ----
 
-#ifdef FP4KIT_HAS_BULK_COPIES
-  // What a lane copies of each step of a tile: a unit's weights, or a piece of the image.
+  // What a thread copies of a tile's activations: place 4 w + t of some columns.
+  struct Pieces {
+    const u8* from;
+    SharedPlace target;               // in the first stage
+    u32 column_stride, chunk_stride;  // of memory, from one to the next
+    u32 count;                        // columns
+
+    FP4KIT_DEVICE void copy(const StagedProduct& product, u32 step, u32 stage) {
+      const u32 chunks = product.left_of(step, 0, Shape::kStepChunks);
+      const SharedPlace place = target.at(stage * kImageBytes);
+#pragma unroll
+      for (u32 c = 0; c < Shape::kStepChunks; ++c) {
+        const u8* source = from;
+#pragma unroll
+        for (u32 j = 0; j < Shape::kTokens; j += kColumnsAtOnce) {
+          if (c < chunks && j < count) {
+            copy_async<16>(place.at(c * kPieceBytes + j * kColumnBytes), source);
+          }
+          source += kColumnsAtOnce * column_stride;
+        }
+        from += chunk_stride;
+      }
+      arrive_copies(product.filled(stage));
+    }
+  };
+
+  FP4KIT_DEVICE Pieces pieces_of(const Walk& at, u32 thread) const {
+    const u32 inside = thread / 16, piece = thread % 16, column = at.first + inside;
+    const u32 count = this->columns_of(at);
+    const SharedPlace target = this->image.at(inside * kColumnBytes);
+    const u32 columns = count > inside ? count - inside : 0;
+    if (arranged != nullptr) {
+      return {arranged + column * kColumnBytes + piece * 16, target.at(piece * 16), kColumnBytes,
+          this->activations.columns * kColumnBytes, columns};
+    }
+    return {this->activations.place(column, piece * 8),
+        target.at(column_place(column, piece % 4, piece / 4)), this->activations.depth * 2,
+        kColumnBytes, columns};
+  }
+
+  // What a lane copies of a tile's weights in stretches.
   struct Stretch {
     const u8* from;
     SharedPlace target;  // in the first stage
-    u64 policy;
-    u32 advance, stage_bytes;  // to the next step, to the next stage
-    u32 piece, pieces, each;   // of a step: the first piece of the depth, how many, their bytes
-    u32 bytes, all_bytes;      // of a step: of this lane, of the warp
+    u32 piece, pieces;   // of the depth, in a step: the first, and how many
+    u32 bytes, all;      // of a step: of this lane, of the warp
 
     FP4KIT_DEVICE void count(const StagedProduct& product, u32 step) {
-      bytes = pieces == 0 ? 0 : product.left_of(step, piece, pieces) * each;
-      all_bytes = sum_across(bytes);
+      bytes = pieces == 0 ? 0 : product.left_of(step, piece, pieces) * Stage::Tile::kBytes;
+      all = sum_across(bytes);
+    }
+
+    FP4KIT_DEVICE void copy(const StagedProduct& product, u32 step, u32 stage, u64 policy) {
+#ifdef FP4KIT_HAS_BULK_COPIES
+      // All steps but the last are whole.
+      if (step == 0 || step + 1 == product.steps) count(product, step);
+      const SharedPlace barrier = product.filled(stage);
+      if (threadIdx.x % 32 == 0) expect_bytes(barrier, all);
+      __syncwarp();
+      if (bytes != 0) {
+        copy_bulk(target.at(stage * WarpRing::kStageBytes), from, bytes, barrier, policy);
+      }
+      from += Shape::kStepChunks * Stage::Tile::kBytes;
+#endif
     }
   };
 
   FP4KIT_DEVICE Stretch stretch_of(const Walk& at, u32 warp) const {
-    const u32 lane = threadIdx.x % 32;
-    Stretch result{};
-    if (lane >= kFillerUnits) {
-      const u32 piece = (lane - kFillerUnits) * kFillerWarps + warp;
-      const u32 columns = this->activations.columns;
-      result.from = arranged + (static_cast<i64>(piece) * columns + at.first) * kColumnBytes;
-      result.target = this->image.at(piece * kPieceBytes);
-      result.policy = keep_policy();
-      result.advance = Shape::kStepChunks * columns * kColumnBytes;
-      result.stage_bytes = kImageBytes;
-      result.piece = piece;
-      result.pieces = piece < Shape::kStepChunks ? 1 : 0;
-      result.each = this->columns_of(at) * kColumnBytes;
-    } else {
-      const WeightSource source = source_of(at.tile);
-      const u32 unit = warp * kFillerUnits + lane, owner = unit / Shape::kTiles;
-      const u32 tile = owner / Shape::kSlices * Shape::kTiles + unit % Shape::kTiles;
-      result.piece = owner % Shape::kSlices * Shape::kChunks;
-      const i64 line = first_row_tile(at.tile) + tile;
-      result.from = source.codes + (line * source.depth_tiles + result.piece) * Stage::Tile::kBytes;
-      result.target = ring_of(owner).at(unit % Shape::kTiles * Stage::kBytes);
-      result.policy = read_once_policy();
-      result.advance = Shape::kStepChunks * Stage::Tile::kBytes;
-      result.stage_bytes = WarpRing::kStageBytes;
-      result.pieces = unit < kUnits && tile < row_tile_count(at.tile) ? Shape::kChunks : 0;
-      result.each = Stage::Tile::kBytes;
-    }
-    return result;
-  }
-
-  // By each warp that fills.
-  FP4KIT_DEVICE void fill_stretches(u32 warp) const {
-    Walk at = begin();
-    Stretch own{}, following{};
-    if (at.tile < this->tiles) own = stretch_of(at, warp);
-    Turn turn;
-#pragma unroll 1
-    for (; at.tile < this->tiles; own = following) {
-#pragma unroll 1
-      for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-        // All steps but the last are whole.
-        if (step == 0 || step + 1 == this->steps) own.count(*this, step);
-        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
-        __syncwarp();
-        const SharedPlace barrier = filled(turn.stage);
-        if (threadIdx.x % 32 == 0) expect_bytes(barrier, own.all_bytes);
-        __syncwarp();
-        if (own.bytes != 0) {
-          const SharedPlace target = own.target.at(turn.stage * own.stage_bytes);
-          copy_bulk(target, own.from, own.bytes, barrier, own.policy);
-        }
-        own.from += own.advance;
-        if (step != 0) continue;
-        // While nothing else is to be done: what is to be read for the next tile takes long.
-        advance(at);
-        if (at.tile < this->tiles) following = stretch_of(at, warp);
-      }
-    }
-  }
-#endif
-
-  // By each thread that fills, where the image does not come in stretches.
-  FP4KIT_DEVICE void fill_pieces(u32 thread) const {
-    Turn turn;
-#pragma unroll 1
-    for (Walk at = begin(); at.tile < this->tiles; advance(at)) {
-      const u32 each = this->columns_of(at) * (kColumnBytes / 16);
-#pragma unroll 1
-      for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
-        __syncwarp();
-        const SharedPlace stage = this->image.at(turn.stage * kImageBytes);
-        const u32 count = this->left_of(step, 0, Shape::kStepChunks) * each;
-        for (u32 i = thread; i < count; i += Shape::kFillers) {
-          const u32 piece = i / each, inside = (i - piece * each) * 16;
-          const i64 chunk = step * Shape::kStepChunks + piece;
-          const i64 column = chunk * this->activations.columns + at.first;
-          copy_async<16>(
-              stage.at(piece * kPieceBytes + inside), arranged + column * kColumnBytes + inside);
-        }
-        arrive_copies(filled(turn.stage));
-      }
-    }
+    const WeightSource source = source_of(at.tile);
+    const u32 unit = warp * kFillerUnits + threadIdx.x % 32, owner = unit / Shape::kTiles;
+    const u32 tile = owner / Shape::kSlices * Shape::kTiles + unit % Shape::kTiles;
+    const u32 piece = owner % Shape::kSlices * Shape::kChunks;
+    const i64 line = first_row_tile(at.tile) + tile;
+    const bool is_own = threadIdx.x % 32 < kFillerUnits && unit < kUnits;
+    const u32 pieces = is_own && tile < row_tile_count(at.tile) ? Shape::kChunks : 0;
+    return {source.codes + (line * source.depth_tiles + piece) * Stage::Tile::kBytes,
+        ring_of(owner).at(unit % Shape::kTiles * Stage::kBytes), piece, pieces, 0, 0};
   }
 
   FP4KIT_DEVICE void fill(u32 thread) const {
-    if constexpr (kBulkImage) {
-#ifdef FP4KIT_HAS_BULK_COPIES
-      fill_stretches(thread / 32);
-#endif
-    } else {
-      fill_pieces(thread);
+    [[maybe_unused]] const u64 policy = read_once_policy();
+    [[maybe_unused]] Stretch stretch{}, next_stretch{};
+    Pieces pieces{}, next_pieces{};
+    Walk at = begin();
+    if (at.tile < this->tiles) {
+      pieces = pieces_of(at, thread);
+      if constexpr (kBulk) stretch = stretch_of(at, thread / 32);
+    }
+    Turn turn;
+#pragma unroll 1
+    while (at.tile < this->tiles) {
+#pragma unroll 1
+      for (u32 step = 0; step < this->steps; ++step, turn.next()) {
+        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+        __syncwarp();
+        if constexpr (kBulk) stretch.copy(*this, step, turn.stage, policy);
+        pieces.copy(*this, step, turn.stage);
+        if (step != 0) continue;
+        // While nothing else is to be done: what is to be read for the next tile takes long.
+        advance(at);
+        if (at.tile >= this->tiles) continue;
+        next_pieces = pieces_of(at, thread);
+        if constexpr (kBulk) next_stretch = stretch_of(at, thread / 32);
+      }
+      pieces = next_pieces;
+      stretch = next_stretch;
     }
   }
 
