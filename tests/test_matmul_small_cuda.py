@@ -115,7 +115,7 @@ def test_odd_scales(tokens):
 @pytest.mark.parametrize("mean", [1, 4, 20])
 @pytest.mark.parametrize("form", [PREPARED, ROWS])
 def test_members(form, mean):
-    """More than there are multiprocessors' turns of, with no rows, some, and more than a block's."""
+    """Several for each thread block: without rows, with some, with more than it has room for."""
     import cupy
 
     rng = np.random.default_rng(mean)
