@@ -32,7 +32,7 @@ namespace fp4kit {
 // epilogue.cuh; factors as binary32 bits. members: a table of several weights, whose tokens begin
 // at `offsets` (members.cuh), or nothing.
 template <class Format, class Form, class Shape>
-__global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
+__global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers, 1)
     multiply_small_kernel(const u8* codes, const u8* scales, const void* x, void* out,
         const float* level_a, const float* level_b, const void* bias, const void* c,
         const SmallMember* members, const void* offsets, i64 columns, i64 rows, i64 depth,
