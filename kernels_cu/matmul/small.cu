@@ -49,7 +49,7 @@ __global__ void arrange_tokens_kernel(
 // at `offsets` (members.cuh), or nothing. arranged: the image of x, if it comes step by step and is
 // not such that it needs none.
 template <class Format, class Form, class Shape>
-__global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
+__global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers, 1)
     multiply_small_kernel(const u8* codes, const u8* scales, const void* x, void* out,
         const float* level_a, const float* level_b, const void* bias, const void* c,
         const SmallMember* members, const void* offsets, const u8* arranged, i64 columns, i64 rows,
