@@ -104,15 +104,14 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
 
     FP4KIT_DEVICE void copy(const StagedProduct& product, u32 step, u32 stage) {
       const u32 chunks = product.left_of(step, 0, Shape::kStepChunks);
-      const SharedPlace place = target.at(stage * kImageBytes);
+      const SharedPlace place = kept(target.at(stage * kImageBytes));
 #pragma unroll
       for (u32 c = 0; c < Shape::kStepChunks; ++c) {
+        if (c >= chunks) break;
         const u8* source = from;
 #pragma unroll
         for (u32 j = 0; j < Shape::kTokens; j += kColumnsAtOnce) {
-          if (c < chunks && j < count) {
-            copy_async<16>(place.at(c * kPieceBytes + j * kColumnBytes), source);
-          }
+          if (j < count) copy_async<16>(place.at(c * kPieceBytes + j * kColumnBytes), source);
           source += kColumnsAtOnce * column_stride;
         }
         from += chunk_stride;
