@@ -42,7 +42,7 @@ struct SmallShape {
   // are many.
   static constexpr int kSumRow = kRows + 8;
   static constexpr int kSumFloats = kSlices * kTokens * kSumRow;
-  static constexpr int kSumBuffers = kStaged || (kSlices > 8 && kTokens > 2) ? 1 : 2;
+  static constexpr int kSumBuffers = kStaged || kTokens > (kSlices > 8 ? 2 : 8) ? 1 : 2;
   // Barriers of the rings, and two numbers.
   static constexpr int kControlBytes = (8 * kWarps * kStages + 8 + 127) / 128 * 128;
 };
