@@ -83,11 +83,16 @@ class Shape(NamedTuple):
             key=lambda span: -(-members * -(-tiles // span) // processors) * (span + 1),
         )
 
+    def padded(self, depth: int) -> int:
+        """Pieces of 128 of the depth that whole steps would have."""
+        step = self.slices * self.chunks
+        return -(-depth // (TILE_DEPTH * step)) * step
+
     def shared(self, spec: FormatSpec, form: int, depth: int) -> int:
         """Bytes of shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        buffers = 1 if self.staged or (self.slices > 8 and self.tokens > 2) else 2
+        buffers = 1 if self.staged or self.tokens > (2 if self.slices > 8 else 8) else 2
         sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
         pieces = -(-depth // TILE_DEPTH)
         if self.staged:
@@ -121,8 +126,8 @@ class Sizes(NamedTuple):
         return weights + ACTIVATION_COST * activations
 
 
-#: (groups, tiles, slices, chunks, stages) whose activations stay, by the room for tokens. Of those
-#: of equal cost the first is taken; the last of each are for rows that go round better by 16.
+#: (groups, tiles, slices, chunks, stages) whose activations stay, by the room for tokens, the
+#: preferred first; the last of each are for rows that go round better by 16.
 WIDE, DEEP, NARROW = (1, 2, 16, 2, 2), (1, 2, 8, 2, 2), (1, 1, 16, 2, 2)
 RESIDENT = {
     1: (WIDE, DEEP, NARROW),
@@ -196,7 +201,10 @@ def sample_instances() -> list[Instance]:
 
 @lru_cache(maxsize=1024)
 def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int) -> Shape | None:
-    """The shape of least cost with room for the tokens; None if none fits so many bytes."""
+    """The shape of least cost with room for the tokens; None if none fits so many bytes.
+
+    Of those of equal cost that whose warps have most to do in a tile's last step, then the first.
+    """
     fitting = [
         shape
         for shape in SHAPES[form]
@@ -206,9 +214,12 @@ def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int
         return None
     room = min(shape.tokens for shape in fitting)
     best = min(
-        # Of those of equal cost the first.
         (shape for shape in fitting if shape.tokens == room),
-        key=lambda shape: (sizes.cost(shape, processors), shape.staged and shape.rows),
+        key=lambda shape: (
+            sizes.cost(shape, processors),
+            shape.staged and shape.rows,
+            shape.padded(sizes.depth),
+        ),
     )
     return best._replace(parts=sizes.parts)
 

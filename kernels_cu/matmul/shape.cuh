@@ -41,7 +41,7 @@ struct SmallShape {
   // Sums of warps: of both halves of memory in turn, unless they are many or stages want the place.
   static constexpr int kSumRow = kRows + 8;
   static constexpr int kSumFloats = kSlices * kTokens * kSumRow;
-  static constexpr int kSumBuffers = kStaged || (kSlices > 8 && kTokens > 2) ? 1 : 2;
+  static constexpr int kSumBuffers = kStaged || kTokens > (kSlices > 8 ? 2 : 8) ? 1 : 2;
   // Barriers of the rings, and two numbers.
   static constexpr int kControlBytes = (8 * kWarps * kStages + 8 + 127) / 128 * 128;
 };
