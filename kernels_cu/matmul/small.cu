@@ -7,8 +7,8 @@
 // 1. Weights come through a ring of stages by asynchronous copies.
 // 2. Activations lie in shared memory in the order of the fragments (activations.cuh): all of them
 //    from the first tile of rows on (resident_product.cuh; filled_product.cuh: warps of their own
-//    fill one ring), or those of a step in its stage, from an image in memory that
-//    arrange_tokens_kernel makes, by warps of their own (staged_product.cuh).
+//    fill one ring), or those of a step in its stage, by warps of their own, from where they lie or
+//    from an image in memory that arrange_tokens_kernel makes (staged_product.cuh).
 // 3. A warp decodes its weights in registers and multiplies them as the A operand of mma.sync
 //    m16n8k16 (weights.cuh): tokens are columns, so that few tokens waste nothing.
 // 4. Sums of the warps that share rows are added in shared memory, in their order; epilogue.cuh.
