@@ -348,6 +348,8 @@ def test_ragged(wide, form, name, dtype, device, monkeypatch):
             check_product(whole, got[rows])
     assert (got[:2] == 7).all()
     assert (got[offsets[-1] :] == 7).all()
+    nothing = placed_on(device, FloatOperand(x.data[:0], dtype))
+    assert matmul_small.launch_ragged(job._replace(a=nothing, out=device.empty((0, 80), "f4")))
 
 
 @pytest.mark.parametrize("byte", [0, 1, 2, 8, 134, 135, 136])

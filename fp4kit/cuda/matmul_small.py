@@ -148,7 +148,7 @@ def ready_of(
     multiply = cuda_ready.Ready(device, launch, addresses=11)
     # Prepared weights take pieces of eight elements of bfloat16 as they lie, if all are there.
     as_they_lie = form == PREPARED and sizes.parts == 1 and sizes.depth % TILE_DEPTH == 0
-    if not shape.staged or as_they_lie:
+    if not shape.staged or as_they_lie or not sizes.tokens:
         return Prepared(multiply)
     pieces = -(-sizes.depth // TILE_DEPTH) * sizes.tokens
     arrange = Launch(
