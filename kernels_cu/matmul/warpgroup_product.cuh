@@ -317,19 +317,12 @@ struct WarpgroupProduct {
     return mul_rn(sum, as_float(static_cast<u32>(kF32Bias + 7) << kF32MantissaBits));
   }
 
-  // Results of one token and two rows beside each other, the first an even one.
-  FP4KIT_DEVICE void store_word(
-      u32 token, u32 row, const float (&factor)[2], float first, float second) const {
-    epilogue.store_word(
-        token, row, mul_rn(factor[0], raised(first)), mul_rn(factor[1], raised(second)));
-  }
-
   FP4KIT_DEVICE void load_factors(u32 row, float (&factor)[2]) const {
-    factor[0] = epilogue.factor(row);
-    factor[1] = row + 1 < rows ? epilogue.factor(row + 1) : 0.0f;
+    factor[0] = epilogue.factor(0, row);
+    factor[1] = row + 1 < rows ? epilogue.factor(0, row + 1) : 0.0f;
   }
 
-  // From registers, where stores_words() is true.
+  // From registers, where pairs can be stored.
   FP4KIT_DEVICE void store_directly(const Sums& result) const {
     const u32 first_inside = threadIdx.x / 32 * Shape::kTiles, lane = threadIdx.x % 32;
     const u32 g = lane / 4, t = lane % 4, tokens = column_count();
@@ -346,8 +339,8 @@ struct WarpgroupProduct {
         for (u32 h = 0; h < 2; ++h) {
           const u32 token = 8 * j + 2 * t + h;
           if (token >= tokens) continue;
-          store_word(first_column() + token, row, factor, result[i][4 * j + h],
-              result[i][4 * j + 2 + h]);
+          epilogue.store_pair(first_column() + token, row, raised(result[i][4 * j + h]),
+              raised(result[i][4 * j + 2 + h]), factor);
         }
       }
     }
@@ -377,7 +370,7 @@ struct WarpgroupProduct {
     if (inside >= tile_count() * kPreparedRows || row >= rows) return;
     const u32 tokens = column_count() / Shape::kParts;
     const u32 first_token = first_column() / Shape::kParts;
-    const bool words = epilogue.stores_words();
+    const bool pairs = epilogue.can_store_pairs();
     float factor[2];
     load_factors(row, factor);
 #pragma unroll 1
@@ -390,8 +383,8 @@ struct WarpgroupProduct {
         first = add_rn(first, as_float(both.x));
         second = add_rn(second, as_float(both.y));
       }
-      if (words) {
-        store_word(first_token + token, row, factor, first, second);
+      if (pairs) {
+        epilogue.store_pair(first_token + token, row, raised(first), raised(second), factor);
       } else {
         epilogue.store(first_token + token, row, raised(first), factor[0]);
         if (row + 1 < rows) epilogue.store(first_token + token, row + 1, raised(second), factor[1]);
@@ -440,7 +433,7 @@ struct WarpgroupProduct {
         return;
       }
     }
-    if (kDirect && epilogue.stores_words()) {
+    if (kDirect && epilogue.can_store_pairs()) {
       store_directly(result);
       return;
     }
