@@ -4,8 +4,8 @@
 
 A slab of b is decoded without its second level, which multiplies the sums. Where that is one
 number and nothing is added, it is the GEMM's factor, and the GEMM rounds once; else the GEMM leaves
-float32 sums, and `matmul_finish` does the rest. A NaN of cuBLAS has another pattern than ours: where
-less is read for it than the result has, the device looks first whether there can be any.
+float32 sums, and `matmul_finish` does the rest. A NaN of cuBLAS has not our pattern: where
+that takes less than reading the result, the device looks first whether there can be any.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from fp4kit.scheme import Scheme
 
 from . import blas, run
 from . import ready as cuda_ready
-from .device import capability
 from .geometry import LANE, THREADS
 from .launch import ITEM_SIZES, VECTOR, WARP, grid_for
 from .matmul_choice import SCRATCH_BYTES, TILE_COLUMNS, TILE_ROWS, is_always_exact, library_dtype
@@ -269,8 +268,8 @@ class _Call:
     def _begin(self, factor: int) -> None:
         """The factor of the GEMMs, and whether there may be NaN."""
         doubt = doubt_of(self._job)
-        arguments = (self._parameter(1), int(doubt is None), factor, factor + 8)
-        run.launch(factor_kernel(), (1,), arguments)
+        given = (self._parameter(1), int(doubt is None), factor, factor + 8)
+        run.launch(factor_kernel(), (1,), given)
         if doubt is not None:
             arguments = (*doubt.arrays, factor + 8, *doubt.scalars)
             run.launch(doubt_kernel(), _turns(doubt.size), arguments)

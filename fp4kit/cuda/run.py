@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fp4kit import trace
-from fp4kit.arrays import is_capturing, keep_if_captured
+from fp4kit.arrays.capture import is_capturing, keep_if_captured
 from fp4kit.backend.interface import Job, RawArray
 
 from . import compile as cuda_module

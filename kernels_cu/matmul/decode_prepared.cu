@@ -43,8 +43,7 @@ FP4KIT_DEVICE void decode_word(u32 codes, u32 scale, typename Out::Bits* out) {
       word[2 * i + 1] = as_bits(second);
     }
   }
-  // The GEMM reads them soon.
-  store_words<false>(out, word);
+  store_words(out, word);
 }
 
 #endif
@@ -87,13 +86,23 @@ __global__ void __launch_bounds__(kThreads) decode_prepared_kernel(const u8* __r
   }
   const i64 k = across * kPreparedDepth + place * 8;
   if (k >= stride) return;
+  const i64 top = tile_row * kPreparedRows - first;  // of the tile, among the rows
+  const u32 pair = lane / 16 * 2;
+  typename Out::Bits* target = out + (top + pair) * stride + k;
+  const auto decode = [&](u32 j, u32 row) {
+    const u32 scale = scale_pair<Format>(scales[j % kHalf] >> (j / kHalf * 16) & 0xFFu);
+    decode_word<Out>(codes[j], scale, target + row * stride);
+  };
+  if (top >= 0 && top + kPreparedRows <= rows) {
 #pragma unroll
-  for (u32 j = 0; j < 2 * kHalf; ++j) {
-    const u32 odd = j / kHalf, turn = j % kHalf;
-    const i64 row = tile_row * kPreparedRows + 4 * turn + lane / 16 * 2 + odd - first;
-    if (row < 0 || row >= rows) continue;
-    const u32 scale = scale_pair<Format>(scales[turn] >> (16 * odd) & 0xFFu);
-    decode_word<Out>(codes[j], scale, out + row * stride + k);
+    for (u32 j = 0; j < 2 * kHalf; ++j) decode(j, j % kHalf * 4 + j / kHalf);
+  } else {
+#pragma unroll
+    for (u32 j = 0; j < 2 * kHalf; ++j) {
+      const u32 row = j % kHalf * 4 + j / kHalf;
+      const i64 at = top + pair + row;
+      if (at >= 0 && at < rows) decode(j, row);
+    }
   }
 #endif
 }
