@@ -11,6 +11,7 @@ from fp4kit.backend.matmul import MatmulJob
 from fp4kit.cuda import (
     blas,
     matmul_choice,
+    matmul_decode,
     matmul_library,
 )
 from fp4kit.cuda import (
@@ -19,7 +20,7 @@ from fp4kit.cuda import (
 from fp4kit.cuda import (
     run as cuda_run,
 )
-from fp4kit.formats import BLOCK_FORMATS, DTYPES, SECOND_LEVEL_SCALES
+from fp4kit.formats import BLOCK_FORMATS, DTYPES, SCALE_LAYOUTS, SECOND_LEVEL_SCALES
 from fp4kit.reference import codecs
 from matmul_jobs import RAW, check, grid_scales, job_of, moved, numbers, quantized
 from matmul_samples import placed, prepared
@@ -74,7 +75,8 @@ def library(on_host, monkeypatch):
     monkeypatch.setattr(blas, "Gemm", HostGemm)
     monkeypatch.setattr(blas, "WORKSPACE_BYTES", 256)
     monkeypatch.setattr(blas, "is_available", lambda: True)
-    monkeypatch.setattr(cuda_matmul, "capability", lambda _: (9, 0))
+    for module in (cuda_matmul, matmul_decode):
+        monkeypatch.setattr(module, "capability", lambda _: (9, 0))
     # They would take the few rows of these tests.
     monkeypatch.setattr(cuda_matmul.matmul_warpgroup, "launch", lambda _: False)
     for name in ("LIBRARY_ROWS", "LIBRARY_ROWS_OF_FEW", "LIBRARY_COLUMNS", "LIBRARY_DEPTH"):
@@ -179,7 +181,7 @@ def test_c_that_is_the_result_is_read_once(library, on_host):
     """Where a product might be made anew, cuBLAS must not have written over c."""
     rng = np.random.default_rng(6)
     a = numbers(rng, 9, 96, "bfloat16")
-    for name, kernel in (("mxfp8", "matmul_any"), ("nvfp4", "dequantize_rowwise")):
+    for name, kernel in (("mxfp8", "matmul_any"), ("nvfp4", "decode_fp4")):
         job = job_of(a, quantized(rng, name, 21, 96), "float32", rng=rng, c="float32")
         given = moved(job, on_host.put, on_host.empty)
         given = given._replace(out=given.c)
@@ -190,7 +192,8 @@ def test_c_that_is_the_result_is_read_once(library, on_host):
 
 
 def test_bfloat16_without_tensor_cores_for_it(library, monkeypatch):
-    monkeypatch.setattr(cuda_matmul, "capability", lambda _: (7, 5))
+    for module in (cuda_matmul, matmul_decode):
+        monkeypatch.setattr(module, "capability", lambda _: (7, 5))
     rng = np.random.default_rng(9)
     b = quantized(rng, "nvfp4", 20, 64)
     assert not library(job_of(numbers(rng, 5, 64, "bfloat16"), b))
@@ -231,7 +234,7 @@ def test_prepared_weights(name, dtype, library, on_host):
         assert library(job_of(a, b, dtype), b=tiles) == [(dtype, dtype, (9, rows, depth), True)]
         restored = "restore_weights" in launched_kernels(on_host)
         assert restored == ((name, dtype) == ("mxfp4", "float16"))
-        assert restored != ("decode_prepared" in launched_kernels(on_host))
+        assert restored != ("decode_fp4" in launched_kernels(on_host))
         job = job_of(a, b, "float32", rng=rng, bias="float32", c=dtype, alpha=0.7)
         assert library(job, b=tiles) == [(dtype, "float32", (9, rows, depth), False)]
 
@@ -271,17 +274,42 @@ def test_slabs_of_prepared_weights(library, monkeypatch):
         assert len(calls) == count
 
 
-def test_prepared_weights_at_an_odd_address_are_restored(library, on_host):
+def test_which_prepared_weights_are_restored(on_host, monkeypatch):
+    """At odd addresses, or without products of pairs."""
     rng = np.random.default_rng(16)
     b = quantized(rng, "nvfp4", 33, 128)
-    job = job_of(numbers(rng, 9, 128, "bfloat16"), b, "bfloat16")
-    given = moved(job, on_host.put, on_host.empty)
+    given = moved(job_of(numbers(rng, 9, 128, "bfloat16"), b), on_host.put, on_host.empty)
     tiles = prepared(b)
-    given = given._replace(b=tiles._replace(tiles=on_host.put(tiles.tiles, 1)))
-    # Their own kernel reads words: the general one takes what was restored.
-    assert not matmul_library.decodes_prepared(given, (9, 0))
-    assert not matmul_library.decodes_prepared(given._replace(b=placed(tiles, on_host.put)), (7, 5))
-    assert matmul_library.decodes_prepared(given._replace(b=placed(tiles, on_host.put)), (8, 0))
+    for capability, shift, takes in (((8, 0), 0, True), ((7, 5), 0, False), ((8, 0), 4, False)):
+        monkeypatch.setattr(matmul_decode, "capability", lambda _, it=capability: it)
+        there = tiles._replace(tiles=on_host.put(tiles.tiles, shift))
+        assert matmul_library.takes_prepared(given._replace(b=there)) == takes
+
+
+@pytest.mark.parametrize("low_first", [True, False])
+@pytest.mark.parametrize("layout", SCALE_LAYOUTS)
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
+def test_rows_of_fp4(name, layout, low_first, library, on_host, monkeypatch):
+    """By words where they are aligned, else as `dequantize` does; slabs begin anywhere."""
+    rng = np.random.default_rng(23)
+    a = numbers(rng, 3, 288, "bfloat16")
+    options = {"scale_layout": layout, "low_first": low_first, "level": [0.5]}
+    b = quantized(rng, name, 150, 288, **options)
+    for slab in (150, 64, 41):
+        monkeypatch.setattr(matmul_library, "SCRATCH_BYTES", 256 + slab * 288 * 2)
+        for shift in (0, 1):
+            library(job_of(a, b, "bfloat16"), shift)
+            assert ("decode_fp4" in launched_kernels(on_host)) == (shift == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4"])
+def test_every_scale_byte_of_rows(name, dtype, library):
+    rng = np.random.default_rng(24)
+    depth = 6 * BLOCK_FORMATS[name].block_size
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 6, axis=1)
+    b = quantized(rng, name, 256, depth, scales=scales)
+    library(job_of(numbers(rng, 3, depth, dtype), b, "float32"))
 
 
 def test_slabs_are_about_as_large():

@@ -53,7 +53,7 @@ REASONS = {
     "matmul_factor": "the one factor of a GEMM's sums",
     "matmul_doubt": "whether a GEMM may make NaN: less is read than its result has",
     "matmul_nan": "the NaN of a GEMM",
-    "decode_prepared": "many rows: prepared weights are decoded for cuBLAS",
+    "decode_fp4": "many rows: FP4 weights in tiles, or whole aligned rows, are decoded for cuBLAS",
 }
 OTHERWISE = "the only kernel of its operation"
 

@@ -100,12 +100,11 @@ def launch_any(jobs: Sequence[MatmulJob]) -> None:
 
 def _launch_library(job: MatmulJob) -> bool:
     """A product by cuBLAS, if it is worth it and can be; False, and nothing is done, if not."""
-    of_device = capability(run.current_device())
-    if not (blas.is_available() and uses_library(job, of_device)):
+    if not (blas.is_available() and uses_library(job, capability(run.current_device()))):
         return False
     if not matmul_library.can_repeat(job):
         return False
-    if matmul_library.decodes_prepared(job, of_device):
+    if matmul_library.takes_prepared(job):
         matmul_library.launch(job)
         return True
     with in_rows(job.b) as b:

@@ -10,6 +10,7 @@ from fp4kit.backend.matmul import FloatOperand, Operand
 from fp4kit.formats import ALL_FORMATS, BLOCK_FORMATS, DTYPES, FormatSpec
 
 from .compile import CXX_DTYPES, CXX_FORMATS, NAMESPACE, Instance, instance
+from .matmul_shapes import PREPARED, ROWS
 from .matmul_words import MOST_PRODUCTS, MOST_WEIGHTS
 
 CXX_ELEMENTS = {"e4m3": "E4m3", "e5m2": "E5m2"}
@@ -85,10 +86,10 @@ def decode_kernel(source: str, dtype: str) -> Instance:
 
 
 @cache
-def decode_prepared_kernel(spec: FormatSpec, dtype: str) -> Instance:
-    """Rows of prepared weights as numbers."""
-    words = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
-    return instance("decode_prepared_kernel", "matmul/decode_prepared.cu", *words)
+def decode_fp4_kernel(spec: FormatSpec, dtype: str, form: int) -> Instance:
+    """Rows of FP4 weights, of a form of `matmul_shapes`, as numbers."""
+    words = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], f"Number<{form}>"
+    return instance("decode_fp4_kernel", "matmul/decode_fp4.cu", *words)
 
 
 def all_instances() -> list[Instance]:
@@ -98,9 +99,10 @@ def all_instances() -> list[Instance]:
     result = [factor_kernel(), doubt_kernel()]
     result += [*map(nan_kernel, DTYPES), *map(finish_kernel, MOST_PRODUCTS)]
     result += [
-        decode_prepared_kernel(spec, dtype)
+        decode_fp4_kernel(spec, dtype, form)
         for spec in BLOCK_FORMATS.values()
         for dtype in DTYPES
+        for form in (PREPARED, ROWS)
         if spec.packs_nibbles
     ]
     result += [decode_kernel(source, dtype) for source in quantized for dtype in DTYPES]

@@ -10,7 +10,6 @@ that takes less than reading the result, the device looks first whether there ca
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,24 +20,16 @@ from fp4kit.backend.matmul import (
     MatmulJob,
     Operand,
     PreparedOperand,
-    QuantizedOperand,
 )
-from fp4kit.backend.prepared import TILE_ROWS as PREPARED_ROWS
-from fp4kit.backend.prepared import tile_shape
-from fp4kit.formats import FormatSpec
-from fp4kit.layout import TILE, padded_scale_shape
-from fp4kit.plan import Plan
-from fp4kit.scheme import Scheme
 
 from . import blas, run
 from . import ready as cuda_ready
-from .geometry import LANE, THREADS
-from .launch import ITEM_SIZES, VECTOR, WARP, grid_for
+from .geometry import THREADS
+from .launch import ITEM_SIZES, VECTOR, grid_for
 from .matmul_choice import SCRATCH_BYTES, TILE_COLUMNS, TILE_ROWS, is_always_exact, library_dtype
+from .matmul_decode import STRIDE, Rows, decode, form_of_fp4
 from .matmul_instances import (
     any_kernel,
-    decode_kernel,
-    decode_prepared_kernel,
     doubt_kernel,
     factor_kernel,
     finish_kernel,
@@ -47,20 +38,14 @@ from .matmul_instances import (
 )
 from .matmul_words import (
     MOST_PRODUCTS,
-    addresses_of,
-    flags_of,
     product_words,
     products_parameter,
 )
 
-#: Rows of decoded operands are whole 16-byte pieces of any type.
-STRIDE = 8
 #: Rows of a whose decoded numbers and sums share the scratch with those of b.
 SLAB_ROWS = 4096
 #: Rows of b of a slab are a multiple of this, so that only the last has a ragged tile.
 SLAB_STEP = 256
-#: The least compute capability that multiplies pairs of bfloat16.
-PAIRS_CAPABILITY = (8, 0)
 #: Thread blocks, for each multiprocessor, of kernels that go over memory in turns.
 TURN_BLOCKS = 8
 #: High bytes of the numbers from which on a product counts as one that may hold NaN: infinity, or
@@ -135,46 +120,18 @@ def can_repeat(job: MatmulJob) -> bool:
     return exact or job.c is None or job.c.data.ptr != job.out.data.ptr
 
 
-@lru_cache(maxsize=256)
-def _codes_times_scales(
-    spec: FormatSpec, rows: int, depth: int, layout: str, low_first: bool
-) -> Plan:
-    """How rows of blocks are decoded without a second level."""
-    scheme = Scheme(
-        spec.name,  # type: ignore[arg-type]
-        recipe="torchao" if spec.has_second_level else None,
-        second_level="none" if spec.has_second_level else None,
-        scale_layout=layout,  # type: ignore[arg-type]
-        nibble_order="low_first" if low_first or not spec.packs_nibbles else "high_first",
-    )
-    return Plan(scheme.parts[0].decoding, rows, depth)
-
-
-def decodes_blocks(operand: QuantizedOperand, first: int, slabs: Slabs) -> bool:
-    """Whether the kernels of `dequantize` decode rows from `first` on to what a GEMM takes."""
-    whole = operand.depth == slabs.stride and operand.depth % operand.format.block_size == 0
-    rowwise = operand.block_scale is not None and not operand.transposed
-    return (
-        whole
-        and rowwise
-        and first % TILE[operand.scale_layout][0] == 0
-        and is_always_exact(operand, slabs.dtype)
-    )
-
-
 def _clear(address: int, size: int) -> None:
     import cupy
 
     cupy.cuda.runtime.memsetAsync(address, 0, size, cupy.cuda.get_current_stream().ptr)
 
 
-def decodes_prepared(job: MatmulJob, capability: tuple[int, int]) -> bool:
+def takes_prepared(job: MatmulJob) -> bool:
     """Whether prepared weights are decoded as they lie; else they must be restored first."""
-    dtype, b = library_dtype(job), job.b
+    dtype = library_dtype(job)
     assert dtype is not None
-    exact = all(is_always_exact(one, dtype) for one in (job.a, b))  # else it reads them again
-    aligned = isinstance(b, PreparedOperand) and run.is_aligned(b.tiles.data.ptr)
-    return exact and aligned and capability >= PAIRS_CAPABILITY
+    exact = all(is_always_exact(one, dtype) for one in (job.a, job.b))  # else it reads them again
+    return exact and form_of_fp4(job.b, dtype, 0) is not None
 
 
 class Doubt(NamedTuple):
@@ -280,29 +237,7 @@ class _Call:
         if isinstance(operand, FloatOperand):
             start = first * operand.depth * ITEM_SIZES[dtype]
             return blas.Matrix(operand.data.data.ptr + start, dtype, operand.depth)
-        data, scale, _ = addresses_of(operand)
-        if isinstance(operand, PreparedOperand):
-            _, depth_tiles, _ = tile_shape(operand.format, operand.rows, operand.depth)
-            row_tiles = -(-(first + rows) // PREPARED_ROWS) - first // PREPARED_ROWS
-            kernel = decode_prepared_kernel(operand.format, dtype)
-            arguments = (data, target, first, rows, depth_tiles, stride)
-            run.launch(kernel, grid_for(row_tiles * depth_tiles * WARP), arguments)
-            return blas.Matrix(target, dtype, stride)
-        if decodes_blocks(operand, first, self._slabs):
-            spec, layout = operand.format, operand.scale_layout
-            plan = _codes_times_scales(spec, rows, operand.depth, layout, operand.low_first)
-            _, stored = padded_scale_shape(rows, plan.blocks, layout)
-            data += first * spec.packed_cols(operand.depth)
-            scale += first * stored
-            aligned = run.is_aligned(data | target)
-            ready = cuda_ready.dequantize(run.current_device(), plan, dtype, 1, aligned)
-            ready.launch(data, scale, 0, target)
-            return blas.Matrix(target, dtype, stride)
-        flag = 0 if is_always_exact(operand, dtype) else self._flag
-        grid = grid_for(rows * -(-stride // LANE))
-        shape = (operand.depth, first, rows, stride)
-        words = (data, scale, operand.rows, flags_of(operand), *shape, target, flag)
-        run.launch(decode_kernel(source_of(operand), dtype), grid, words)
+        decode(operand, Rows(first, rows, stride), dtype, target, self._flag)
         return blas.Matrix(target, dtype, stride)
 
     def _multiply(
