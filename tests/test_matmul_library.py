@@ -74,6 +74,7 @@ def library(on_host, monkeypatch):
     """Runs a product by NumPy's GEMM, and returns what was multiplied."""
     monkeypatch.setattr(blas, "Gemm", HostGemm)
     monkeypatch.setattr(blas, "WORKSPACE_BYTES", 256)
+    monkeypatch.setattr(matmul_library, "LAUNCH_BYTES", 0)
     monkeypatch.setattr(blas, "is_available", lambda: True)
     for module in (cuda_matmul, matmul_decode):
         monkeypatch.setattr(module, "capability", lambda _: (9, 0))
@@ -378,7 +379,7 @@ def test_sums_that_overflow(library):
     library(job_of(numbers(rng, 40, 32, "bfloat16"), b, "bfloat16"))
 
 
-def test_what_is_looked_at_is_less_than_the_result(on_host):
+def test_what_is_looked_at_is_less_than_the_result(library, on_host, monkeypatch):
     rng = np.random.default_rng(22)
     a, b = numbers(rng, 40, 32, "bfloat16"), quantized(rng, "nvfp4", 300, 32)
     job = moved(job_of(a, b, "bfloat16"), on_host.put, on_host.empty)
@@ -395,10 +396,13 @@ def test_what_is_looked_at_is_less_than_the_result(on_host):
         job._replace(a=job.b),
     ):
         assert matmul_library.doubt_of(other) is None
+    monkeypatch.setattr(matmul_library, "LAUNCH_BYTES", 40 * 300 * 2)
+    assert matmul_library.doubt_of(job) is None
 
 
-def test_scratch_of_a_graph_is_its_own(library, on_host, monkeypatch):
-    """Allocated and given back as steps of it: nothing is kept for good."""
+@pytest.fixture
+def captured(on_host, monkeypatch):
+    """As if a graph were captured: {address: memory} taken, and what was given back."""
     import cupy
 
     taken, given_back = {}, []
@@ -408,12 +412,34 @@ def test_scratch_of_a_graph_is_its_own(library, on_host, monkeypatch):
         taken[array.ctypes.data] = array
         return array.ctypes.data
 
-    monkeypatch.setattr(cupy.cuda.runtime, "mallocAsync", allocate, raising=False)
-    monkeypatch.setattr(
-        cupy.cuda.runtime, "freeAsync", lambda address, _: given_back.append(address), raising=False
-    )
+    def view(address, shape):
+        array = next(one for start, one in taken.items() if start <= address < start + one.size)
+        first = address - array.ctypes.data
+        return array[first : first + int(np.prod(shape))].reshape(shape)
+
+    runtime = cupy.cuda.runtime
+    monkeypatch.setattr(runtime, "mallocAsync", allocate, raising=False)
+    monkeypatch.setattr(runtime, "freeAsync", lambda at, _: given_back.append(at), raising=False)
     monkeypatch.setattr(cuda_run, "is_capturing", lambda: True)
     monkeypatch.setattr(cuda_run, "scratch", None)
+    monkeypatch.setattr(cuda_run, "_bytes_at", view)
+    return taken, given_back
+
+
+def test_scratch_of_a_graph_is_its_own(library, captured):
+    """Allocated and given back as steps of it: nothing is kept for good."""
+    taken, given_back = captured
     rng = np.random.default_rng(11)
     assert library(job_of(numbers(rng, 5, 64, "bfloat16"), quantized(rng, "mxfp8", 20, 64)))
     assert given_back == list(taken)
+
+
+@pytest.mark.parametrize("by_library", [True, False])
+def test_what_is_restored_in_a_graph_is_its_own(by_library, library, captured, monkeypatch):
+    taken, given_back = captured
+    monkeypatch.setattr(blas, "is_available", lambda: by_library)
+    rng = np.random.default_rng(25)
+    a, b = numbers(rng, 5, 100, "float16"), quantized(rng, "mxfp4", 20, 100)
+    assert bool(library(job_of(a, b, "float16"), b=prepared(b))) == by_library
+    assert sorted(given_back) == sorted(taken)
+    assert len(taken) == 1 + by_library

@@ -48,6 +48,8 @@ SLAB_ROWS = 4096
 SLAB_STEP = 256
 #: Thread blocks, for each multiprocessor, of kernels that go over memory in turns.
 TURN_BLOCKS = 8
+#: Bytes that are read in the time of a launch more.
+LAUNCH_BYTES = 8 << 20
 #: High bytes of the numbers from which on a product counts as one that may hold NaN: infinity, or
 #: 2^39, which 2^31 codes times scales below 2^43 do not make infinite.
 DOUBTFUL = {"float32": 0x53, "bfloat16": 0x53, "float16": 0x7C}
@@ -178,7 +180,7 @@ def doubt_of(job: MatmulJob) -> Doubt | None:
             limit, shift = limit >> 1, 1
         of_scales = (int(scales.nbytes), shift, *_large(limit, 1))
         size += int(scales.nbytes)
-    if size >= job.out.nbytes:
+    if size + LAUNCH_BYTES >= job.out.nbytes:
         return None
     return Doubt((numbers.data.ptr, run.address_of(scales)), (*of_numbers, *of_scales), size)
 
