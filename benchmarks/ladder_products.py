@@ -26,6 +26,7 @@ def graph_us(calls: list[Callable[[], None]], replays: int = 7) -> float:
     """Microseconds of a call: the median of replays of a graph of all calls."""
     import cupy
 
+    cupy.cuda.get_current_stream().synchronize()  # what makes the operands
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         for call in calls[:2]:

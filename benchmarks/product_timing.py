@@ -61,6 +61,9 @@ def _median_us(replay: Call, calls: int) -> float:
 
 def graph_us(calls: Sequence[Call]) -> float:
     """Microseconds of a call: a CuPy graph of all calls, median of replays."""
+    # A stream of its own does not wait for what makes the operands: their results would be written
+    # where that still has its intermediate arrays.
+    cupy.cuda.get_current_stream().synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         # Whatever is compiled or loaded is so before.
