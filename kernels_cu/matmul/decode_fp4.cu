@@ -97,17 +97,17 @@ struct TilePart {
     }
   }
 
-  // Of rows from `top` on, the last one again for those from `end` on; `word`: of a row.
+  // Of a word of each row: those from `top` on, which are `valid` (the last one again beyond).
   FP4KIT_DEVICE void load_rows(const u8* packed, const u8* block_scale, const ScalePlaces& places,
-      i64 row_bytes, i64 top, i64 end, i64 word, bool high_first) {
-    const u32 block = static_cast<u32>(word * 8 / Format::kBlockSize);
+      u32 row_bytes, i64 top, u32 valid, u32 word, bool high_first) {
+    const u32 block = word * 8 / Format::kBlockSize;
+    const u8* source = packed + top * row_bytes + static_cast<i64>(word) * 4;
 #pragma unroll
     for (u32 j = 0; j < 2 * kHalf; ++j) {
-      const i64 below = top + row(j);
-      const i64 at = below < end ? below : end - 1;
-      const u8* source = packed + at * row_bytes + word * 4;
-      codes[j] = __ldcs(reinterpret_cast<const unsigned int*>(source));
-      scales[j] = __ldg(block_scale + places(static_cast<u32>(at), block));
+      const u32 down = min_u32(row(j), valid - 1);
+      const u8* of_row = source + static_cast<u64>(down) * row_bytes;
+      codes[j] = __ldcs(reinterpret_cast<const unsigned int*>(of_row));
+      scales[j] = __ldg(block_scale + places(static_cast<u32>(top) + down, block));
     }
     if (!high_first) return;
 #pragma unroll
@@ -143,13 +143,17 @@ __global__ void __launch_bounds__(kThreads) decode_fp4_kernel(const u8* __restri
     part.load_tile(codes + (tile_row * depth_tiles + across) * Part::Tile::kBytes);
   } else {
     const ScalePlaces places(static_cast<int>(layout), static_cast<u32>(stored_cols));
-    part.load_rows(
-        codes, scales, places, row_bytes, first + top, first + rows, k / 8, high_first != 0);
+    const i64 left = rows - top;
+    part.load_rows(codes, scales, places, static_cast<u32>(row_bytes), first + top,
+        left < kPreparedRows ? static_cast<u32>(left) : kPreparedRows, static_cast<u32>(k / 8),
+        high_first != 0);
   }
   typename Out::Bits* target = out + (top + Part::row(0)) * stride + k;
   const auto decode = [&](u32 j, u32 row) {
     const u32 scale = scale_pair<Format>(part.scales[j]);
-    decode_word<Out, kForm>(part.codes[j], scale, target + row * stride);
+    // Strides are below 2^31.
+    const u64 place = static_cast<u64>(row) * static_cast<u32>(stride);
+    decode_word<Out, kForm>(part.codes[j], scale, target + place);
   };
   constexpr u32 kTurns = 2 * Part::kHalf;
   if (top >= 0 && top + kPreparedRows <= rows) {
