@@ -12,7 +12,7 @@ import numpy as np
 
 from fp4kit import arrays
 from fp4kit.arrays import Raw
-from fp4kit.arrays.frameworks import Origin
+from fp4kit.arrays.frameworks import Origin, torch_array
 from fp4kit.arrays.overlap import Place, is_same, place_of, places, refuse_overlap
 from fp4kit.backend.interface import Plan
 from fp4kit.errors import DtypeError, OptionError, ShapeError
@@ -223,6 +223,20 @@ def result_buffer(
     check_out(buffer, origin, "out")
     refuse_overlap([place_of(what, buffer.data)], read)
     return buffer.data
+
+
+def result_of(
+    out: Any, shape: tuple[int, ...], dtype: str, origin: Origin, read: Iterable[Place] = ()
+) -> tuple[Any, Any]:
+    """:func:`result_buffer`, and the array that a call returns: None if it is to be emitted.
+
+    The result for a torch tensor on a GPU is torch's own: what a graph of torch captures lies in
+    memory that torch keeps for it.
+    """
+    of_torch = origin.framework == "torch" and origin.device_kind == "cuda"
+    if out is None and of_torch and 0 not in shape:
+        return torch_array(shape, dtype, origin)
+    return result_buffer(out, shape, dtype, origin, read), out
 
 
 def check_is_quantized(q: object) -> None:

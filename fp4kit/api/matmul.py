@@ -17,7 +17,7 @@ from fp4kit.backend.matmul import MatmulJob
 from fp4kit.errors import OptionError, ShapeError, brief
 
 from .backends import engine_for
-from .buffers import in_rows, result_buffer
+from .buffers import in_rows, result_of
 from .matmul_operands import (
     Opened,
     addend,
@@ -28,8 +28,8 @@ from .matmul_operands import (
     open_float,
     open_quantized,
     open_residual,
-    open_weights,
     same_device,
+    weights_beside,
 )
 from .prepared import PreparedTensor
 from .residual import ResidualTensor
@@ -125,12 +125,12 @@ def matmul(
             if not _is_out(place, out, sums[1] == name):
                 read = (*read, place)
             sums = (in_rows(sums[0], (rows, cols)), sums[1])
-        result = result_buffer(out, shape, name, origin, read)
+        result, returned = result_of(out, shape, name, origin, read)
         if prod(shape):
             into = in_rows(result, (rows, cols))
             job = MatmulJob(first.operand, second.operand, into, name, factor, *biases, *sums)
             engine.matmul(job)
-        return out if out is not None else arrays.emit(result, name, origin)
+        return arrays.emit(result, name, origin) if returned is None else returned
 
 
 def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
@@ -169,8 +169,8 @@ def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
             f"{a.residual_channels}, mode={'weight' if a.mode == 'activation' else 'activation'!r})"
         )
     else:
-        second = open_weights(b)
         first = open_quantized(a) if isinstance(a, QuantizedTensor) else open_float(a, "a")
+        second = weights_beside(b, first.origin)
         check_rotation(first.scheme, second.scheme)
     if len(second.lead) > 1:
         raise ShapeError(

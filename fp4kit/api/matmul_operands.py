@@ -135,6 +135,15 @@ def open_weights(b: QuantizedTensor | PreparedTensor) -> Opened:
     return open_prepared(b) if isinstance(b, PreparedTensor) else open_quantized(b)
 
 
+def weights_beside(b: QuantizedTensor | PreparedTensor, origin: Origin) -> Opened:
+    """:func:`open_weights`; what that computes is done on the stream of the other operand."""
+    kept: Opened | None = getattr(b, "_operand", None)
+    if kept is not None:
+        return kept
+    with arrays.device_scope(origin):
+        return open_weights(b)
+
+
 def open_float(a: Any, what: str) -> Opened:
     """A float array (..., depth) as an operand; copied on its device only if it must be.
 

@@ -19,13 +19,13 @@ from fp4kit.errors import DtypeError, OptionError, brief
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, FormatSpec
 
+from .capture import allocations_allowed, is_capturing
+from .capture import keep_if_captured as keep_if_captured
 from .frameworks import Origin, caller_stream, framework_of_type, loaded, open_raw
 
 RAW_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 #: The scope of a call whose device and stream are current already.
 _NO_SCOPE: AbstractContextManager[None] = nullcontext()
-#: Device arrays of ours that captured graphs use on every replay: they must outlive the call.
-_captured: list[Any] = []
 
 
 class Raw(NamedTuple):
@@ -63,6 +63,8 @@ def device_scope(origin: Origin) -> AbstractContextManager[Any]:
     scope.enter_context(cupy.cuda.Device(origin.device_number))
     if origin.stream is not None:
         scope.enter_context(caller_stream(origin.stream))
+        if is_capturing():
+            scope.enter_context(allocations_allowed())
     return scope
 
 
@@ -71,22 +73,6 @@ def is_current_device(number: int) -> bool:
     import cupy
 
     return bool(cupy.cuda.runtime.getDevice() == number)
-
-
-def is_capturing() -> bool:
-    """Whether the current stream's work becomes part of a graph."""
-    import cupy
-
-    stream = cupy.cuda.get_current_stream()
-    # The null stream cannot be captured, and asking it would fail while another one is.
-    return bool(stream.ptr != 0 and stream.is_capturing())
-
-
-def keep_if_captured(array: Any) -> Any:
-    """Returns a device array of ours, kept alive for good if a graph is being captured."""
-    if is_capturing():
-        _captured.append(array)
-    return array
 
 
 def scratch(shape: int | tuple[int, ...], dtype: Any, origin: Origin) -> Any:

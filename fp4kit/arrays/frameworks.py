@@ -272,6 +272,15 @@ def _cupy_view(x: Any, device: int) -> Any:
     return cupy.ndarray(tuple(x.shape), dtype, pointer, strides)
 
 
+def torch_array(shape: tuple[int, ...], dtype: str, origin: Origin) -> tuple[Any, Any]:
+    """A new torch tensor on a GPU, which is not empty: as a CuPy array, and itself."""
+    torch = loaded("torch")
+    assert torch is not None
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=origin.device)
+    bits = tensor if dtype in _SHARED_TYPES else tensor.view(torch.int16)
+    return _cupy_view(bits, origin.device_number), tensor
+
+
 def _open_torch(x: Any, what: str, accept: Accept) -> tuple[Any, str, Origin]:
     torch = loaded("torch")
     assert torch is not None

@@ -10,18 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
-import numpy as np
-
-from fp4kit.backend.matmul import (
-    FloatOperand,
-    MatmulJob,
-    Operand,
-    PreparedOperand,
-    QuantizedOperand,
-    RaggedMatmulJob,
-)
+from fp4kit.backend.matmul import MatmulJob, QuantizedOperand, RaggedMatmulJob
 from fp4kit.backend.operations import Operations
 
 from . import blas, matmul_library, matmul_small, matmul_warpgroup, run
@@ -45,7 +37,7 @@ from .matmul_words import (
     products_parameter,
     ragged_parameter,
 )
-from .prepared import restore
+from .prepared import in_rows
 
 
 class _Part(NamedTuple):
@@ -112,18 +104,12 @@ def _launch_library(job: MatmulJob) -> bool:
         return False
     if not matmul_library.can_repeat(job):
         return False
-    matmul_library.launch(job)
+    if matmul_library.takes_prepared(job):
+        matmul_library.launch(job)
+        return True
+    with in_rows(job.b) as b:
+        matmul_library.launch(job._replace(b=b))
     return True
-
-
-def _in_rows(operand: Operand) -> FloatOperand | QuantizedOperand:
-    """An operand as the general kernels take it: prepared weights restored to scratch memory."""
-    if not isinstance(operand, PreparedOperand):
-        return operand
-    packed = run.scratch((operand.rows, operand.format.packed_cols(operand.depth)), np.uint8)
-    scales = run.scratch((operand.rows, operand.blocks), np.uint8)
-    restore(operand.weights_job(packed, scales))
-    return operand.stored_as(packed, scales)
 
 
 class CudaMatmul(Operations):
@@ -134,26 +120,32 @@ class CudaMatmul(Operations):
             return
         if not (is_for_library(job) and blas.is_available()) and matmul_small.launch(job):
             return
-        job = job._replace(b=_in_rows(job.b))
-        if not _launch_library(job):
-            launch_any((job,))
+        if _launch_library(job):
+            return
+        with in_rows(job.b) as b:
+            launch_any((job._replace(b=b),))
 
     def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
         # Members of few rows share a launch: kernels of their own would be a launch each.
         rest: dict[tuple[str, str], list[MatmulJob]] = defaultdict(list)
-        for given in jobs:
-            job = given._replace(b=_in_rows(given.b))
-            if not _launch_library(job):
-                rest[source_of(job.a), source_of(job.b)].append(job)
-        for alike in rest.values():
-            launch_any(alike)
+        with ExitStack() as restored:
+            for job in jobs:
+                if not _launch_library(job):
+                    rows = job._replace(b=restored.enter_context(in_rows(job.b)))
+                    rest[source_of(rows.a), source_of(rows.b)].append(rows)
+            for alike in rest.values():
+                launch_any(alike)
 
     def matmul_ragged(self, job: RaggedMatmulJob) -> None:
         if matmul_small.launch_ragged(job):
             return
-        members = (_in_rows(each) for each in job.members)
-        rows = tuple(each for each in members if isinstance(each, QuantizedOperand))
-        job = job._replace(members=rows)
+        with ExitStack() as restored:
+            members = (restored.enter_context(in_rows(each)) for each in job.members)
+            rows = tuple(each for each in members if isinstance(each, QuantizedOperand))
+            self._launch_ragged(job._replace(members=rows))
+
+    def _launch_ragged(self, job: RaggedMatmulJob) -> None:
+        """Ranges of rows by `matmul_ragged`."""
         across = -(-int(job.out.shape[1]) // TILE_COLUMNS)
         a, b = source_of(job.a), source_of(job.members[0])
         most = most_weights(len(job.members))

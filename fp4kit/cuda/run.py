@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from fp4kit import trace
-from fp4kit.arrays import is_capturing, keep_if_captured
+from fp4kit.arrays.capture import is_capturing, keep_if_captured
 from fp4kit.backend.interface import Job, RawArray
 
 from . import compile as cuda_module
@@ -74,6 +76,25 @@ def memory(size: int) -> Iterator[int]:
     else:
         array = scratch(size, np.uint8)
         yield array.data.ptr
+
+
+@contextmanager
+def byte_arrays(*shapes: tuple[int, ...]) -> Iterator[tuple[RawArray, ...]]:
+    """Arrays of bytes in such memory, each aligned."""
+    if not is_capturing():
+        yield tuple(scratch(shape, np.uint8) for shape in shapes)
+        return
+    sizes = [-(-prod(shape) // VECTOR) * VECTOR for shape in shapes]
+    with memory(sum(sizes)) as address:
+        starts = accumulate(sizes[:-1], initial=address)
+        yield tuple(_bytes_at(start, shape) for start, shape in zip(starts, shapes, strict=True))
+
+
+def _bytes_at(address: int, shape: tuple[int, ...]) -> RawArray:
+    import cupy
+
+    owned = cupy.cuda.UnownedMemory(address, prod(shape), None, current_device())
+    return cupy.ndarray(shape, np.uint8, cupy.cuda.MemoryPointer(owned, 0))
 
 
 def grid_of_tiles(

@@ -48,7 +48,7 @@ class Call:
     ) -> torch.Tensor:
         """The product, without gradients."""
         result: torch.Tensor = fp4kit.matmul(
-            a,
+            a.contiguous(),  # a copy would be torch's own, also in its graphs
             self.operand,
             out_dtype=self.out_dtype,
             bias=bias,
