@@ -171,20 +171,30 @@ def test_a_scale_that_is_nan(multiply):
 
 
 def test_the_choice():
-    wide, middle, narrow = (Sizes(64, rows, 28672) for rows in (28672, 14336, 4096))
-    for sizes, division in ((wide, 2), (middle, 1), (narrow, 0)):
-        shape = matmul_warpgroup.choose(sizes, 132, False)
-        assert shape[:3] == matmul_warpgroup.DIVISIONS[division]
-        assert shape.room >= 64
-    for sizes, tokens in ((wide, 8), (narrow, 16)):
-        assert matmul_warpgroup.choose(sizes._replace(tokens=tokens), 132, True) is None
-        assert matmul_warpgroup.choose(sizes._replace(tokens=tokens), 132, False).room >= tokens
-    assert matmul_warpgroup.choose(wide._replace(tokens=257), 132, False) is None
-    assert matmul_warpgroup.choose(wide._replace(tokens=256), 132, False).columns == 128
-    assert matmul_warpgroup.choose(narrow._replace(tokens=129), 132, False) is None
-    small = narrow._replace(depth=4096, tokens=33)
-    assert matmul_warpgroup.choose(small, 132, False) is None
-    assert matmul_warpgroup.choose(small._replace(tokens=32), 132, False) is not None
+    """Those of the ladder on an H200."""
+    for form, rows, depth, tokens, columns, row_tiles, splits in (
+        (PREPARED, 28672, 8192, 64, 64, 16, 1),
+        (PREPARED, 8192, 28672, 32, 32, 16, 4),
+        (PREPARED, 8192, 28672, 128, 128, 8, 2),
+        (ROWS, 28672, 8192, 512, 256, 8, 2),
+        (ROWS, 4096, 4096, 64, 64, 8, 4),
+        (PREPARED, 4096, 4096, 512, 128, 8, 1),
+        (PREPARED, 14336, 4096, 16, 16, 8, 1),
+    ):
+        sizes = Sizes(tokens, rows, depth)
+        shape, found = matmul_warpgroup.choose(form, sizes, 132)
+        assert (shape.columns, shape.row_tiles, found) == (columns, row_tiles, splits), sizes
+
+
+def test_what_others_do_faster():
+    for form, tokens, parts, fits, wanted in (
+        *((PREPARED, 8, 1, True, False), (PREPARED, 8, 1, False, True), (ROWS, 9, 1, True, True)),
+        *((ROWS, 1024, 1, False, True), (ROWS, 1025, 1, False, False)),
+        *((PREPARED, 2048, 1, False, True), (PREPARED, 1024, 2, False, False)),
+        (ROWS, 3072, 3, False, True),
+    ):
+        sizes = Sizes(tokens, 28672, 8192, parts)
+        assert matmul_warpgroup.is_fastest(form, sizes, fits) == wanted
 
 
 def test_few_rows_always_fit_where_nothing_else_is_asked():

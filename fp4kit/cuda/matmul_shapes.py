@@ -126,15 +126,24 @@ class Sizes(NamedTuple):
         return weights + ACTIVATION_COST * activations
 
 
-#: (groups, tiles, slices, chunks, stages) whose activations stay, by the room for tokens, the
-#: preferred first; the last of each are for rows that go round better by 16.
+#: (groups, tiles, slices, chunks, stages) whose activations stay: each warp has a ring, or warps of
+#: their own fill one for all, which costs less where lanes copy rows.
 WIDE, DEEP, NARROW = (1, 2, 16, 2, 2), (1, 2, 8, 2, 2), (1, 1, 16, 2, 2)
+LONG, SHORT = (1, 2, 8, 4, 2), (1, 2, 16, 1, 2)
+FILLED = (2, 1, 8, 2, 3), (2, 1, 8, 2, 2)
+#: Those in use by the form of weights and the room for tokens, the preferred first; the last of
+#: prepared weights are for rows that go round better by 16.
 RESIDENT = {
-    1: (WIDE, DEEP, NARROW),
-    2: (WIDE, DEEP, NARROW),
-    4: (DEEP, NARROW),
-    8: (DEEP, NARROW),
+    PREPARED: {
+        1: (WIDE, DEEP, NARROW),
+        2: (WIDE, NARROW, DEEP),
+        4: (LONG, DEEP, NARROW),
+        8: (DEEP, NARROW),
+    },
+    ROWS: {1: FILLED, 2: FILLED, 4: FILLED, 8: (FILLED[0], SHORT, FILLED[1])},
 }
+#: Shape.bulk of those that are filled.
+FILLED_BULK = 3
 #: The same step by step: for tiles of many rows and of few, each with a smaller one for many tokens
 #: and for devices of less shared memory.
 STAGED = (
@@ -149,8 +158,10 @@ MOST_SHARED = 227 * 1024
 def _shapes(form: int) -> tuple[Shape, ...]:
     """All shapes in use, those with less room for tokens first."""
     result = []
-    for tokens, shapes in RESIDENT.items():
-        result += [Shape(*each, tokens, False) for each in shapes]
+    for tokens, shapes in RESIDENT[form].items():
+        for each in shapes:
+            bulk = FILLED_BULK if each in FILLED else 1
+            result.append(Shape(*each, tokens, False, bulk))
     for tokens in (8, 16, 32, 64):
         staged = [Shape(*each, tokens, True) for each in STAGED]
         result += [each for each in staged if each.shared(NVFP4, form, 0) <= MOST_SHARED]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Products of some ten to some hundred rows with FP4 weights, by warpgroups: `matmul/warpgroup.cu`.
+"""Products of ten to a thousand rows with FP4 weights, by warpgroups: `matmul/warpgroup.cu`.
 
 Devices of compute capability 9.0 have them.
 """
@@ -21,7 +21,6 @@ from . import ready as cuda_ready
 from .compile import CXX_FORMATS, Instance, instance
 from .geometry import THREADS
 from .launch import Launch
-from .matmul_choice import FEW_ELEMENTS, LIBRARY_ROWS_OF_FEW
 from .matmul_shapes import PREPARED, ROWS, ROWS_CHUNK_BYTES, Sizes
 from .matmul_small import PARTS, Numbers, arrays_of, form_of, is_fit, numbers_of
 
@@ -35,28 +34,32 @@ CONTROL_BYTES = 1024
 ALIGNMENT = 1024
 #: (groups, tiles, chunks, stages) for so many columns: what fits shared memory.
 STEPS = {
-    16: ((2, 2, 2, 5), (2, 1, 2, 8)),
-    32: ((2, 2, 2, 4), (2, 1, 2, 6)),
-    64: ((2, 2, 2, 3), (2, 1, 2, 4)),
+    16: ((4, 1, 2, 5), (2, 1, 2, 8)),
+    32: ((4, 1, 2, 4), (2, 1, 2, 6)),
+    64: ((4, 1, 2, 3), (2, 1, 2, 4)),
     128: ((2, 2, 2, 2), (2, 1, 1, 5)),
     256: ((2, 1, 1, 3),),
 }
+#: Microseconds of 128 of the depth for so many columns and tiles of a thread block, prepared and as
+#: rows; of a turn of thread blocks beside that; of joining pieces, and the bytes a microsecond of
+#: their sums: on an H200.
+CHUNK_US = {
+    (16, 16): (0.58, 0.75), (16, 8): (0.33, 0.43),
+    (32, 16): (0.65, 0.82), (32, 8): (0.36, 0.44),
+    (64, 16): (0.81, 0.99), (64, 8): (0.45, 0.53),
+    (128, 16): (1.45, 1.60), (128, 8): (0.72, 0.85), (256, 8): (1.46, 1.46),
+}  # fmt: skip
+TURN_US, JOIN_US, JOIN_RATE = 3.0, 2.2, 45e3
+#: Pieces of the depth at most, and 128 of it that each has at least.
+MOST_SPLITS, LEAST_STEPS = 16, 4
 #: Rows of activations up to which the kernels of `matmul_small` are faster where all of them fit
 #: shared memory.
 SMALL_COLUMNS = 8
 #: Depth to which that many always fit: known without a look at anything else.
 SMALL_DEPTH = 8192
-#: Those beyond which cuBLAS is faster.
-MOST_COLUMNS = 256
-#: Pieces of the depth at most, and 128 of it that each has at least.
-MOST_SPLITS, LEAST_STEPS = 16, 4
-#: Microseconds of 128 of the depth for (tiles of a warp, columns), of a turn of thread blocks
-#: beside that, of joining pieces, and the bytes a microsecond of their sums: on an H200.
-CHUNK_US = {
-    (2, 16): 0.66, (2, 32): 0.72, (2, 64): 0.91, (2, 128): 1.38,
-    (1, 16): 0.40, (1, 32): 0.42, (1, 64): 0.52, (1, 128): 0.79, (1, 256): 1.46,
-}  # fmt: skip
-TURN_US, JOIN_US, JOIN_RATE = 3.0, 2.0, 1e5
+#: Columns beyond which cuBLAS is faster, by the form of weights, for the parts of a row: its
+#: float32 has no tensor cores, and float16 makes two columns of a row.
+MOST_COLUMNS = {PREPARED: {1: 2048, 2: 512, 3: 3072}, ROWS: {1: 1024, 2: 512, 3: 3072}}
 
 
 class WarpgroupShape(NamedTuple):
@@ -168,19 +171,20 @@ class Division(NamedTuple):
     shape: WarpgroupShape
     splits: int
 
-    def cost_us(self, sizes: Sizes, processors: int) -> float:
+    def cost_us(self, form: int, sizes: Sizes, processors: int) -> float:
         """Microseconds that the product takes, roughly: turns of thread blocks."""
         shape, splits = self
+        chunk = CHUNK_US[shape.columns, shape.row_tiles][form]
         row_blocks, column_blocks = shape.blocks(sizes)
         turns = -(-row_blocks * column_blocks * splits // processors)
         steps = -(-(-(-sizes.depth // (TILE_DEPTH * shape.chunks))) // splits)
-        taken = turns * (steps * shape.chunks * CHUNK_US[shape.tiles, shape.columns] + TURN_US)
+        taken = turns * (steps * shape.chunks * chunk + TURN_US)
         if splits > 1:
             taken += JOIN_US + splits * shape.sum_bytes() / JOIN_RATE
         return taken
 
 
-def choose(sizes: Sizes, processors: int) -> Division:
+def choose(form: int, sizes: Sizes, processors: int) -> Division:
     """How to divide a product."""
     steps = -(-sizes.depth // TILE_DEPTH)
     divisions = [
@@ -188,21 +192,20 @@ def choose(sizes: Sizes, processors: int) -> Division:
         for shape in SHAPES
         for splits in range(1, max(min(MOST_SPLITS, steps // LEAST_STEPS), 1) + 1)
     ]
-    return min(divisions, key=lambda each: each.cost_us(sizes, processors))
+    return min(divisions, key=lambda each: each.cost_us(form, sizes, processors))
 
 
-def is_fastest(sizes: Sizes, fits_small: bool) -> bool:
+def is_fastest(form: int, sizes: Sizes, fits_small: bool) -> bool:
     """Whether other kernels are slower.
 
     Args:
+        form: of the weights.
         sizes: of the product.
         fits_small: whether `matmul_small` has all activations in shared memory.
 
     All limits were measured on an H200, by `benchmarks/matmul.py --paths` and the ladders.
     """
-    most = MOST_COLUMNS
-    if sizes.rows * sizes.depth <= FEW_ELEMENTS:
-        most = LIBRARY_ROWS_OF_FEW - 1
+    most = MOST_COLUMNS[form][sizes.parts]
     return sizes.tokens <= most and not (fits_small and sizes.tokens <= SMALL_COLUMNS)
 
 
@@ -265,9 +268,9 @@ def _prepared(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers)
     spec, processors = BLOCK_FORMATS[name], cuda_ready.multiprocessors(device)
     most = cuda_ready.shared_memory_of_block(device)
     small = matmul_shapes.choose(spec, form, sizes, processors, most)
-    if not is_fastest(sizes, small is not None and not small.staged):
+    if not is_fastest(form, sizes, small is not None and not small.staged):
         return None
-    return prepare(device, spec, form, choose(sizes, processors), sizes, numbers)
+    return prepare(device, spec, form, choose(form, sizes, processors), sizes, numbers)
 
 
 def launch(job: MatmulJob) -> bool:
@@ -286,7 +289,7 @@ def launch(job: MatmulJob) -> bool:
         return False
     parts, form = PARTS[x.dtype], form_of(weights)
     columns = x.rows * parts
-    if form is None or columns > MOST_COLUMNS:
+    if form is None or columns > MOST_COLUMNS[form][parts]:
         return False
     if columns <= SMALL_COLUMNS and x.depth <= SMALL_DEPTH:
         return False
