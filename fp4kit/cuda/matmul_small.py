@@ -146,8 +146,8 @@ def ready_of(
     scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, span, *numbers.words())
     launch = Launch(kernel, (min(tiles, resident),), scalars, shared, shape.threads)
     multiply = cuda_ready.Ready(device, launch, addresses=11)
-    # Prepared weights take pieces of eight elements of bfloat16 as they lie, if all are there: where
-    # a thread block reads few of them that is faster than to put all in order before.
+    # Prepared weights take pieces of eight elements of bfloat16 as they lie, if all are there. That
+    # is faster than to put all in order before where a thread block reads few of them.
     as_they_lie = form == PREPARED and sizes.parts == 1 and sizes.depth % TILE_DEPTH == 0
     as_they_lie = as_they_lie and numbers.members > 1
     if not shape.staged or as_they_lie or not sizes.tokens:

@@ -177,7 +177,8 @@ class Division(NamedTuple):
         chunk = CHUNK_US[shape.columns, shape.row_tiles][form]
         row_blocks, column_blocks = shape.blocks(sizes)
         turns = -(-row_blocks * column_blocks * splits // processors)
-        steps = -(-(-(-sizes.depth // (TILE_DEPTH * shape.chunks))) // splits)
+        all_steps = -(-sizes.depth // (TILE_DEPTH * shape.chunks))
+        steps = -(-all_steps // splits)
         taken = turns * (steps * shape.chunks * chunk + TURN_US)
         if splits > 1:
             taken += JOIN_US + splits * shape.sum_bytes() / JOIN_RATE
@@ -234,7 +235,8 @@ def prepare(
     """The launches of a product divided in a way."""
     shape, splits = division
     row_blocks, column_blocks = shape.blocks(sizes)
-    span = -(-(-(-sizes.rows // TILE_ROWS)) // row_blocks)
+    row_tiles = -(-sizes.rows // TILE_ROWS)
+    span = -(-row_tiles // row_blocks)
     depth_tiles = -(-sizes.depth // TILE_DEPTH)
     _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), numbers.layout)
     *words, _, _ = numbers.words()  # all but those of several weights

@@ -22,13 +22,14 @@ namespace fp4kit {
 #ifdef __CUDACC__
 #ifdef FP4KIT_HAS_WARPGROUP_MMA
 
-// Where 128 elements of k of all kN columns of B lie, in slices of 64: PTX's swizzling of 128 bytes.
+// Where 128 elements of k of all kN columns of B lie, in slices of 64: PTX's swizzling of 128
+// bytes.
 template <int kN>
 struct ProductColumns {
   static constexpr u32 kRowBytes = 128;  // of a column in a slice
   static constexpr u32 kSliceBytes = kRowBytes * kN, kBytes = 2 * kSliceBytes;
-  static constexpr u32 kStepBytes = 32;     // of 16 elements of k
-  static constexpr u32 kAlignment = 1024;   // of a slice: of eight columns
+  static constexpr u32 kStepBytes = 32;    // of 16 elements of k
+  static constexpr u32 kAlignment = 1024;  // of a slice: of eight columns
 
   // Of the first two elements of a half of step s (16 of k) of a column.
   FP4KIT_DEVICE static u32 offset(u32 column, u32 s, u32 half) {
@@ -129,12 +130,12 @@ FP4KIT_DEVICE void wait_products() {
   FP4KIT_N32                                                                           \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FP4KIT_N128                                                                         \
-  FP4KIT_N64                                                                                \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "      \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "        \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "  \
-  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "    \
+#define FP4KIT_N128                                                                        \
+  FP4KIT_N64                                                                               \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "     \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "       \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "   \
   "%125, %126, %127"
 #endif
 
@@ -157,8 +158,8 @@ FP4KIT_DEVICE void multiply_warpgroup(
     FP4KIT_WGMMA("128", FP4KIT_N64, "%64", "%65", "%66", "%67", "%68", FP4KIT_D64(0));
   } else {
     static_assert(kN == 256);
-    FP4KIT_WGMMA("256", FP4KIT_N128, "%128", "%129", "%130", "%131", "%132", FP4KIT_D64(0),
-        FP4KIT_D64(64));
+    FP4KIT_WGMMA(
+        "256", FP4KIT_N128, "%128", "%129", "%130", "%131", "%132", FP4KIT_D64(0), FP4KIT_D64(64));
   }
 #else
   warp_mma_columns<from_input_bits<Bf16>, kN>(d, a, b.place.address, b.number);

@@ -48,8 +48,8 @@ struct SmallShape {
 
 // How a thread block of multiply_warpgroup_kernel divides a product. kGroups warpgroups multiply: a
 // warp has kTiles tiles of 16 rows of the weights. A step is kChunks pieces of 128 of the depth.
-// Other warps fill a ring of kStages stages. kColumns: columns at once, which are tokens times their
-// parts.
+// Other warps fill a ring of kStages stages. kColumns: columns at once, which are tokens times
+// their parts.
 template <int kGroupsValue, int kTilesValue, int kChunksValue, int kStagesValue, int kColumnsValue,
     int kPartsValue>
 struct WarpgroupShape {

@@ -4,6 +4,7 @@
 // What the kernels of small products (small.cu) have in common: what follows the sums.
 #pragma once
 
+#include "common/thread_group.cuh"
 #include "matmul/epilogue.cuh"
 #include "matmul/members.cuh"
 #include "matmul/small.cuh"
@@ -24,11 +25,7 @@ struct SmallProduct {
     if constexpr (Shape::kFillers == 0) {
       __syncthreads();
     } else {
-#ifdef __CUDA_ARCH__
-      asm volatile("bar.sync 1, %0;" ::"n"(kThreadCount) : "memory");
-#else
-      named_barrier(1, kThreadCount);
-#endif
+      synchronize_group<kThreadCount>();
     }
   }
 
@@ -37,16 +34,7 @@ struct SmallProduct {
     if constexpr (Shape::kFillers == 0) {
       return static_cast<u32>(__syncthreads_count(says));
     } else {
-#ifdef __CUDA_ARCH__
-      u32 result;
-      asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.popc.u32 %0, 1, %2, p;}"
-          : "=r"(result)
-          : "r"(static_cast<u32>(says)), "n"(kThreadCount)
-          : "memory");
-      return result;
-#else
-      return meet(1, kThreadCount, says);
-#endif
+      return count_in_group<kThreadCount>(says);
     }
   }
 

@@ -12,15 +12,15 @@
 // 3. The others decode weights in registers, as the A operand: activations need no
 //    registers, and are read from shared memory once for 64 rows.
 // 4. Sums lie in registers. Where rows and columns are too few for all multiprocessors, thread
-//    blocks take pieces of the depth: each leaves its sums in memory, and the last one to do so adds
-//    all of them, in their order; epilogue.cuh.
+//    blocks take pieces of the depth: each leaves its sums in memory, and the last one to do so
+//    adds all of them, in their order; epilogue.cuh.
 //
 // Scales that are negative, NaN or very large where nobody has looked at them before (kFormRows)
 // take a slow way that computes each result by itself.
 //
 // Launch: 32 Shape::kWarps + 128 threads; a thread block takes `span` tiles of 16 rows and
-// Shape::kRoom columns, the next one the next columns. Shared memory: barriers, and the stages or the
-// sums.
+// Shape::kRoom columns, the next one the next columns. Shared memory: barriers, and the stages or
+// the sums.
 #include "matmul/warpgroup_product.cuh"
 
 namespace fp4kit {
@@ -70,8 +70,9 @@ __global__ void __launch_bounds__(32 * Shape::kWarps + 128, 1)
     multiply_warpgroup_kernel(const u8* codes, const u8* scales, const void* x, void* out,
         const float* level_a, const float* level_b, const void* bias, const void* c,
         const u8* image, float* partial, u32* arrived, i64 columns, i64 rows, i64 depth,
-        i64 row_bytes, i64 stored_cols, i64 span, i64 splits, i64 layout, i64 high_first, i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b,
-        i64 direction_b, i64 divisor, i64 alpha, i64 out_type, i64 bias_type, i64 c_type) {
+        i64 row_bytes, i64 stored_cols, i64 span, i64 splits, i64 layout, i64 high_first,
+        i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 divisor,
+        i64 alpha, i64 out_type, i64 bias_type, i64 c_type) {
 #ifdef FP4KIT_HAS_WARPGROUP_MMA
   extern __shared__ __align__(1024) uint4 memory[];
   u8* stages = reinterpret_cast<u8*>(memory) + Shape::kControlBytes;
@@ -81,18 +82,19 @@ __global__ void __launch_bounds__(32 * Shape::kWarps + 128, 1)
   const u32 column_blocks = (static_cast<u32>(columns) + Shape::kRoom - 1) / Shape::kRoom;
   const u32 number = blockIdx.x / column_blocks, count = static_cast<u32>(splits);
   const u32 scale_stride = ScalePlaces(static_cast<int>(layout), kTileCols).tile_bytes;
-  const WarpgroupProduct<Format, Form::kValue, Shape> product{
+  const WarpgroupResults<Format, Form::kValue, Shape> results{
       {codes, scales, row_bytes, stored_cols, scale_stride, static_cast<int>(layout), depth_tiles,
           row_tiles},
-      {x, static_cast<u32>(columns), static_cast<u32>(depth), high_first != 0}, image,
+      {x, static_cast<u32>(columns), static_cast<u32>(depth), high_first != 0},
       {out, bias, c, {level_a, static_cast<u32>(rows_per_level_a), static_cast<int>(direction_a)},
           {level_b, static_cast<u32>(rows_per_level_b), static_cast<int>(direction_b)},
           as_float(static_cast<u32>(divisor)), as_float(static_cast<u32>(alpha)),
           static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
       static_cast<u32>(rows), static_cast<u32>(span), number / count, blockIdx.x % column_blocks,
-      column_blocks, number % count, count, partial, arrived, shared_place(memory),
-      shared_place(stages), reinterpret_cast<u32*>(memory) + Shape::kControlBytes / 8,
-      reinterpret_cast<float*>(stages)};
+      column_blocks, number % count, count, partial, arrived,
+      reinterpret_cast<u32*>(memory) + Shape::kControlBytes / 8, reinterpret_cast<float*>(stages)};
+  const WarpgroupProduct<Format, Form::kValue, Shape> product{
+      results, image, shared_place(memory), shared_place(stages)};
   product.run();
 #endif
 }
