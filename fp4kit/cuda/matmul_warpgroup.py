@@ -258,7 +258,7 @@ def prepare(
     arrived = sums + (counters * splits * shape.sum_bytes())
     return Prepared(
         cuda_ready.Ready(device, arrange, addresses=3),
-        cuda_ready.Ready(device, multiply, addresses=11),
+        cuda_ready.Ready(device, multiply, addresses=11, early=True),
         (sums, arrived, arrived + 4 * counters),
     )
 

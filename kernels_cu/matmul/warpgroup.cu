@@ -6,7 +6,7 @@
 // every run.
 //
 // 1. arrange_columns_kernel puts activations in the order of warpgroup_mma.cuh, in memory: all
-//    thread blocks read all of them.
+//    thread blocks read all of them. The product begins before that has ended, with its weights.
 // 2. Some warps fill a ring of stages by asynchronous copies. Barriers in shared memory say that a
 //    stage is full or free.
 // 3. The others decode weights in registers, as the A operand: activations need no
@@ -38,6 +38,7 @@ __global__ void arrange_columns_kernel(const void* x, u8* image, u32* arrived, i
   const ActivationSource<kParts> source{
       x, static_cast<u32>(columns), static_cast<u32>(depth), high_first != 0};
   const i64 thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  let_next_kernel_begin();
   if (thread < counters) arrived[thread] = 0;
   const u32 t = thread % 4, inside = thread / 4 % kColumns;
   const i64 number = thread / 4 / kColumns;  // of a block's pieces of 128

@@ -5,6 +5,7 @@
 // the others multiply and store results (warpgroup_results.cuh).
 #pragma once
 
+#include "common/launch_order.cuh"
 #include "common/warpgroup_mma.cuh"
 #include "matmul/warpgroup_results.cuh"
 
@@ -62,25 +63,28 @@ struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
     return first < count ? min_u32(count - first, kFillerTiles) : 0;
   }
 
-  // By each warp that fills: what is copied in stretches, a lane for each. `tiles`: of its own.
+  // Begins to copy a step's stretches: weights by each warp that fills, a lane for each of its
+  // `tiles`; activations by the first warp.
   FP4KIT_DEVICE void fill_stretches(
       u32 step, u32 warp, u32 tiles, u32 stage, SharedPlace place, u64 policy) const {
-    const u32 lane = threadIdx.x % 32, chunks = chunks_of(step);
-    const bool is_image = warp == 0 && lane == kFillerTiles;
-    const u32 bytes = chunks * (is_image ? Columns::kBytes : Stage::Tile::kBytes);
-    if (lane == 0) {
-      expect_bytes(filled(stage), (kBulk ? tiles * chunks * Stage::Tile::kBytes : 0) +
-                                      (warp == 0 ? chunks * Columns::kBytes : 0));
-    }
+    const u32 lane = threadIdx.x % 32, chunks = chunks_of(step), first_chunk = step * kChunks;
+    const u32 tile_bytes = kBulk ? chunks * Stage::Tile::kBytes : 0;
+    const u32 column_bytes = warp == 0 ? chunks * Columns::kBytes : 0;
+    if (lane == 0) expect_bytes(filled(stage), tiles * tile_bytes + column_bytes);
     __syncwarp();
-    if (!is_image && !(kBulk && lane < tiles)) return;
-    const u32 inside = warp * kFillerTiles + lane;
-    const u32 line = is_image ? this->column_block : this->first_tile() + inside;
-    const i64 number = static_cast<i64>(line) * this->weights.depth_tiles + step * kChunks;
-    const u8* source = is_image ? image + number * Columns::kBytes
-                                : this->weights.codes + number * Stage::Tile::kBytes;
-    copy_bulk(place.at(is_image ? 0 : Shape::kColumnBytes + inside * Stage::kBytes), source, bytes,
-        filled(stage), is_image ? keep_policy() : policy);
+    if (kBulk && lane < tiles) {
+      const u32 inside = warp * kFillerTiles + lane;
+      const i64 line = this->first_tile() + inside;
+      const i64 number = line * this->weights.depth_tiles + first_chunk;
+      copy_bulk(place.at(Shape::kColumnBytes + inside * Stage::kBytes),
+          this->weights.codes + number * Stage::Tile::kBytes, tile_bytes, filled(stage), policy);
+    }
+    if (warp != 0) return;
+    if (step == this->first_step()) wait_for_kernel_before();
+    if (lane != 0) return;
+    const i64 number = static_cast<i64>(this->column_block) * this->weights.depth_tiles;
+    copy_bulk(place, image + (number + first_chunk) * Columns::kBytes, column_bytes, filled(stage),
+        keep_policy());
   }
 
   // Where a warp that fills is in its tiles of rows.

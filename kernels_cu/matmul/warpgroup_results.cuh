@@ -5,6 +5,7 @@
 // pieces of the depth are added, results stored. By the threads that multiply.
 #pragma once
 
+#include "common/launch_order.cuh"
 #include "common/thread_group.cuh"
 #include "matmul/activations.cuh"
 #include "matmul/epilogue.cuh"
@@ -106,6 +107,7 @@ struct WarpgroupResults {
   // return false. `odd` becomes that of all.
   FP4KIT_DEVICE bool join_splits(Sums& result, bool& is_odd) const {
     leave_piece(result);
+    wait_for_kernel_before();  // it set the counters to 0
     __threadfence();
     const u32 odd = count_in_group<kMultipliers>(is_odd);
     if (threadIdx.x == 0) {
