@@ -18,7 +18,7 @@ from typing import Any
 from ladder_products import SPEC, Bench, Weights, cublas_us, graph_us
 from matmul_ladder import COPY, FORMS, SIZES, load_all
 
-from fp4kit.cuda.matmul_shapes import MOST_SHARED, PREPARED, ROWS
+from fp4kit.cuda.matmul_shapes import MOST_SHARED
 from fp4kit.cuda.matmul_small import Numbers
 from fp4kit.cuda.matmul_warpgroup import (
     MOST_SPLITS,
