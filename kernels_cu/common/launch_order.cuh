@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// A kernel that begins while the one before it still runs (PTX's griddepcontrol, sm_90 on): launched
-// so by fp4kit/cuda/ready.py. Without that, and on other architectures, these do nothing.
+// A kernel that begins while the one before it still runs (PTX's griddepcontrol, sm_90 on):
+// launched so by fp4kit/cuda/ready.py. Without that, and on other architectures, these do nothing.
 #pragma once
 
 #include "common/types.cuh"
