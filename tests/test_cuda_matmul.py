@@ -163,7 +163,7 @@ def test_every_scale_byte_of_prepared_weights(cupy, dtype):
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_of_large_results(cupy, dtype, prepared):
-    """The device looks at what is multiplied, wherever the NaN or infinity is."""
+    """Wherever what makes them is."""
     rows, cols, depth = 2048, 4096, 256
     w = on_device(tensor("nvfp4", cols, depth))
     b = fp4kit.prepare(w) if prepared else w

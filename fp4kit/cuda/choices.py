@@ -51,9 +51,8 @@ REASONS = {
     "matmul_finish": "sums of pieces of the depth, or of a GEMM with a bias, c, or levels of rows",
     "matmul_decode": "many rows: operands are decoded for cuBLAS",
     "matmul_factor": "the one factor of a GEMM's sums",
-    "matmul_doubt": "whether a GEMM may make NaN: less is read than its result has",
     "matmul_nan": "the NaN of a GEMM",
-    "decode_fp4": "many rows: FP4 weights in tiles, or whole aligned rows, are decoded for cuBLAS",
+    "decode_prepared": "many rows: prepared weights are decoded for cuBLAS as they lie",
 }
 OTHERWISE = "the only kernel of its operation"
 

@@ -10,7 +10,6 @@ from fp4kit.backend.matmul import FloatOperand, Operand
 from fp4kit.formats import ALL_FORMATS, BLOCK_FORMATS, DTYPES, FormatSpec
 
 from .compile import CXX_DTYPES, CXX_FORMATS, NAMESPACE, Instance, instance
-from .matmul_shapes import PREPARED, ROWS
 from .matmul_words import MOST_PRODUCTS, MOST_WEIGHTS
 
 CXX_ELEMENTS = {"e4m3": "E4m3", "e5m2": "E5m2"}
@@ -68,12 +67,6 @@ def factor_kernel() -> Instance:
 
 
 @cache
-def doubt_kernel() -> Instance:
-    """Whether the result of a GEMM may hold NaN."""
-    return Instance("matmul/finish.cu", f"{NAMESPACE}::matmul_doubt_kernel")
-
-
-@cache
 def nan_kernel(dtype: str) -> Instance:
     """NaN of a GEMM to ours."""
     return instance("matmul_nan_kernel", "matmul/finish.cu", CXX_DTYPES[dtype])
@@ -86,23 +79,22 @@ def decode_kernel(source: str, dtype: str) -> Instance:
 
 
 @cache
-def decode_fp4_kernel(spec: FormatSpec, dtype: str, form: int) -> Instance:
-    """Rows of FP4 weights, of a form of `matmul_shapes`, as numbers."""
-    words = CXX_FORMATS[spec.name], CXX_DTYPES[dtype], f"Number<{form}>"
-    return instance("decode_fp4_kernel", "matmul/decode_fp4.cu", *words)
+def decode_prepared_kernel(spec: FormatSpec, dtype: str) -> Instance:
+    """Rows of prepared weights as numbers."""
+    words = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
+    return instance("decode_prepared_kernel", "matmul/decode_prepared.cu", *words)
 
 
 def all_instances() -> list[Instance]:
     """Every kernel that any product can launch."""
     quantized = [quantized_source(spec) for spec in ALL_FORMATS.values()]
     numbers = [numbers_source(dtype) for dtype in DTYPES]
-    result = [factor_kernel(), doubt_kernel()]
+    result = [factor_kernel()]
     result += [*map(nan_kernel, DTYPES), *map(finish_kernel, MOST_PRODUCTS)]
     result += [
-        decode_fp4_kernel(spec, dtype, form)
+        decode_prepared_kernel(spec, dtype)
         for spec in BLOCK_FORMATS.values()
         for dtype in DTYPES
-        for form in (PREPARED, ROWS)
         if spec.packs_nibbles
     ]
     result += [decode_kernel(source, dtype) for source in quantized for dtype in DTYPES]

@@ -4,8 +4,8 @@
 
 A slab of b is decoded without its second level, which multiplies the sums. Where that is one
 number and nothing is added, it is the GEMM's factor, and the GEMM rounds once; else the GEMM leaves
-float32 sums, and `matmul_finish` does the rest. A NaN of cuBLAS has not our pattern: where
-that takes less than reading the result, the device looks first whether there can be any.
+float32 sums, and `matmul_finish` does the rest. A NaN of cuBLAS has not our pattern: the
+result is read once more for it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 from fp4kit import trace
-from fp4kit.backend.matmul import (
-    FloatOperand,
-    MatmulJob,
-    Operand,
-    PreparedOperand,
-)
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, PreparedOperand
 
 from . import blas, run
 from . import ready as cuda_ready
 from .geometry import THREADS
 from .launch import ITEM_SIZES, VECTOR, grid_for
 from .matmul_choice import SCRATCH_BYTES, TILE_COLUMNS, TILE_ROWS, is_always_exact, library_dtype
-from .matmul_decode import STRIDE, Rows, decode, form_of_fp4
+from .matmul_decode import STRIDE, Rows, decode, decodes_tiles
 from .matmul_instances import (
     any_kernel,
-    doubt_kernel,
     factor_kernel,
     finish_kernel,
     nan_kernel,
@@ -48,13 +42,6 @@ SLAB_ROWS = 4096
 SLAB_STEP = 256
 #: Thread blocks, for each multiprocessor, of kernels that go over memory in turns.
 TURN_BLOCKS = 8
-#: Bytes that are read in the time of a launch more.
-LAUNCH_BYTES = 8 << 20
-#: High bytes of the numbers from which on a product counts as one that may hold NaN: infinity, or
-#: 2^39, which 2^31 codes times scales below 2^43 do not make infinite.
-DOUBTFUL = {"float32": 0x53, "bfloat16": 0x53, "float16": 0x7C}
-#: Scale bytes likewise, of the formats whose codes are all numbers.
-DOUBTFUL_SCALES = {"e4m3": 0x7F, "e8m0": 168}
 
 
 class Slabs(NamedTuple):
@@ -103,7 +90,7 @@ def slabs_of(job: MatmulJob, budget: int) -> Slabs:
         # As few as possible, and about as large.
         count = -(-cols // most)
         cols = min(most, -(-cols // (count * step)) * step)
-    a = 256  # the flag, and the factor and another flag behind it
+    a = 256  # the flag, and the factor behind it
     b = a + _whole(rows * of_a)
     values = b + _whole(cols * of_b)
     end = values + _whole(4 * rows * cols * sums)
@@ -133,56 +120,7 @@ def takes_prepared(job: MatmulJob) -> bool:
     dtype = library_dtype(job)
     assert dtype is not None
     exact = all(is_always_exact(one, dtype) for one in (job.a, job.b))  # else it reads them again
-    return exact and form_of_fp4(job.b, dtype, 0) is not None
-
-
-class Doubt(NamedTuple):
-    """What `matmul_doubt` looks at.
-
-    Attributes:
-        arrays: addresses of the numbers and of the scales, or 0.
-        scalars: bytes of the former, mask and lack; bytes of the latter, shift, mask and lack (see
-            matmul/finish.cu).
-        size: bytes of both.
-    """
-
-    arrays: tuple[int, int]
-    scalars: tuple[int, ...]
-    size: int
-
-
-def _large(limit: int, item_size: int) -> tuple[int, int]:
-    """(mask, lack) of items whose magnitude's highest byte is at least the limit."""
-    ones = sum(1 << place for place in range(0, 32, 8 * item_size))
-    half = 1 << 8 * item_size - 1
-    return ones * (half - 1), ones * (half - (limit << 8 * (item_size - 1)))
-
-
-def doubt_of(job: MatmulJob) -> Doubt | None:
-    """How to see whether a product may hold NaN, by less than its result; None if nothing says."""
-    a, b = job.a, job.b
-    if not isinstance(a, FloatOperand) or isinstance(b, FloatOperand):
-        return None
-    if not b.format.packs_nibbles:  # codes may be NaN
-        return None
-    numbers, item_size = a.data, ITEM_SIZES[a.dtype]
-    size = item_size * a.rows * a.depth
-    of_numbers = (size, *_large(DOUBTFUL[a.dtype], item_size))
-    scales, of_scales = None, (0, 0, 0, 0)
-    if isinstance(b, PreparedOperand):
-        if not b.is_plain:
-            return None
-    else:
-        scales = b.block_scale
-        assert scales is not None
-        limit, shift = DOUBTFUL_SCALES[b.format.scale_type], 0
-        if limit > 0x7F:  # no bit is left above such bytes
-            limit, shift = limit >> 1, 1
-        of_scales = (int(scales.nbytes), shift, *_large(limit, 1))
-        size += int(scales.nbytes)
-    if size + LAUNCH_BYTES >= job.out.nbytes:
-        return None
-    return Doubt((numbers.data.ptr, run.address_of(scales)), (*of_numbers, *of_scales), size)
+    return exact and isinstance(job.b, PreparedOperand) and decodes_tiles(job.b, dtype)
 
 
 def _turns(size: int) -> tuple[int]:
@@ -206,7 +144,7 @@ class _Call:
         if self._guards:
             _clear(self._flag, 4)
         if factor:
-            self._begin(factor)
+            run.launch(factor_kernel(), (1,), (self._parameter(1), factor))
         for row in range(0, job.a.rows, slabs.rows):
             rows = min(slabs.rows, job.a.rows - row)
             a = self._matrix(job.a, row, rows, self._a)
@@ -218,20 +156,10 @@ class _Call:
                 shape = blas.Shape(rows, cols, job.a.depth)
                 self._multiply(a, b, shape, (row, col), factor)
         if factor:
-            size = job.out.nbytes
-            arguments = (job.out.data.ptr, factor + 8, size)
-            run.launch(nan_kernel(job.out_dtype), _turns(size), arguments)
+            arguments = (job.out.data.ptr, job.out.size)
+            run.launch(nan_kernel(job.out_dtype), _turns(job.out.nbytes), arguments)
         if self._guards:
             self._repeat()
-
-    def _begin(self, factor: int) -> None:
-        """The factor of the GEMMs, and whether there may be NaN."""
-        doubt = doubt_of(self._job)
-        given = (self._parameter(1), int(doubt is None), factor, factor + 8)
-        run.launch(factor_kernel(), (1,), given)
-        if doubt is not None:
-            arguments = (*doubt.arrays, factor + 8, *doubt.scalars)
-            run.launch(doubt_kernel(), _turns(doubt.size), arguments)
 
     def _matrix(self, operand: Operand, first: int, rows: int, target: int) -> blas.Matrix:
         """Rows of an operand as numbers, decoded if need be."""
