@@ -186,13 +186,13 @@ class Division(NamedTuple):
 
 
 def choose(form: int, sizes: Sizes, processors: int) -> Division:
-    """How to divide a product."""
-    steps = -(-sizes.depth // TILE_DEPTH)
-    divisions = [
-        Division(shape._replace(parts=sizes.parts), splits)
-        for shape in SHAPES
-        for splits in range(1, max(min(MOST_SPLITS, steps // LEAST_STEPS), 1) + 1)
-    ]
+    """How to divide a product: by pieces of the depth only if all have a multiprocessor."""
+    most = max(-(-sizes.depth // TILE_DEPTH) // LEAST_STEPS, 1)
+    divisions = []
+    for shape in (each._replace(parts=sizes.parts) for each in SHAPES):
+        row_blocks, column_blocks = shape.blocks(sizes)
+        free = max(processors // (row_blocks * column_blocks), 1)
+        divisions += [Division(shape, each + 1) for each in range(min(free, most, MOST_SPLITS))]
     return min(divisions, key=lambda each: each.cost_us(form, sizes, processors))
 
 
