@@ -73,7 +73,7 @@ def library(on_host, monkeypatch):
     for module in (cuda_matmul, matmul_decode):
         monkeypatch.setattr(module, "capability", lambda _: (9, 0))
     # They would take the few rows of these tests.
-    monkeypatch.setattr(cuda_matmul.matmul_warpgroup, "launch", lambda _: False)
+    monkeypatch.setattr(cuda_matmul.matmul_warpgroup, "find", lambda _: None)
     for name in ("LIBRARY_ROWS", "LIBRARY_ROWS_OF_FEW", "LIBRARY_COLUMNS", "LIBRARY_DEPTH"):
         monkeypatch.setattr(matmul_choice, name, 1)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from fp4kit.backend.matmul import MatmulJob, QuantizedOperand, RaggedMatmulJob
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, QuantizedOperand, RaggedMatmulJob
 from fp4kit.backend.operations import Operations
 
 from . import blas, matmul_library, matmul_small, matmul_warpgroup, run
@@ -38,6 +38,9 @@ from .matmul_words import (
     ragged_parameter,
 )
 from .prepared import in_rows
+
+#: Products of one weight whose launches are remembered.
+MOST_KEPT = 1024
 
 
 class _Part(NamedTuple):
@@ -98,29 +101,78 @@ def launch_any(jobs: Sequence[MatmulJob]) -> None:
         _launch_batch(jobs[first : first + most], most)
 
 
-def _launch_library(job: MatmulJob) -> bool:
-    """A product by cuBLAS, if it is worth it and can be; False, and nothing is done, if not."""
+class _Library(NamedTuple):
+    """A product by cuBLAS.
+
+    Attributes:
+        slabs: how it is cut.
+        takes_prepared: whether b is decoded as it lies; else prepared weights are restored first.
+    """
+
+    slabs: matmul_library.Slabs
+    takes_prepared: bool
+
+    def run(self, job: MatmulJob) -> None:
+        """Launches a job that it was found for."""
+        if self.takes_prepared:
+            matmul_library.launch(job, self.slabs)
+            return
+        with in_rows(job.b) as b:
+            matmul_library.launch(job._replace(b=b), self.slabs)
+
+
+def _find_library(job: MatmulJob) -> _Library | None:
+    """A product by cuBLAS, if it is worth it and can be."""
     if not (blas.is_available() and uses_library(job, capability(run.current_device()))):
-        return False
+        return None
     if not matmul_library.can_repeat(job):
-        return False
-    if matmul_library.takes_prepared(job):
-        matmul_library.launch(job)
-        return True
-    with in_rows(job.b) as b:
-        matmul_library.launch(job._replace(b=b))
-    return True
+        return None
+    return _Library(matmul_library.chosen_slabs(job), matmul_library.takes_prepared(job))
+
+
+_Found = matmul_warpgroup.Prepared | matmul_small.Prepared | _Library | None
+
+
+def _choose(job: MatmulJob) -> _Found:
+    """What runs a product; None if `matmul_any` does."""
+    found: _Found = matmul_warpgroup.find(job)
+    if found is None and not (is_for_library(job) and blas.is_available()):
+        found = matmul_small.find(job)
+    return found or _find_library(job)
+
+
+def _find(job: MatmulJob) -> _Found:
+    """:func:`_choose`, asked once for weights that stay where they are.
+
+    The weights and the key decide; all addresses are taken from the job each time.
+    """
+    a, b = job.a, job.b
+    # Zeros of both signs would be one key.
+    if not isinstance(a, FloatOperand) or isinstance(b, FloatOperand) or job.alpha == 0:
+        return _choose(job)
+    kept, data = b.kept, a.data
+    if kept is None:
+        return _choose(job)
+    accumulates = None if job.c is None else job.c.data.ptr == job.out.data.ptr
+    key = (
+        *(run.current_device(), data.shape, a.dtype, run.is_aligned(data.data.ptr)),
+        *(job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype, job.bias is None, accumulates),
+    )
+    if key not in kept:
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        kept[key] = _choose(job)
+    found: _Found = kept[key]
+    return found
 
 
 class CudaMatmul(Operations):
     """The part of the CUDA backend that multiplies."""
 
     def matmul(self, job: MatmulJob) -> None:
-        if matmul_warpgroup.launch(job):
-            return
-        if not (is_for_library(job) and blas.is_available()) and matmul_small.launch(job):
-            return
-        if _launch_library(job):
+        found = _find(job)
+        if found is not None:
+            found.run(job)
             return
         with in_rows(job.b) as b:
             launch_any((job._replace(b=b),))
@@ -130,7 +182,10 @@ class CudaMatmul(Operations):
         rest: dict[tuple[str, str], list[MatmulJob]] = defaultdict(list)
         with ExitStack() as restored:
             for job in jobs:
-                if not _launch_library(job):
+                by_library = _find_library(job)
+                if by_library is not None:
+                    by_library.run(job)
+                else:
                     rows = job._replace(b=restored.enter_context(in_rows(job.b)))
                     rest[source_of(rows.a), source_of(rows.b)].append(rows)
             for alike in rest.values():

@@ -97,6 +97,11 @@ def slabs_of(job: MatmulJob, budget: int) -> Slabs:
     return Slabs(dtype, stride, rows, cols, sums, (0, a, b, values, end))
 
 
+def chosen_slabs(job: MatmulJob) -> Slabs:
+    """Slabs within the scratch that there is beside cuBLAS's workspace."""
+    return slabs_of(job, SCRATCH_BYTES - blas.WORKSPACE_BYTES)
+
+
 def _whole(size: int) -> int:
     return -(-size // 256) * 256
 
@@ -204,11 +209,10 @@ class _Call:
         run.launch(kernel, (blocks,), (parameter,))
 
 
-def launch(job: MatmulJob) -> None:
+def launch(job: MatmulJob, slabs: Slabs) -> None:
     """Fills `job.out`; :func:`.matmul_choice.uses_library` must agree, and cuBLAS be there."""
     import cupy
 
-    slabs = slabs_of(job, SCRATCH_BYTES - blas.WORKSPACE_BYTES)
     device = run.current_device()
     if trace.ENABLED:
         shape = f"{job.a.rows} x {job.b.rows} x {job.a.depth}"

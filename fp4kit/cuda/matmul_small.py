@@ -118,6 +118,16 @@ class Prepared(NamedTuple):
     arrange: cuda_ready.Ready | None = None
     image_bytes: int = 0
 
+    def run(self, job: MatmulJob) -> None:
+        """Launches the product with the addresses of a job that it was found for."""
+        x, weights = job.a, job.b
+        assert isinstance(x, FloatOperand)
+        assert not isinstance(weights, FloatOperand)
+        self.launch(
+            *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr, 0),
+            *(address_of(weights.level), address_of(job.bias), address_of(job.c), 0, 0),
+        )
+
     def launch(self, *addresses: int) -> None:
         """Launches the product with these addresses, all but that of the image."""
         if not self.image_bytes:
@@ -222,14 +232,14 @@ def order_of(weights: Operand) -> tuple[str, bool]:
     return "linear", False
 
 
-def launch(job: MatmulJob) -> bool:
-    """Launches a product of a few rows with FP4 weights.
+def find(job: MatmulJob) -> Prepared | None:
+    """The launches of a product of a few rows with FP4 weights.
 
     Args:
         job: any product.
 
     Returns:
-        False, and nothing was launched, unless all of this holds: a is not quantized, has at most
+        None unless all of this holds: a is not quantized, has at most
         64 rows (32 of float16, 21 of float32), 16-byte aligned, its depth a multiple of 8; b is
         prepared with plain scales, or has nvfp4 or mxfp4 rows, 16-byte aligned, their number a
         multiple of 16 and the depth one of 128; the device is an sm_80 or newer, with shared memory
@@ -237,21 +247,22 @@ def launch(job: MatmulJob) -> bool:
     """
     x, weights = job.a, job.b
     if not isinstance(x, FloatOperand) or not is_fit(x):
-        return False
+        return None
     parts, form = PARTS[x.dtype], form_of(weights)
     if form is None or x.rows * parts > MOST_TOKENS:
-        return False
+        return None
     assert not isinstance(weights, FloatOperand)
     numbers = numbers_of(job)
     sizes = Sizes(x.rows * parts, weights.rows, weights.depth, parts)
-    ready = _ready(current_device(), weights.format.name, form, sizes, numbers)
-    if ready is None:
-        return False
-    ready.launch(
-        *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr, 0, address_of(weights.level)),
-        *(address_of(job.bias), address_of(job.c), 0, 0),
-    )
-    return True
+    return _ready(current_device(), weights.format.name, form, sizes, numbers)
+
+
+def launch(job: MatmulJob) -> bool:
+    """Launches what :func:`find` finds; False, and nothing is launched, if that is None."""
+    prepared = find(job)
+    if prepared is not None:
+        prepared.run(job)
+    return prepared is not None
 
 
 @lru_cache(maxsize=256)

@@ -223,6 +223,22 @@ class Prepared(NamedTuple):
     multiply: cuda_ready.Ready
     places: tuple[int, int, int]
 
+    def run(self, job: MatmulJob) -> None:
+        """Launches the product with the addresses of a job that it was found for."""
+        x, weights = job.a, job.b
+        assert isinstance(x, FloatOperand)
+        assert not isinstance(weights, FloatOperand)
+        address = x.data.data.ptr
+        sums, arrived, end = self.places
+        with run.memory(end) as image:
+            sums, arrived = image + sums, image + arrived
+            self.arrange.launch(address, image, arrived)
+            self.multiply.launch(
+                *(*arrays_of(weights), address, job.out.data.ptr, 0),
+                *(run.address_of(weights.level), run.address_of(job.bias), run.address_of(job.c)),
+                *(image, sums, arrived),
+            )
+
 
 def prepare(
     device: int,
@@ -275,38 +291,35 @@ def _prepared(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers)
     return prepare(device, spec, form, choose(form, sizes, processors), sizes, numbers)
 
 
-def launch(job: MatmulJob) -> bool:
-    """Launches a product with FP4 weights.
+def find(job: MatmulJob) -> Prepared | None:
+    """The launches of a product with FP4 weights.
 
     Args:
         job: any product.
 
     Returns:
-        False, and nothing was launched, unless the operands are those that
-        :func:`.matmul_small.launch` takes, there are so many rows of activations that these kernels
+        None unless the operands are those that
+        :func:`.matmul_small.find` takes, there are so many rows of activations that these kernels
         are the fastest, and the device has them.
     """
     x, weights = job.a, job.b
     if not isinstance(x, FloatOperand) or not is_fit(x):
-        return False
+        return None
     parts, form = PARTS[x.dtype], form_of(weights)
     columns = x.rows * parts
     if form is None or columns > MOST_COLUMNS[form][parts]:
-        return False
+        return None
     if columns <= SMALL_COLUMNS and x.depth <= SMALL_DEPTH:
-        return False
+        return None
     assert not isinstance(weights, FloatOperand)
     numbers = numbers_of(job)
     sizes = Sizes(columns, weights.rows, weights.depth, parts)
-    prepared = _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
-    if prepared is None:
-        return False
-    with run.memory(prepared.places[-1]) as image:
-        sums, arrived = (image + place for place in prepared.places[:2])
-        prepared.arrange.launch(x.data.data.ptr, image, arrived)
-        prepared.multiply.launch(
-            *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr),
-            *(0, run.address_of(weights.level), run.address_of(job.bias), run.address_of(job.c)),
-            *(image, sums, arrived),
-        )
-    return True
+    return _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
+
+
+def launch(job: MatmulJob) -> bool:
+    """Launches what :func:`find` finds; False, and nothing is launched, if that is None."""
+    prepared = find(job)
+    if prepared is not None:
+        prepared.run(job)
+    return prepared is not None

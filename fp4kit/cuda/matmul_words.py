@@ -9,6 +9,7 @@ parameter takes another launch. Nothing is copied to the device, so that graphs 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -147,9 +148,9 @@ def products_parameter(
     count = len(products)
     words = np.zeros(1 + most + 1 + most * PRODUCT_WORDS, np.int64)
     words[0] = count
-    np.cumsum(blocks, out=words[2 : 2 + count])
+    words[2 : 2 + count] = tuple(accumulate(blocks))
     first = most + 2
-    words[first : first + count * PRODUCT_WORDS] = np.array(products, np.int64).reshape(-1)
+    words[first : first + count * PRODUCT_WORDS] = tuple(chain.from_iterable(products))
     return _parameter(words)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -111,6 +112,15 @@ def resident_blocks(
     return int(each) * multiprocessors(device)
 
 
+def parameters(words: Sequence[int]) -> tuple[Any, Any, int]:
+    """(values, their addresses, the address of these) of a launch with 64-bit words."""
+    size = len(words)
+    values = (ctypes.c_int64 * size)(*words)
+    start = ctypes.addressof(values)
+    addresses = (ctypes.c_void_p * size)(*range(start, start + 8 * size, 8))
+    return values, addresses, ctypes.addressof(addresses)
+
+
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute of the driver."""
 
@@ -173,10 +183,8 @@ class Ready:
         import cupy
 
         # The function owns the module: it must live as long as its handle.
-        self._function, self._instance = (
-            cuda_module.function(device, launch.instance),
-            launch.instance,
-        )
+        self._function = cuda_module.function(device, launch.instance)
+        self._instance = launch.instance
         grid = (*launch.grid, 1, 1)[:3]
         self._shape = (self._function.ptr, *grid, launch.threads, 1, 1, launch.shared)
         if launch.shared:
@@ -197,12 +205,8 @@ class Ready:
 
     def _arguments(self) -> tuple[Any, Any, int, Any]:
         """(values, their addresses, the address of these, _config) of a launch."""
-        size = len(self._initial)
-        values = (ctypes.c_int64 * size)(*self._initial)
-        start = ctypes.addressof(values)
-        addresses = (ctypes.c_void_p * size)(*range(start, start + 8 * size, 8))
         config = None if self._early is None else self._config()
-        return values, addresses, ctypes.addressof(addresses), config
+        return *parameters(self._initial), config
 
     def launch(self, *pointers: int) -> None:
         """Launches the kernel on the current stream of its device, which must be current."""
