@@ -73,9 +73,10 @@ def test_calls_on_a_stream_that_is_captured(capturing, driver, monkeypatch):
         def __init__(self, number):
             assert number == 0
 
-    cuda = SimpleNamespace(get_current_stream=Stream, Device=Device)
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    cuda = SimpleNamespace(get_current_stream=Stream, Device=Device, runtime=runtime)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(arrays, "caller_stream", lambda _: Stream())
+    monkeypatch.setattr(arrays, "known_stream", lambda *_: Stream())
     with arrays.device_scope(arrays.Origin("torch", "cuda:0", stream=7)):
         assert driver.mode == (capture.RELAXED if capturing else GLOBAL)
     assert driver.mode == GLOBAL

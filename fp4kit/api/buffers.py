@@ -196,6 +196,8 @@ def result_buffer(
     origin: Origin,
     read: Iterable[Place] = (),
     what: str = "out",
+    *,
+    light: bool = False,
 ) -> Any:
     """A raw array to write a result into (floats, or uint8): new, or `out` after checks.
 
@@ -206,6 +208,7 @@ def result_buffer(
         origin: where the input lies.
         read: places of all other arrays of the call.
         what: the argument's name, for messages about them.
+        light: see :func:`fp4kit.arrays.ingest`.
 
     Raises:
         DtypeError: for another device, or elements that cannot be written as they are.
@@ -217,7 +220,7 @@ def result_buffer(
     if dtype == "uint8":
         buffer = arrays.ingest_bytes(out, "out")
     else:
-        buffer = arrays.ingest(out, "out", in_place=True)
+        buffer = arrays.ingest(out, "out", in_place=True, light=light)
     if buffer.dtype != dtype or buffer.data.shape != shape:
         raise ShapeError(f"out is {buffer.dtype} {buffer.data.shape}, the result {dtype} {shape}")
     check_out(buffer, origin, "out")
@@ -226,7 +229,13 @@ def result_buffer(
 
 
 def result_of(
-    out: Any, shape: tuple[int, ...], dtype: str, origin: Origin, read: Iterable[Place] = ()
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: str,
+    origin: Origin,
+    read: Iterable[Place] = (),
+    *,
+    light: bool = False,
 ) -> tuple[Any, Any]:
     """:func:`result_buffer`, and the array that a call returns: None if it is to be emitted.
 
@@ -235,8 +244,8 @@ def result_of(
     """
     of_torch = origin.framework == "torch" and origin.device_kind == "cuda"
     if out is None and of_torch and 0 not in shape:
-        return torch_array(shape, dtype, origin)
-    return result_buffer(out, shape, dtype, origin, read), out
+        return torch_array(shape, dtype, origin, light=light)
+    return result_buffer(out, shape, dtype, origin, read, light=light), out
 
 
 def check_is_quantized(q: object) -> None:
