@@ -4,6 +4,8 @@
 
     python benchmarks/matmul_ladder.py             # four shapes, 1 to 64 rows: about two minutes
     python benchmarks/matmul_ladder.py quick       # two shapes, 1, 8 and 16 rows
+    python benchmarks/matmul_ladder.py staged      # activations step by step, 8 to 64 rows
+    python benchmarks/matmul_ladder.py resident    # those whose activations stay, 1 to 16 rows
     python benchmarks/matmul_ladder.py compile     # whether all compile, without a GPU
 
 Weights rotate over copies of more than 400 MB, so that none comes from the L2 cache; times are
@@ -14,6 +16,7 @@ of `COPY` bytes a second that the bytes of the weights take. cuBLAS in bfloat16 
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -33,7 +36,7 @@ from fp4kit.backend.matmul import (
 )
 from fp4kit.cuda import compile as cuda_module
 from fp4kit.cuda import matmul_shapes, matmul_small
-from fp4kit.cuda.matmul_shapes import PREPARED, ROWS, Shape
+from fp4kit.cuda.matmul_shapes import MOST_SHARED, PREPARED, ROWS, Shape
 
 #: Bytes a second of a copy on an H200, read and written together.
 COPY = 4.2e12
@@ -41,60 +44,83 @@ SIZES = [(28672, 8192), (8192, 28672), (4096, 4096), (14336, 4096)]
 TOKENS = [1, 2, 4, 8, 16, 32, 64]
 FORMS = {PREPARED: "prepared", ROWS: "rows"}
 
-#: (groups, tiles, slices, chunks, stages) by form: activations all at first, and step by step.
+#: (groups, tiles, slices, chunks, stages) by form: activations that stay, and step by step.
 RESIDENT = {
     PREPARED: [
-        *((2, 1, 8, chunks, 2) for chunks in (2, 4)),
-        *((2, 1, 8, 2, stages) for stages in (3, 4)),
-        *((2, 1, 8, 1, stages) for stages in (4, 6)),
+        (1, 2, 16, 2, 2),
+        (1, 2, 8, 2, 2),
+        (2, 1, 8, 4, 2),
+        (1, 2, 8, 4, 2),
+        (1, 1, 16, 2, 2),
+        (1, 2, 16, 1, 2),
+        (1, 2, 16, 1, 4),
+        (1, 2, 8, 1, 4),
+        (1, 2, 8, 2, 3),
+        (1, 4, 8, 1, 2),
+        (2, 2, 8, 2, 2),
         (1, 1, 16, 2, 4),
-        (2, 1, 12, 2, 2),
-        (1, 1, 16, 2, 2),
-        (1, 1, 16, 4, 2),
-        (3, 1, 8, 2, 2),
+        (1, 1, 8, 4, 2),
+        (1, 1, 8, 2, 4),
     ],
     ROWS: [
-        *((2, 1, 8, 2, stages) for stages in (4, 3, 2)),
-        (2, 1, 12, 2, 2),
-        (2, 1, 12, 2, 3),
+        (1, 2, 16, 2, 2),
+        (1, 2, 8, 2, 2),
+        (1, 2, 8, 2, 3),
         (1, 1, 16, 2, 2),
-        (3, 1, 8, 2, 2),
+        (1, 2, 16, 1, 2),
+        (1, 4, 8, 1, 2),
+        (2, 2, 8, 2, 2),
+        (2, 1, 8, 2, 3),
+        (1, 1, 8, 2, 4),
     ],
 }
-STAGED = {
-    PREPARED: [
-        *((7, 2, 2, 1, stages) for stages in (5, 4, 3)),
-        (14, 1, 1, 2, 4),
-        (14, 1, 2, 1, 3),
-        (7, 2, 1, 2, 3),
-        (7, 1, 2, 2, 3),
-        (4, 2, 2, 1, 4),
-        (4, 1, 8, 1, 3),
-    ],
-    ROWS: [
-        (7, 2, 2, 2, 2),
-        (14, 1, 1, 2, 4),
-        (14, 1, 1, 2, 5),
-        (7, 2, 1, 2, 3),
-        (7, 1, 2, 2, 3),
-        (4, 2, 2, 2, 3),
-    ],
+#: Of both forms, if they fit shared memory.
+STAGED = [
+    *((14, 1, 1, 2, stages) for stages in (4, 3, 2)),
+    *((14, 1, 1, 1, stages) for stages in (6, 4)),
+    (14, 1, 1, 4, 2),
+    (14, 1, 2, 1, 4),
+    *((7, 2, 1, 2, stages) for stages in (4, 3)),
+    (7, 2, 1, 1, 4),
+    (7, 2, 2, 1, 4),
+    (7, 1, 2, 2, 4),
+    (7, 1, 2, 1, 4),
+    *((4, 1, 4, 1, stages) for stages in (4, 3)),
+    *((2, 1, 8, 1, stages) for stages in (4, 3)),
+]
+#: Of these, as many of the first are timed with copies by all lanes as well.
+BY_LANES = 6
+#: Those with warps that fill one ring.
+FILLED = {
+    PREPARED: [(2, 1, 8, 4, 2), (2, 1, 8, 2, 2)],
+    ROWS: [(2, 1, 8, 2, 3), (2, 1, 8, 2, 2)],
 }
 
 
-def variants(form: int, tokens: int) -> list[Shape]:
-    """Every shape that is timed for some rows of activations."""
+def variants(form: int, tokens: int, only: str = "") -> list[Shape]:
+    """Every shape that is timed for some rows of activations, or those of one kind.
+
+    Beside those of activations step by step are the first of those whose activations stay.
+    """
     room = next(each for each in (1, 2, 8, 16, 32, 64) if each >= tokens)
     result = []
     if room <= 16:
-        rooms = (4, 8) if 2 < tokens <= 4 else (room,)
-        result += [Shape(*given, each, False) for given in RESIDENT[form] for each in rooms]
-    if room >= 8:
-        result += [Shape(*given, room, True) for given in STAGED[form]]
-    if form == PREPARED:
-        # Copies by all lanes instead of stretches, of the first of both lists.
-        chosen = {shape.staged: shape for shape in reversed(result)}
-        result += [shape._replace(bulk=False) for shape in chosen.values()]
+        own = 4 if 2 < tokens <= 4 else room
+        result += [Shape(*given, own, False) for given in RESIDENT[form]]
+        if only == "staged":
+            result = result[1:5]
+        elif form == PREPARED:
+            result += [shape._replace(bulk=0) for shape in result[:BY_LANES]]
+        if only != "staged":
+            result += [Shape(*given, own, False, 3) for given in FILLED[form]]
+    if room >= 8 and only != "resident":
+        # Rows have lanes for the scales of two pieces.
+        staged = [
+            Shape(*given, room, True) for given in STAGED if form == PREPARED or given[3] <= 2
+        ]
+        result += staged
+        if form == PREPARED:
+            result.append(staged[0]._replace(bulk=0))
     return result
 
 
@@ -194,13 +220,21 @@ def print_members(count: int = 64, rows: int = 2048, depth: int = 4096) -> None:
 def main() -> None:
     """Prints a table for each size and each number of rows."""
     quick = "quick" in sys.argv
+    only = next((word for word in ("resident", "staged") if word in sys.argv), "")
     sizes, tokens = (SIZES[:3:2], [1, 8, 16]) if quick else (SIZES, TOKENS)
+    if only == "resident":
+        tokens = [count for count in TOKENS if count <= 16]
+    if only == "staged":
+        sizes, tokens = [SIZES[0], *SIZES[2:]], TOKENS[3:]
+    least = min(depth for _, depth in sizes)
     wanted = {
         (form, shape): matmul_shapes.multiply_small_kernel(SPEC, form, shape)
         for form in FORMS
         for count in tokens
-        for shape in variants(form, count)
+        for shape in variants(form, count, only)
+        if shape.shared(SPEC, form, least) <= MOST_SHARED
     }
+    wanted |= {(form, None): matmul_shapes.arrange_tokens_kernel(form, 1) for form in FORMS}
     start = time.time()
     if "compile" in sys.argv:
         with ProcessPoolExecutor() as pool:
@@ -215,13 +249,13 @@ def main() -> None:
         print(f"\n== ({rows}, {depth}): {weights.bytes >> 20} MiB, {floor:.1f} us at copy speed")
         for count in tokens:
             bench = Bench(weights, count)
-            peer = cublas_us(rows, depth, count)
+            peer = math.nan if only == "resident" else cublas_us(rows, depth, count)
             print(f"M = {count}: cuBLAS {peer:.1f} us")
             for form, form_name in FORMS.items():
                 timed = []
-                chosen = matmul_shapes.choose(SPEC, form, bench.sizes, 132, 227 * 1024)
-                for shape in variants(form, count):
-                    if shape.shared(SPEC, form, depth) > 227 * 1024:
+                chosen = matmul_shapes.choose(SPEC, form, bench.sizes, 132, MOST_SHARED)
+                for shape in variants(form, count, only):
+                    if shape.shared(SPEC, form, depth) > MOST_SHARED:
                         continue
                     run = bench.call(form, shape)
                     wrong = bench.check(run)
@@ -238,8 +272,9 @@ def main() -> None:
             print(f"host time, {form_name}: {host_us(Bench(weights, 1), form):.1f} us")
         print(f"[{time.time() - start:.0f} s]", flush=True)
 
-    print_members()
-    print(f"[{time.time() - start:.0f} s]")
+    if only != "resident":
+        print_members()
+        print(f"[{time.time() - start:.0f} s]")
 
 
 if __name__ == "__main__":

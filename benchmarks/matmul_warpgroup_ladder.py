@@ -13,49 +13,65 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 from ladder_products import SPEC, Bench, Weights, cublas_us, graph_us
 from matmul_ladder import COPY, FORMS, SIZES, load_all
 
-from fp4kit.cuda.matmul_shapes import PREPARED, ROWS
+from fp4kit.cuda.matmul_shapes import MOST_SHARED
 from fp4kit.cuda.matmul_small import Numbers
 from fp4kit.cuda.matmul_warpgroup import (
-    DIVISIONS,
+    MOST_SPLITS,
+    Division,
     WarpgroupShape,
     arrange_columns_kernel,
+    choose,
     multiply_warpgroup_kernel,
     prepare,
 )
 
-TOKENS = [8, 16, 32, 64, 128, 256]
-#: More of them than are in use: a tile of rows a warp.
-ALL_DIVISIONS = [*DIVISIONS, (4, 1, 1), (2, 1, 2)]
-MOST_SHARED = 227 * 1024
+TOKENS = [8, 16, 32, 64, 128, 256, 512, 2048]
+#: (groups, tiles of a warp), more of them than are in use.
+BLOCKS = [(4, 1), (2, 2), (2, 1)]
+PROCESSORS = 132
 
 
-def variants(form: int, tokens: int) -> list[WarpgroupShape]:
+def shapes(form: int, tokens: int) -> list[WarpgroupShape]:
     """Every shape that is timed for some rows of activations, with as many stages as there fit."""
-    columns = next((each for each in (8, 16, 32, 64) if each >= tokens), 128)
+    columns = next((each for each in (16, 32, 64, 128) if each >= tokens), 256)
     result = []
-    for division, chunks in product(ALL_DIVISIONS, (1, 2) if form == ROWS else (1, 2, 3, 4)):
-        shapes = [WarpgroupShape(*division, chunks, stages, columns) for stages in range(2, 7)]
-        result += [each for each in shapes if each.shared(SPEC, form) <= MOST_SHARED][-1:]
+    for block, chunks, count in product(BLOCKS, (1, 2), {columns, min(columns, 128)}):
+        if block[0] * block[1] * count > 512 or (block[0] == 4 and count > 64):
+            continue  # more sums than registers
+        rings = [WarpgroupShape(*block, chunks, stages, count) for stages in range(2, 9)]
+        result += [each for each in rings if each.shared(SPEC, form) <= MOST_SHARED][-1:]
     return result
 
 
-def call(bench: Bench, form: int, shape: WarpgroupShape) -> Callable[[int], None]:
+def divisions(form: int, bench: Bench) -> list[Division]:
+    """These with one piece of the depth, and as many as there are multiprocessors for."""
+    result = []
+    for shape in shapes(form, bench.sizes.tokens):
+        row_blocks, column_blocks = shape.blocks(bench.sizes)
+        most = min(PROCESSORS // (row_blocks * column_blocks), MOST_SPLITS)
+        result += [Division(shape, splits) for splits in sorted({1, max(most, 1)})]
+    return result
+
+
+def call(bench: Bench, form: int, division: Division) -> Callable[[int], None]:
     """What launches the product with a copy of the weights."""
     import cupy
 
-    made = prepare(0, SPEC, form, shape, bench.sizes, Numbers())
-    image = cupy.empty(made.image_bytes, "uint8")
+    made = prepare(0, SPEC, form, division, bench.sizes, Numbers())
+    memory = cupy.empty(made.places[-1], "uint8")
+    image = memory.data.ptr
+    sums, arrived = (image + place for place in made.places[:2])
     x, out = bench.x.data.ptr, bench.out.data.ptr
 
-    def run(number: int) -> None:
-        made.arrange.launch(x, image.data.ptr)
-        made.multiply.launch(
-            *bench.weights.arrays(form, number), x, out, 0, 0, 0, 0, image.data.ptr
-        )
+    def run(number: int, memory: Any = memory) -> None:
+        made.arrange.launch(x, image, arrived)
+        weights = bench.weights.arrays(form, number)
+        made.multiply.launch(*weights, x, out, 0, 0, 0, 0, image, sums, arrived)
 
     return run
 
@@ -65,9 +81,9 @@ def main() -> None:
     given = [tuple(map(int, word.split("x"))) for word in sys.argv[1:]]
     wanted = {
         (form, shape): multiply_warpgroup_kernel(SPEC, form, shape)
-        for form in (PREPARED, ROWS)
+        for form in FORMS
         for tokens in TOKENS
-        for shape in variants(form, tokens)
+        for shape in shapes(form, tokens)
     }
     arrange = [arrange_columns_kernel(form, shape) for form, shape in wanted]
     facts = load_all(list(dict.fromkeys([*wanted.values(), *arrange])))
@@ -80,16 +96,19 @@ def main() -> None:
             peer = cublas_us(rows, depth, tokens)
             print(f"M = {tokens}: cuBLAS {peer:.1f} us")
             for form, name in FORMS.items():
+                chosen = choose(form, bench.sizes, PROCESSORS)
                 timed = []
-                for shape in variants(form, tokens):
-                    run = call(bench, form, shape)
+                for division in divisions(form, bench):
+                    run = call(bench, form, division)
                     wrong = bench.check(run)
-                    timed.append((graph_us(bench.calls(run)), shape, wrong))
-                for us, shape, wrong in sorted(timed):
-                    words = "".join(f" {each}" for each in shape[:-1])
+                    timed.append((graph_us(bench.calls(run)), division, wrong))
+                for us, division, wrong in sorted(timed):
+                    words = " ".join(str(each) for each in division.shape[:-1])
+                    mark = "*" if division == chosen else " "
                     print(
-                        f"   {name:9}{words:16} {us:7.2f} us  {floor / us:.3f} of copy  "
-                        f"x{peer / us:.2f}  {facts[wanted[form, shape]]} {wrong}",
+                        f"  {mark}{name:9}{words:16} / {division.splits:<3} {us:7.2f} us  "
+                        f"{floor / us:.3f} of copy  x{peer / us:.2f}  "
+                        f"{facts[wanted[form, division.shape]]} {wrong}",
                         flush=True,
                     )
 

@@ -30,6 +30,7 @@
 #define __grid_constant__
 // Of a block scope: lives on between calls, and may be extern.
 #define __shared__ thread_local
+#define __align__(bytes)
 
 struct Dim {
   unsigned x;
@@ -361,6 +362,7 @@ inline int __syncthreads_count(int predicate) {
   return static_cast<int>(meet(0, host_gpu::count, predicate != 0));
 }
 
+inline void __threadfence() {}  // memory is what all see
 inline void __syncthreads() { meet(0, host_gpu::count, 0); }
 
 // PTX's bar.sync.
@@ -414,15 +416,17 @@ void warp_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   meet_warp(multiply, &mine);
 }
 
-// PTX's wgmma of one of the four warps, with kN columns of B in memory
-// (kernels_cu/common/warpgroup_mma.cuh): done at once.
+// PTX's wgmma of one of the four warps: 16 elements of k, the number of a step, of kN columns of B
+// in memory (kernels_cu/common/warpgroup_mma.cuh). Done at once.
 template <float (*kToFloat)(unsigned), int kN>
-void warp_mma_columns(float (&d)[kN / 2], const unsigned (&a)[4], const unsigned char* columns) {
+void warp_mma_columns(
+    float (&d)[kN / 2], const unsigned (&a)[4], const unsigned char* columns, unsigned number) {
   struct Fragments {
     float* d;
     const unsigned* a;
     const unsigned char* columns;
-  } mine{d, a, columns};
+    unsigned number;
+  } mine{d, a, columns, number};
   const host_gpu::Together multiply = [](void* const* brought) {
     const auto of = [brought](int lane) { return static_cast<Fragments*>(brought[lane]); };
     for (int row = 0; row < 16; ++row) {
@@ -430,9 +434,10 @@ void warp_mma_columns(float (&d)[kN / 2], const unsigned (&a)[4], const unsigned
         float& sum = of(row % 8 * 4 + col % 8 / 2)->d[col / 8 * 4 + row / 8 * 2 + col % 2];
         for (int k = 0; k < 16; ++k) {
           const unsigned word = of(row % 8 * 4 + k % 8 / 2)->a[k / 8 * 2 + row / 8];
+          const unsigned step = of(0)->number, unit = step % 4 * 2 + k / 8;
+          const unsigned place = step / 4 * 128 * kN + col * 128 + (unit ^ col % 8) * 16;
           unsigned short y;
-          std::memcpy(
-              &y, of(0)->columns + col / 8 * 256 + k / 8 * 128 + col % 8 * 16 + k % 8 * 2, 2);
+          std::memcpy(&y, of(0)->columns + place + k % 8 * 2, 2);
           sum += kToFloat(k % 2 ? word >> 16 : word & 0xFFFFu) * kToFloat(y);
         }
       }

@@ -176,7 +176,7 @@ class Kernels:
         assert library.run(number, ctypes.byref(given)), "wrote shared memory not asked for"
         _check_guards(ranges)
 
-    def ready(self, device, launch, addresses):
+    def ready(self, device, launch, addresses, *, early=False):
         """As the backend's Ready; its multiprocessors are the fixture's."""
 
         def run(*pointers):

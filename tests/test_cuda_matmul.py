@@ -117,15 +117,74 @@ def test_every_scale_byte(cupy, kind, dtype):
         expected(x, w, unit=UNIT).check(y, f"{rows} rows")
 
 
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp8"])
-@pytest.mark.parametrize("rows", [3, 20, 300, 2048])
-def test_what_the_result_held_does_not_count(cupy, rows, kind):
-    w, x = on_device(tensor(kind, 512, 1024)), to_device(cupy, numbers((rows, 1024), "bfloat16"))
-    right = fp4kit.matmul(x, w)
-    out = right.copy()
-    out.view(np.uint8).fill(0xFF)  # NaN
-    fp4kit.matmul(x, w, out=out)
-    np.testing.assert_array_equal(bits_of(out), bits_of(right))
+def test_what_the_result_held_does_not_count(cupy, kind, dtype, out_dtype):
+    """NaN; with a bias the factor of cuBLAS lies on the host, else on the device."""
+    w, bias = on_device(tensor(kind, 512, 1024)), to_device(cupy, numbers((512,), "float32"))
+    for rows in (3, 20, 300, 2048):
+        x = to_device(cupy, numbers((rows, 1024), dtype))
+        for options in ({}, {"bias": bias}):
+            right = fp4kit.matmul(x, w, out_dtype=out_dtype, **options)
+            assert np.isfinite(floats(right, out_dtype)).all()
+            out = right.copy()
+            out.view(np.uint8).fill(0xFF)
+            fp4kit.matmul(x, w, out=out, out_dtype=out_dtype, **options)
+            np.testing.assert_array_equal(bits_of(out), bits_of(right))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "nvfp4-per-token"])
+def test_prepared_weights_of_many_rows(cupy, kind, dtype):
+    """Decoded as they lie; the same bytes as those of the rows."""
+    for rows, cols, depth in ((130, 520, 2056), (300, 1024, 512), (700, 4096, 256)):
+        w, x = tensor(kind, cols, depth), numbers((rows, depth), dtype, seed=rows)
+        given = on_device(w)
+        plain = fp4kit.matmul(to_device(cupy, x), given)
+        prepared = fp4kit.matmul(to_device(cupy, x), fp4kit.prepare(given))
+        np.testing.assert_array_equal(bits_of(prepared), bits_of(plain))
+        expected(x, w, unit=UNIT).check(host(prepared, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_scale_byte_of_prepared_weights(cupy, dtype):
+    w = tensor("nvfp4", 256, 512)
+    scales = np.arange(256)
+    scales[scales % 128 == 127] = 0x38  # NaN
+    w.block_scale[...] = scales[:, None]
+    prepared = fp4kit.prepare(on_device(w))
+    assert not prepared.is_plain
+    x = numbers((130, 512), dtype, seed=1)
+    y = host(fp4kit.matmul(to_device(cupy, x), prepared, out_dtype="float32"), "float32")
+    expected(x, w, unit=UNIT).check(y)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_of_large_results(cupy, dtype, prepared):
+    """Wherever what makes them is."""
+    rows, cols, depth = 2048, 4096, 256
+    w = on_device(tensor("nvfp4", cols, depth))
+    b = fp4kit.prepare(w) if prepared else w
+    right = {"bfloat16": 0x7FC0, "float16": 0x7E00, "float32": 0x7FC00000}[dtype]
+    for value in (np.nan, np.inf):
+        for place in ((0, 0), (255, 77), (rows - 1, depth - 1)):
+            x = numbers((rows, depth), dtype, seed=1)
+            x[place] = value
+            y = fp4kit.matmul(to_device(cupy, x), b)
+            bits, values = bits_of(y), floats(y, dtype)
+            nan = np.isnan(values)
+            assert np.isnan(value) == nan[place[0]].all()
+            assert set(bits[nan].tolist()) <= {right}
+            assert np.isfinite(np.delete(values, place[0], axis=0)).all()
+    for scale in ((0, 0), (cols - 1, depth // 16 - 1)):
+        q = tensor("nvfp4", cols, depth)
+        q.block_scale[scale] = 0x7F
+        given = on_device(q)
+        x = to_device(cupy, numbers((rows, depth), dtype, seed=1))
+        y = fp4kit.matmul(x, fp4kit.prepare(given) if prepared else given)
+        assert set(bits_of(y)[:, scale[0]].tolist()) == {right}
 
 
 @pytest.mark.parametrize("rows", [3, 300])

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of small products, run on the host, against exact arithmetic."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -14,22 +16,28 @@ from fp4kit.formats import SCALE_LAYOUTS, SECOND_LEVEL_SCALES, get_format
 from fp4kit.reference import codecs
 from matmul_samples import check_product, placed, prepared, values_of, weights
 
-#: Small shapes of every kind: sliced, all activations at first, step by step; copies of both kinds.
+#: Small shapes of every kind: sliced, all activations at first, by steps; copies of both kinds.
 SHAPES = {
     PREPARED: (
+        Shape(1, 2, 2, 2, 2, 1, False),
         Shape(2, 1, 2, 1, 3, 1, False),
         Shape(1, 1, 4, 1, 2, 2, False, False),
-        Shape(2, 1, 2, 2, 2, 8, False),
+        Shape(1, 2, 3, 2, 2, 8, False),
+        Shape(1, 2, 2, 4, 2, 8, False, False),
+        Shape(1, 4, 2, 1, 2, 16, False),
         Shape(2, 1, 2, 1, 3, 8, True),
         Shape(3, 1, 1, 1, 3, 16, True, False),
         Shape(1, 2, 2, 1, 2, 32, True, False),
+        Shape(2, 2, 2, 1, 2, 32, True),
     ),
     ROWS: (
-        Shape(2, 1, 2, 2, 2, 1, False),
-        Shape(1, 1, 4, 2, 2, 2, False),
-        Shape(2, 1, 2, 2, 3, 4, False),
+        Shape(1, 2, 2, 2, 2, 1, False),
+        Shape(2, 1, 2, 2, 3, 2, False),
+        Shape(1, 2, 3, 2, 2, 4, False),
+        Shape(2, 2, 2, 1, 3, 8, False),
         Shape(2, 1, 1, 2, 2, 8, True),
         Shape(1, 2, 2, 1, 2, 16, True),
+        Shape(3, 1, 1, 2, 3, 16, True, False),
     ),
 }
 FORMATS = ("nvfp4", "mxfp4")
@@ -49,25 +57,43 @@ def _built(kernels):
         [
             matmul_shapes.multiply_small_kernel(get_format(name), form, shape)
             for name, form, shape in CASES
+        ]
+        + [
+            matmul_shapes.arrange_tokens_kernel(form, parts)
+            for form in SHAPES
+            for parts in matmul_small.PARTS.values()
         ],
         flags,
     )
 
 
 @pytest.fixture
-def multiply(on_host, kernels, monkeypatch):
-    """Launches a product on the host by a kernel of a shape."""
+def device(on_host, monkeypatch):
+    """`on_host`, with what launches of these products ask the device for."""
+
+    @contextmanager
+    def memory(size):
+        image = on_host.empty((size,), np.uint8)
+        yield image.data.ptr
+
     monkeypatch.setattr(matmul_small, "_ready", matmul_small._ready.__wrapped__)
+    monkeypatch.setattr(matmul_small.run, "memory", memory)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
+    return on_host
+
+
+@pytest.fixture
+def multiply(device, monkeypatch):
+    """Launches a product on the host by a kernel of a shape."""
 
     def run(job, shape):
         own = shape._replace(parts=matmul_small.PARTS[job.a.dtype])
         monkeypatch.setattr(matmul_small, "choose", lambda *_: own)
-        placed = {name: placed_on(on_host, getattr(job, name)) for name in ("a", "b")}
+        placed = {name: placed_on(device, getattr(job, name)) for name in ("a", "b")}
         for name in ("bias", "c"):
             value = getattr(job, name)
-            placed[name] = None if value is None else on_host.put(value)
-        out = on_host.empty(job.out.shape, job.out.dtype)
+            placed[name] = None if value is None else device.put(value)
+        out = device.empty(job.out.shape, job.out.dtype)
         assert matmul_small.launch(job._replace(**placed, out=out))
         return out
 
@@ -156,8 +182,8 @@ def test_other_activations_that_are_not_finite(dtype, multiply):
 @pytest.mark.parametrize("depth", [128, 8, 136, 640, 1000])
 def test_ragged_sizes_of_prepared_weights(rows, depth, multiply):
     operand = prepared(weights("nvfp4", rows, depth))
-    for tokens in (1, 3, 9):
-        job = job_of(activations(tokens, depth), operand)
+    for tokens, dtype in ((1, "bfloat16"), (3, "float32"), (9, "bfloat16")):  # pairs, one by one
+        job = job_of(activations(tokens, depth), operand, dtype)
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
 
@@ -193,9 +219,7 @@ def test_every_code_under_every_scale(name, form, multiply):
     wanted = values_of(operand)
     operand = prepared(operand) if form == PREPARED else operand
     for tokens in (1, 2, 8):
-        shape = next(
-            each for each in SHAPES[form] if each.tokens >= tokens and takes_format(name, each)
-        )
+        shape = next(each for *key, each in CASES if key == [name, form] and each.tokens >= tokens)
         for first in range(0, 64, tokens):
             x = np.zeros((tokens, 128), np.float32)
             x[range(tokens), range(first, first + tokens)] = 1
@@ -203,10 +227,6 @@ def test_every_code_under_every_scale(name, form, multiply):
             got = np.asarray(multiply(job_of(a, operand), shape))
             expected = wanted[:, first : first + tokens].T
             np.testing.assert_array_equal(got, expected)
-
-
-def takes_format(name, shape):
-    return matmul_shapes.takes(get_format(name), shape, 1)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 8])
@@ -225,9 +245,8 @@ def test_nan_scales(name, byte, multiply):
     operand = weights(name, 64, 512)
     operand.block_scale[37, 3] = byte
     for tokens in (2, 4):
-        got = np.asarray(
-            multiply(job_of(activations(tokens, 512), operand), shape_of(ROWS, tokens))
-        )
+        job = job_of(activations(tokens, 512), operand)
+        got = np.asarray(multiply(job, shape_of(ROWS, tokens)))
         nans = np.isnan(got)
         assert nans[:, 37].all()
         assert nans.sum() == tokens
@@ -264,7 +283,8 @@ def test_activations_that_cannot_be_raised(form, value, multiply):
 
 @pytest.mark.parametrize("level_name", SECOND_LEVEL_SCALES)
 @pytest.mark.parametrize("count", [1, 4, 64])
-def test_second_levels(count, level_name, multiply):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_second_levels(dtype, count, level_name, multiply):
     rng = np.random.default_rng(9)
     level = rng.uniform(0.1, 4, count).astype(np.float32)
     if count > 1 and level_name != "amax":
@@ -274,7 +294,7 @@ def test_second_levels(count, level_name, multiply):
     operand = weights("nvfp4", 64, 256, **of_level)
     for tokens, form in ((2, PREPARED), (3, ROWS), (12, PREPARED)):
         stored = prepared(operand) if form == PREPARED else operand
-        job = job_of(activations(tokens, 256), stored, alpha=0.75)
+        job = job_of(activations(tokens, 256), stored, dtype, alpha=0.75)
         check_product(job, multiply(job, shape_of(form, tokens)))
 
 
@@ -290,17 +310,18 @@ def test_bias_addend_and_types(dtype, multiply):
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("nvfp4", "bfloat16"), ("mxfp4", "bfloat16"), ("nvfp4", "float32")]
+)
 @pytest.mark.parametrize("form", [PREPARED, ROWS])
 @pytest.mark.parametrize("wide", [False, True])
-def test_ragged(wide, form, name, on_host, monkeypatch):
+def test_ragged(wide, form, name, dtype, device, monkeypatch):
     """Members without rows, more rows than a kernel has room for, rows of no member."""
-    monkeypatch.setattr(matmul_small, "_ready", matmul_small._ready.__wrapped__)
     monkeypatch.setattr(
-        matmul_small, "_table", lambda _, words: on_host.put(np.array(words, np.uint64))
+        matmul_small, "_table", lambda _, words: device.put(np.array(words, np.uint64))
     )
-    monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
     shape = next(each for each in SHAPES[form] if each.staged)
+    shape = shape._replace(parts=matmul_small.PARTS[dtype])
     monkeypatch.setattr(matmul_small, "choose_for_members", lambda *_: shape)
     counts = [3, 0, 8, 21, 0, 1]
     offsets = np.cumsum([2, *counts]).astype(np.int64 if wide else np.int32)
@@ -310,23 +331,25 @@ def test_ragged(wide, form, name, on_host, monkeypatch):
         for seed in range(len(counts))
     ]
     bias = rng.standard_normal((len(counts), 80)).astype(np.float32) * 99
-    x = activations(40, 384)
+    x = activations(40, 384, dtype=dtype)
     stored = [prepared(each) if form == PREPARED else each for each in members]
-    placed = tuple(placed_on(on_host, each) for each in stored)
-    out = on_host.put(np.full((40, 80), 7, np.float32))
+    placed = tuple(placed_on(device, each) for each in stored)
+    out = device.put(np.full((40, 80), 7, np.float32))
     job = RaggedMatmulJob(
-        placed_on(on_host, x), placed, on_host.put(offsets), out, "float32", 0.5, on_host.put(bias)
+        placed_on(device, x), placed, device.put(offsets), out, "float32", 0.5, device.put(bias)
     )
     assert matmul_small.launch_ragged(job)
     got = np.asarray(out)
     for number, (member, begin) in enumerate(zip(members, offsets, strict=False)):
         rows = slice(begin, offsets[number + 1])
         if counts[number]:
-            part = FloatOperand(x.data[rows], "bfloat16")
+            part = FloatOperand(x.data[rows], dtype)
             whole = job_of(part, member, alpha=0.5, bias=bias[number])
             check_product(whole, got[rows])
     assert (got[:2] == 7).all()
     assert (got[offsets[-1] :] == 7).all()
+    nothing = placed_on(device, FloatOperand(x.data[:0], dtype))
+    assert matmul_small.launch_ragged(job._replace(a=nothing, out=device.empty((0, 80), "f4")))
 
 
 @pytest.mark.parametrize("byte", [0, 1, 2, 8, 134, 135, 136])
@@ -375,21 +398,3 @@ def test_what_is_left_to_others(on_host, monkeypatch):
         assert not matmul_small.launch(job_of(x, operand))
     monkeypatch.setattr(cuda_device, "capability", lambda _: (7, 5))
     assert not matmul_small.launch(job_of(few, placed["tiles"]))
-
-
-SIZES = [(28672, 8192), (8192, 28672), (4096, 4096), (14336, 4096), (5120, 17408), (151936, 2048)]
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("form", [PREPARED, ROWS])
-def test_real_sizes_have_a_shape(form, tokens):
-    for rows, depth in SIZES:
-        for name in FORMATS:
-            spec = get_format(name)
-            sizes = matmul_shapes.Sizes(tokens, rows, depth)
-            most = 227 * 1024
-            shape = matmul_shapes.choose(spec, form, sizes, 132, most)
-            assert shape is not None
-            assert shape.shared(spec, form, depth) <= most
-            assert shape.tokens >= tokens
-            assert shape.threads <= 1024

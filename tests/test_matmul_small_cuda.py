@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fp4kit.api.backends import get_backend
-from fp4kit.backend.matmul import FloatOperand, MatmulJob
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, RaggedMatmulJob
 from fp4kit.backend.prepared import WeightsJob
 from fp4kit.cuda import matmul_shapes, matmul_small
 from fp4kit.cuda.matmul_shapes import PREPARED, ROWS
@@ -110,6 +110,36 @@ def test_odd_scales(tokens):
     operand.block_scale[37, 3] = 0x90
     job = multiply(activations(tokens, 1024), operand)
     check_product(job, job.out)
+
+
+@pytest.mark.parametrize("mean", [1, 4, 20])
+@pytest.mark.parametrize("form", [PREPARED, ROWS])
+def test_members(form, mean):
+    """Several for each thread block: without rows, with some, with more than it has room for."""
+    import cupy
+
+    rng = np.random.default_rng(mean)
+    counts = rng.integers(0, 2 * mean + 1, 40)
+    counts[[3, 7]] = 0, 70
+    offsets = np.cumsum([0, *counts]).astype(np.int32)
+    operands = [weights("nvfp4", 1040, 1280, seed=seed) for seed in range(3)]
+    stored = [on_device(prepared(one) if form == PREPARED else one) for one in operands]
+    x = activations(int(offsets[-1]), 1280)
+    out = cupy.empty((x.rows, 1040), np.uint16)
+    members = tuple(stored[number % 3] for number in range(40))
+    job = RaggedMatmulJob(on_device(x), members, cupy.asarray(offsets), out, "bfloat16")
+    results = []
+    for _ in range(10):
+        out.fill(0xFFFF)
+        assert matmul_small.launch_ragged(job)
+        results.append(out.get())
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    for number in np.flatnonzero(counts):
+        rows = slice(offsets[number], offsets[number + 1])
+        part = FloatOperand(x.data[rows], "bfloat16")
+        whole = MatmulJob(part, operands[number % 3], results[0][rows], "bfloat16")
+        check_product(whole, results[0][rows])
 
 
 def test_a_graph():

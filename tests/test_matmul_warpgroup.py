@@ -18,9 +18,9 @@ from matmul_samples import check_product, placed, prepared, weights
 
 #: Small shapes of every kind: warps with a tile and with two, slices, pieces of a step, columns.
 SHAPES = (
-    WarpgroupShape(1, 1, 1, 1, 2, 8),
-    WarpgroupShape(1, 1, 2, 2, 2, 16),
-    WarpgroupShape(1, 2, 1, 2, 3, 32),
+    WarpgroupShape(1, 1, 1, 2, 8),
+    WarpgroupShape(1, 1, 2, 2, 16),
+    WarpgroupShape(1, 2, 2, 3, 32),
 )
 FORMATS = ("nvfp4", "mxfp4")
 FORMS = (PREPARED, ROWS)
@@ -57,10 +57,12 @@ def multiply(on_host, monkeypatch):
     monkeypatch.setattr(matmul_warpgroup, "_prepared", matmul_warpgroup._prepared.__wrapped__)
     monkeypatch.setattr(matmul_warpgroup.run, "memory", memory)
     monkeypatch.setattr(matmul_warpgroup, "SMALL_DEPTH", 0)
+    monkeypatch.setattr(matmul_warpgroup, "is_fastest", lambda *_: True)
     monkeypatch.setattr(cuda_device, "capability", lambda _: (9, 0))
 
-    def run(job, shape):
-        monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_: shape)
+    def run(job, shape, splits=1):
+        division = matmul_warpgroup.Division(shape, splits)
+        monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_: division)
         given = {name: placed(getattr(job, name), on_host.put) for name in ("a", "b")}
         for name in ("bias", "c"):
             value = getattr(job, name)
@@ -95,6 +97,18 @@ def test_shapes(name, form, shape, multiply):
         operand = prepared(operand) if form == PREPARED else operand
         job = job_of(activations(tokens, depth), operand)
         check_product(job, multiply(job, shape))
+
+
+@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_pieces_of_the_depth(form, splits, multiply):
+    operand = weights("nvfp4", 144, 896)
+    operand = prepared(operand) if form == PREPARED else operand
+    for shape, tokens in ((SHAPES[2], 35), (SHAPES[1], 7)):
+        job = job_of(activations(tokens, 896), operand)
+        check_product(job, multiply(job, shape, splits))
+        short = job_of(activations(tokens, 896), operand, "bfloat16")
+        check_product(short, multiply(short, shape, splits))
 
 
 @pytest.mark.parametrize("dtype", OF_PARTS)
@@ -144,7 +158,8 @@ def test_odd_scales_take_the_slow_way(byte, multiply):
     operand.block_scale[37, 3] = byte
     job = job_of(activations(4, 256), operand)
     for shape in SHAPES:
-        check_product(job, multiply(job, shape))
+        for splits in (1, 2):
+            check_product(job, multiply(job, shape, splits))
 
 
 def test_a_scale_that_is_nan(multiply):
@@ -156,20 +171,30 @@ def test_a_scale_that_is_nan(multiply):
 
 
 def test_the_choice():
-    wide, middle, narrow = (Sizes(64, rows, 28672) for rows in (28672, 14336, 4096))
-    for sizes, division in ((wide, 2), (middle, 1), (narrow, 0)):
-        shape = matmul_warpgroup.choose(sizes, 132, False)
-        assert shape[:3] == matmul_warpgroup.DIVISIONS[division]
-        assert shape.room >= 64
-    for sizes, tokens in ((wide, 8), (narrow, 16)):
-        assert matmul_warpgroup.choose(sizes._replace(tokens=tokens), 132, True) is None
-        assert matmul_warpgroup.choose(sizes._replace(tokens=tokens), 132, False).room >= tokens
-    assert matmul_warpgroup.choose(wide._replace(tokens=257), 132, False) is None
-    assert matmul_warpgroup.choose(wide._replace(tokens=256), 132, False).columns == 128
-    assert matmul_warpgroup.choose(narrow._replace(tokens=129), 132, False) is None
-    small = narrow._replace(depth=4096, tokens=33)
-    assert matmul_warpgroup.choose(small, 132, False) is None
-    assert matmul_warpgroup.choose(small._replace(tokens=32), 132, False) is not None
+    """Those of the ladder on an H200."""
+    for form, rows, depth, tokens, columns, row_tiles, splits in (
+        (PREPARED, 28672, 8192, 64, 64, 16, 1),
+        (PREPARED, 8192, 28672, 32, 32, 16, 4),
+        (PREPARED, 8192, 28672, 128, 128, 8, 2),
+        (ROWS, 28672, 8192, 512, 256, 8, 1),
+        (ROWS, 4096, 4096, 64, 64, 8, 4),
+        (PREPARED, 4096, 4096, 512, 128, 8, 1),
+        (PREPARED, 14336, 4096, 16, 16, 8, 1),
+    ):
+        sizes = Sizes(tokens, rows, depth)
+        shape, found = matmul_warpgroup.choose(form, sizes, 132)
+        assert (shape.columns, shape.row_tiles, found) == (columns, row_tiles, splits), sizes
+
+
+def test_what_others_do_faster():
+    for form, tokens, parts, fits, wanted in (
+        *((PREPARED, 8, 1, True, False), (PREPARED, 8, 1, False, True), (ROWS, 9, 1, True, True)),
+        *((ROWS, 1024, 1, False, True), (ROWS, 1025, 1, False, False)),
+        *((PREPARED, 2048, 1, False, True), (PREPARED, 1024, 2, False, False)),
+        (ROWS, 3072, 3, False, True),
+    ):
+        sizes = Sizes(tokens, 28672, 8192, parts)
+        assert matmul_warpgroup.is_fastest(form, sizes, fits) == wanted
 
 
 def test_few_rows_always_fit_where_nothing_else_is_asked():
@@ -181,7 +206,7 @@ def test_few_rows_always_fit_where_nothing_else_is_asked():
             for tokens in range(1, matmul_warpgroup.SMALL_COLUMNS + 1):
                 sizes = Sizes(tokens, 28672, matmul_warpgroup.SMALL_DEPTH)
                 shape = matmul_shapes.choose(get_format(name), form, sizes, 132, 227 * 1024)
-                assert not shape.staged
+                assert shape is not None
 
 
 def test_shapes_in_use_fit_shared_memory():

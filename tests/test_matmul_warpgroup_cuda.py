@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products by warpgroups on a GPU of compute capability 9.0: every shape in use, types, graphs."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -31,10 +33,8 @@ def _has_warpgroups():
 @pytest.fixture
 def every_size(monkeypatch):
     """Sizes of which other kernels are faster, too."""
-    shape = matmul_warpgroup.choose
-    monkeypatch.setattr(matmul_warpgroup, "FEW_ELEMENTS", 0)
     monkeypatch.setattr(matmul_warpgroup, "SMALL_DEPTH", 0)
-    monkeypatch.setattr(matmul_warpgroup, "choose", lambda *given: shape(*given[:2], False))
+    monkeypatch.setattr(matmul_warpgroup, "is_fastest", lambda *_: True)
     matmul_warpgroup._prepared.cache_clear()
     yield
     matmul_warpgroup._prepared.cache_clear()
@@ -76,8 +76,9 @@ def multiply(x, operand, dtype="bfloat16", **fields):
 def test_every_shape_in_use(form, name, monkeypatch):
     operand = weights(name, 464, 1664)
     operand = prepared(operand) if form == PREPARED else operand
-    for shape in matmul_warpgroup.SHAPES:
-        monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_, shape=shape: shape)
+    for shape, splits in product(matmul_warpgroup.SHAPES, (1, 3)):
+        division = matmul_warpgroup.Division(shape, splits)
+        monkeypatch.setattr(matmul_warpgroup, "choose", lambda *_, division=division: division)
         matmul_warpgroup._prepared.cache_clear()
         for tokens in {9, shape.columns - 1, shape.columns, shape.columns + 3}:
             job = multiply(activations(tokens, 1664), operand)

@@ -20,6 +20,7 @@ import pytest
 
 import fp4kit
 from fp4kit import DtypeError, OptionError, QuantizedTensor, ShapeError, arrays
+from fp4kit.arrays import capture
 from fp4kit.formats import ALL_RECIPES, DTYPES, SCALE_LAYOUTS
 from sample_arrays import F32, NUMPY, gaussian
 
@@ -116,9 +117,9 @@ def test_f10_captured_floats_outlive_the_call(pointer, monkeypatch):
     runtime = SimpleNamespace(getDevice=lambda: 0)
     cuda = SimpleNamespace(runtime=runtime, get_current_stream=Stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, full=np.full))
-    monkeypatch.setattr(arrays, "_captured", [])
+    monkeypatch.setattr(capture, "_captured", [])
     scale = arrays.ingest_scale(6.0, "amax", arrays.Origin("cupy", "cuda:0"))
-    assert any(kept is scale for kept in arrays._captured) == bool(pointer)
+    assert any(kept is scale for kept in capture._captured) == bool(pointer)
 
 
 # ------------------------------------------------------------------------------------------------

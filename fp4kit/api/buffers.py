@@ -12,7 +12,7 @@ import numpy as np
 
 from fp4kit import arrays
 from fp4kit.arrays import Raw
-from fp4kit.arrays.frameworks import Origin
+from fp4kit.arrays.frameworks import Origin, torch_array
 from fp4kit.arrays.overlap import Place, is_same, place_of, places, refuse_overlap
 from fp4kit.backend.interface import Plan
 from fp4kit.errors import DtypeError, OptionError, ShapeError
@@ -196,6 +196,8 @@ def result_buffer(
     origin: Origin,
     read: Iterable[Place] = (),
     what: str = "out",
+    *,
+    light: bool = False,
 ) -> Any:
     """A raw array to write a result into (floats, or uint8): new, or `out` after checks.
 
@@ -206,6 +208,7 @@ def result_buffer(
         origin: where the input lies.
         read: places of all other arrays of the call.
         what: the argument's name, for messages about them.
+        light: see :func:`fp4kit.arrays.ingest`.
 
     Raises:
         DtypeError: for another device, or elements that cannot be written as they are.
@@ -217,12 +220,32 @@ def result_buffer(
     if dtype == "uint8":
         buffer = arrays.ingest_bytes(out, "out")
     else:
-        buffer = arrays.ingest(out, "out", in_place=True)
+        buffer = arrays.ingest(out, "out", in_place=True, light=light)
     if buffer.dtype != dtype or buffer.data.shape != shape:
         raise ShapeError(f"out is {buffer.dtype} {buffer.data.shape}, the result {dtype} {shape}")
     check_out(buffer, origin, "out")
     refuse_overlap([place_of(what, buffer.data)], read)
     return buffer.data
+
+
+def result_of(
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: str,
+    origin: Origin,
+    read: Iterable[Place] = (),
+    *,
+    light: bool = False,
+) -> tuple[Any, Any]:
+    """:func:`result_buffer`, and the array that a call returns: None if it is to be emitted.
+
+    The result for a torch tensor on a GPU is torch's own: what a graph of torch captures lies in
+    memory that torch keeps for it.
+    """
+    of_torch = origin.framework == "torch" and origin.device_kind == "cuda"
+    if out is None and of_torch and 0 not in shape:
+        return torch_array(shape, dtype, origin, light=light)
+    return result_buffer(out, shape, dtype, origin, read, light=light), out
 
 
 def check_is_quantized(q: object) -> None:

@@ -17,7 +17,7 @@ from fp4kit.backend.matmul import MatmulJob
 from fp4kit.errors import OptionError, ShapeError, brief
 
 from .backends import engine_for
-from .buffers import in_rows, result_buffer
+from .buffers import in_rows, result_of
 from .matmul_operands import (
     Opened,
     addend,
@@ -28,8 +28,8 @@ from .matmul_operands import (
     open_float,
     open_quantized,
     open_residual,
-    open_weights,
     same_device,
+    weights_beside,
 )
 from .prepared import PreparedTensor
 from .residual import ResidualTensor
@@ -106,7 +106,8 @@ def matmul(
         [0.0, 6.0, 12.0, 18.0]
     """
     for value, what in ((a, "a"), (bias, "bias"), (c, "c")):
-        refuse_gradient(value, "matmul", what)
+        if value is not None:
+            refuse_gradient(value, "matmul", what)
     first, second = open_operands(a, b)
     factor = factor_of(alpha)
     origin = first.origin
@@ -118,19 +119,21 @@ def matmul(
         read = (*first.read, *second.read)
         biases, sums = (None, "float32"), (None, "float32")
         if bias is not None:
-            *biases, place = addend(bias, "bias", second.lead, origin)  # type: ignore[assignment]
+            *biases, place = addend(  # type: ignore[assignment]
+                bias, "bias", second.lead, origin, light=True
+            )
             read = (*read, place)
         if c is not None:
-            *sums, place = addend(c, "c", shape, origin)  # type: ignore[assignment]
+            *sums, place = addend(c, "c", shape, origin, light=True)  # type: ignore[assignment]
             if not _is_out(place, out, sums[1] == name):
                 read = (*read, place)
             sums = (in_rows(sums[0], (rows, cols)), sums[1])
-        result = result_buffer(out, shape, name, origin, read)
+        result, returned = result_of(out, shape, name, origin, read, light=True)
         if prod(shape):
             into = in_rows(result, (rows, cols))
             job = MatmulJob(first.operand, second.operand, into, name, factor, *biases, *sums)
             engine.matmul(job)
-        return out if out is not None else arrays.emit(result, name, origin)
+        return arrays.emit(result, name, origin) if returned is None else returned
 
 
 def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
@@ -169,8 +172,9 @@ def open_operands(a: Any, b: Any) -> tuple[Opened, Opened]:
             f"{a.residual_channels}, mode={'weight' if a.mode == 'activation' else 'activation'!r})"
         )
     else:
-        second = open_weights(b)
-        first = open_quantized(a) if isinstance(a, QuantizedTensor) else open_float(a, "a")
+        quantized = isinstance(a, QuantizedTensor)
+        first = open_quantized(a) if quantized else open_float(a, "a", light=True)
+        second = weights_beside(b, first.origin)
         check_rotation(first.scheme, second.scheme)
     if len(second.lead) > 1:
         raise ShapeError(
@@ -188,6 +192,8 @@ def factor_of(alpha: Any) -> float:
     Raises:
         OptionError: if it is no number.
     """
+    if type(alpha) is float and alpha == 1.0:
+        return alpha
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.number)):
         raise OptionError(f"alpha={brief(alpha)} is no number; pass a float")
     with np.errstate(over="ignore"):

@@ -19,7 +19,7 @@ from fp4kit.errors import OptionError, ShapeError
 from fp4kit.scheme import Scheme
 
 from .backends import engine_for
-from .buffers import result_buffer
+from .buffers import result_of
 from .grouped_tensor import GroupedTensor
 from .matmul import factor_of
 from .matmul_operands import (
@@ -138,7 +138,7 @@ def matmul_grouped(
             shape = (len(weights.members), weights.cols)
             biases, bias_dtype, place = addend(bias, "bias", shape, origin)
             read = (*read, place)
-        result = result_buffer(out, (*lead, weights.cols), name, origin, read)
+        result, returned = result_of(out, (*lead, weights.cols), name, origin, read)
         flat = result.reshape(-1, weights.cols) if result.size else result
         if on_device is not None:
             if len(on_device) != len(weights.members) + 1:
@@ -163,7 +163,7 @@ def matmul_grouped(
             if result.size:
                 jobs = _jobs(rows, weights, flat, (name, factor, biases, bias_dtype))
                 engine.matmul_grouped(jobs)
-        return out if out is not None else arrays.emit(result, name, origin)
+        return arrays.emit(result, name, origin) if returned is None else returned
 
 
 def _jobs(

@@ -23,6 +23,7 @@ from .buffers import Decoding, decoding_arrays, per_token_amax, rows_of
 from .prepared import PreparedTensor
 from .residual import ResidualTensor
 from .tensor import QuantizedTensor
+from .torch_weights import of_lasting
 
 
 class Opened(NamedTuple):
@@ -95,6 +96,7 @@ def _operand(q: QuantizedTensor, decoding: Decoding) -> QuantizedOperand:
         level=level,
         level_name=name,
         level_range=_level_range(scheme, second),
+        kept={},
     )
 
 
@@ -120,6 +122,7 @@ def open_prepared(q: PreparedTensor) -> Opened:
         level=level,
         level_name=name,
         level_range=_level_range(q.scheme, second),
+        kept={},
     )
     lead = q.shape[-1:] if plan.is_columnwise else q.shape[:-1]
     read = places(tiles=raw.data, second_level=level)
@@ -135,20 +138,36 @@ def open_weights(b: QuantizedTensor | PreparedTensor) -> Opened:
     return open_prepared(b) if isinstance(b, PreparedTensor) else open_quantized(b)
 
 
-def open_float(a: Any, what: str) -> Opened:
+def weights_beside(b: QuantizedTensor | PreparedTensor, origin: Origin) -> Opened:
+    """:func:`open_weights`; what that computes is done on the stream of the other operand."""
+    if origin.framework == "torch":
+        b = of_lasting(b)
+    kept: Opened | None = getattr(b, "_operand", None)
+    if kept is not None:
+        return kept
+    with arrays.device_scope(origin):
+        return open_weights(b)
+
+
+def open_float(a: Any, what: str, *, light: bool = False) -> Opened:
     """A float array (..., depth) as an operand; copied on its device only if it must be.
+
+    Args:
+        a: the array.
+        what: the argument's name, for messages.
+        light: see :func:`fp4kit.arrays.ingest`.
 
     Raises:
         DtypeError: for another element type.
         ShapeError: for an array without axes.
     """
-    raw = arrays.ingest(a, what)
-    shape = tuple(raw.data.shape)
+    data, dtype, origin, _ = raw = arrays.ingest(a, what, light=light)
+    shape = tuple(data.shape)
     if not shape:
         raise ShapeError(f"{what} has shape (); its last axis is the one that is summed")
-    data = rows_of(raw, prod(shape[:-1]), shape[-1])
-    read = places(**{what: raw.data})
-    return Opened(FloatOperand(data, raw.dtype), raw.origin, read, shape[:-1], raw.dtype, None)
+    rows = rows_of(raw, prod(shape[:-1]), shape[-1])
+    read = (place_of(what, data),)
+    return Opened(FloatOperand(rows, dtype), origin, read, shape[:-1], dtype, None)
 
 
 def open_residual(q: ResidualTensor) -> Opened:
@@ -260,14 +279,23 @@ def same_device(first: Origin, second: Origin, names: tuple[str, str]) -> None:
         )
 
 
-def addend(x: Any, what: str, shape: tuple[int, ...], origin: Origin) -> tuple[Any, str, Place]:
+def addend(
+    x: Any, what: str, shape: tuple[int, ...], origin: Origin, *, light: bool = False
+) -> tuple[Any, str, Place]:
     """A raw array to add to a product, its element type and place.
+
+    Args:
+        x: the array.
+        what: the argument's name, for messages.
+        shape: what it must have.
+        origin: where the operands lie.
+        light: see :func:`fp4kit.arrays.ingest`.
 
     Raises:
         DtypeError: for another element type or device.
         ShapeError: for another shape.
     """
-    raw = arrays.ingest(x, what)
+    raw = arrays.ingest(x, what, light=light)
     same_device(origin, raw.origin, ("the operands", what))
     if tuple(raw.data.shape) != shape:
         raise ShapeError(f"{what} has shape {tuple(raw.data.shape)}, the product takes {shape}")

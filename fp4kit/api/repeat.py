@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fp4kit.arrays import Raw, is_contiguous, is_current_device
-from fp4kit.arrays.frameworks import framework_of_type, torch_stream
+from fp4kit.arrays.frameworks import framework_of_type
+from fp4kit.arrays.streams import torch_stream
 from fp4kit.backend.interface import Backend, Job
 from fp4kit.scheme import Scheme
 

@@ -88,7 +88,7 @@ def _stored_shapes(plan: Plan, shape: tuple[int, ...]) -> tuple[tuple[int, ...],
 class _Kept(Schemed, StoredTensor):
     """Room for what `buffers` finds out about a tensor's arrays, outside its fields."""
 
-    __slots__ = ("_decoding", "_operand", "_repeat", "_target")
+    __slots__ = ("_decoding", "_operand", "_repeat", "_target", "_views")
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)

@@ -19,13 +19,14 @@ from fp4kit.errors import DtypeError, OptionError, brief
 from fp4kit.float_mode import by_ieee
 from fp4kit.formats import DTYPES, FormatSpec
 
-from .frameworks import Origin, caller_stream, framework_of_type, loaded, open_raw
+from .capture import allocations_allowed, is_capturing
+from .capture import keep_if_captured as keep_if_captured
+from .frameworks import Origin, framework_of_type, loaded, open_raw
+from .streams import known_stream
 
 RAW_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 #: The scope of a call whose device and stream are current already.
 _NO_SCOPE: AbstractContextManager[None] = nullcontext()
-#: Device arrays of ours that captured graphs use on every replay: they must outlive the call.
-_captured: list[Any] = []
 
 
 class Raw(NamedTuple):
@@ -57,12 +58,18 @@ def device_scope(origin: Origin) -> AbstractContextManager[Any]:
         return _NO_SCOPE
     import cupy
 
-    if origin.stream is None and cupy.cuda.runtime.getDevice() == origin.device_number:
+    number, stream = origin.device_number, origin.stream
+    on_device = cupy.cuda.runtime.getDevice() == number
+    # The null stream is never captured, so that there is nothing to allow either.
+    if on_device and (stream is None or stream == cupy.cuda.get_current_stream().ptr == 0):
         return _NO_SCOPE
     scope = ExitStack()
-    scope.enter_context(cupy.cuda.Device(origin.device_number))
-    if origin.stream is not None:
-        scope.enter_context(caller_stream(origin.stream))
+    if not on_device:
+        scope.enter_context(cupy.cuda.Device(number))
+    if stream is not None:
+        scope.enter_context(known_stream(stream, number))
+        if is_capturing():
+            scope.enter_context(allocations_allowed())
     return scope
 
 
@@ -71,22 +78,6 @@ def is_current_device(number: int) -> bool:
     import cupy
 
     return bool(cupy.cuda.runtime.getDevice() == number)
-
-
-def is_capturing() -> bool:
-    """Whether the current stream's work becomes part of a graph."""
-    import cupy
-
-    stream = cupy.cuda.get_current_stream()
-    # The null stream cannot be captured, and asking it would fail while another one is.
-    return bool(stream.ptr != 0 and stream.is_capturing())
-
-
-def keep_if_captured(array: Any) -> Any:
-    """Returns a device array of ours, kept alive for good if a graph is being captured."""
-    if is_capturing():
-        _captured.append(array)
-    return array
 
 
 def scratch(shape: int | tuple[int, ...], dtype: Any, origin: Origin) -> Any:
@@ -152,7 +143,7 @@ def _refuse_copies(x: Any, data: Any, dtype: str, what: str) -> None:
         raise DtypeError(f"{what} is a torch view of negated values; pass one that is none")
 
 
-def ingest(x: Any, what: str = "x", *, in_place: bool = False) -> Raw:
+def ingest(x: Any, what: str = "x", *, in_place: bool = False, light: bool = False) -> Raw:
     """A raw, uncopied view of a float32, float16 or bfloat16 array.
 
     Values of the other byte order, and torch views of negated values, are copied on their device.
@@ -161,11 +152,13 @@ def ingest(x: Any, what: str = "x", *, in_place: bool = False) -> Raw:
         x: array of any framework, shape and strides.
         what: the argument's name, for messages.
         in_place: it will be written to, so copies are refused.
+        light: a torch tensor on a GPU may come as `torch_memory.TorchMemory`: for a backend that
+            reads no more of arrays than that has.
 
     Raises:
         DtypeError: for any other element type or object, with the fix.
     """
-    data, dtype, origin = open_raw(x, what, partial(_accept_floats, what))
+    data, dtype, origin = open_raw(x, what, partial(_accept_floats, what), light=light)
     if in_place:
         _refuse_copies(x, data, dtype, what)
     if origin.device_kind == "cpu":

@@ -13,13 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fp4kit.errors import DtypeError, shortened
 
 from .dlpack import HOST_DEVICES, host_array
+from .streams import known_stream, torch_pointer
+from .torch_checks import check_subclass, check_tensor
+from .torch_memory import TorchMemory
 
 #: Refuses an element type by raising: it gets the type's name and the bytes of an element.
 Accept = Callable[[str, int], None]
@@ -60,6 +63,13 @@ class Origin:
         """N of `cuda:N`."""
         return int(self.device.split(":")[1])
 
+    @cached_property
+    def torch_device(self) -> Any:
+        """The device as torch has it: names are read anew with every tensor that is made."""
+        torch = loaded("torch")
+        assert torch is not None
+        return torch.device(self.device)
+
 
 _NUMPY = Origin("numpy", "cpu")
 
@@ -72,35 +82,6 @@ def _cupy_origin(device: int) -> Origin:
 def loaded(name: str) -> ModuleType | None:
     """A framework's module if the process has imported it already."""
     return sys.modules.get(name)
-
-
-@dataclass(frozen=True)
-class _RawStream:
-    """A caller's stream under the CUDA stream protocol, which CuPy takes."""
-
-    pointer: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.pointer
-
-
-def caller_stream(pointer: int) -> Any:
-    """A CuPy stream for a raw CUDA stream that somebody else owns."""
-    import cupy
-
-    return cupy.cuda.Stream.from_external(_RawStream(pointer))
-
-
-@lru_cache(maxsize=256)
-def _known_stream(pointer: int) -> Any:
-    return caller_stream(pointer)
-
-
-def torch_stream(device: int) -> Any:
-    """Torch's current stream of a device, to be entered as CuPy's."""
-    torch = loaded("torch")
-    assert torch is not None
-    return _known_stream(torch.cuda.current_stream(device).cuda_stream)
 
 
 def _name_framework(kind: type) -> str | None:
@@ -206,53 +187,6 @@ def _open_cupy(x: Any, what: str, accept: Accept) -> tuple[Any, str, Origin]:
     return x, name, _cupy_origin(x.data.device_id)
 
 
-def _check_subclass(x: Any, torch: Any, what: str) -> None:
-    """Refuses subclasses of torch's tensor whose elements do not lie in their own storage."""
-    kind = type(x)
-    if torch.nn.parameter.is_lazy(x):
-        raise DtypeError(f"{what} is an {kind.__name__}: it has no values yet; initialize it first")
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise DtypeError(
-            f"{what} is a {kind.__name__}, a torch tensor whose values are not its own storage (a "
-            "fake, distributed, nested or quantized one); pass a plain tensor: x.full_tensor() or "
-            "x.dequantize(), outside of tracing"
-        )
-
-
-def _check_tensor(x: Any, torch: Any, what: str) -> None:
-    """Refuses torch tensors that hold no strided elements of their own, with the fix."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        raise DtypeError(
-            f"{what} is a tensor inside of torch.func (vmap, grad or the like), which holds no "
-            "values; call fp4kit outside, on the whole batch"
-        )
-    fix = None
-    if x.is_nested:
-        fix = (
-            "that is nested",
-            "give its members one by one (x.unbind()), or quantize_grouped a buffer",
-        )
-    elif x.layout != torch.strided:
-        fix = f"of layout {str(x.layout).removeprefix('torch.')}", "pass x.to_dense()"
-    elif x.is_quantized:
-        fix = f"that is quantized ({str(x.dtype).removeprefix('torch.')})", "pass x.dequantize()"
-    if fix is not None:
-        raise DtypeError(f"{what} is a torch tensor {fix[0]}; {fix[1]}")
-    if x.device.type not in ("cpu", "cuda"):
-        raise DtypeError(
-            f"torch device {x.device} is not supported; move the tensor to cpu or cuda first"
-        )
-    count = x.numel()
-    if count and not x.is_contiguous():
-        count = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    end = (x.storage_offset() + count) * x.element_size()
-    if count and x.untyped_storage().nbytes() < end:
-        raise DtypeError(
-            f"{what} is a torch tensor whose storage was freed or shrunk (as sharded training does "
-            "between uses); gather it first"
-        )
-
-
 def _cupy_view(x: Any, device: int) -> Any:
     """A CuPy array of a torch tensor's memory, without the detour of DLPack; None if it has none.
 
@@ -272,35 +206,86 @@ def _cupy_view(x: Any, device: int) -> Any:
     return cupy.ndarray(tuple(x.shape), dtype, pointer, strides)
 
 
-def _open_torch(x: Any, what: str, accept: Accept) -> tuple[Any, str, Origin]:
+class _TorchType(NamedTuple):
+    """An element type of torch: name, bytes, those bytes as a type that NumPy has, and as its own.
+
+    `bits` is None where NumPy has the type itself.
+    """
+
+    name: str
+    item_size: int
+    bits: Any
+    raw: np.dtype[Any]
+
+
+@lru_cache(maxsize=64)
+def _torch_type(dtype: Any) -> _TorchType:
+    torch = loaded("torch")
+    assert torch is not None
+    name = str(dtype).removeprefix("torch.")
+    if name in _SHARED_TYPES:
+        return _TorchType(name, dtype.itemsize, None, np.dtype(name))
+    wide = dtype.itemsize == 2
+    bits, raw = (torch.int16, np.int16) if wide else (torch.uint8, np.uint8)
+    return _TorchType(name, dtype.itemsize, bits, np.dtype(raw))
+
+
+@lru_cache(maxsize=256)
+def _torch_origin(device: int, stream: int) -> Origin:
+    return Origin("torch", f"cuda:{device}", stream=stream)
+
+
+def torch_array(
+    shape: tuple[int, ...], dtype: str, origin: Origin, *, light: bool = False
+) -> tuple[Any, Any]:
+    """A new torch tensor on a GPU, which is not empty: as a raw array, and itself.
+
+    Args:
+        shape: its shape.
+        dtype: its element type.
+        origin: the device.
+        light: see :func:`open_raw`.
+    """
+    torch = loaded("torch")
+    assert torch is not None
+    kind = getattr(torch, dtype)
+    tensor = torch.empty(shape, dtype=kind, device=origin.torch_device)
+    _, _, bits, raw = _torch_type(kind)
+    if light:
+        return TorchMemory(tensor, raw), tensor
+    return _cupy_view(tensor if bits is None else tensor.view(bits), origin.device_number), tensor
+
+
+def _open_torch(x: Any, what: str, accept: Accept, light: bool = False) -> tuple[Any, str, Origin]:
     torch = loaded("torch")
     assert torch is not None
     try:
         if type(x) not in (torch.Tensor, torch.nn.Parameter):
-            _check_subclass(x, torch, what)
+            check_subclass(x, torch, what)
             with torch._C.DisableTorchFunctionSubclass():
                 x = x.as_subclass(torch.Tensor)
-        _check_tensor(x, torch, what)
-        dtype = str(x.dtype).removeprefix("torch.")
-        accept(dtype, x.element_size())
+        check_tensor(x, torch, what)
+        dtype, item_size, bits, raw = _torch_type(x.dtype)
+        accept(dtype, item_size)
+        on_host, device = x.device.type == "cpu", x.device.index or 0
+        if light and not on_host and x.is_contiguous() and x.numel() and not x.is_neg():
+            return TorchMemory(x, raw), dtype, _torch_origin(device, torch_pointer(device))
         x = x.detach()
         if x.is_neg():
             # The memory holds the values of the other sign: torch copies, on their device.
             x = x.resolve_neg()
-        bits = x
-        if dtype not in _SHARED_TYPES:
-            bits = x.view(torch.int16 if x.element_size() == 2 else torch.uint8)
-        if x.device.type == "cpu":
-            return bits.numpy(), dtype, Origin("torch", "cpu")
+        if bits is not None:
+            x = x.view(bits)
+        if on_host:
+            return x.numpy(), dtype, Origin("torch", "cpu")
         import cupy
 
-        device = x.device.index or 0
-        stream = torch.cuda.current_stream(x.device).cuda_stream
-        data = _cupy_view(bits, device)
+        stream = torch_pointer(device)
+        data = _cupy_view(x, device)
         if data is None:
-            with cupy.cuda.Device(device), caller_stream(stream):
-                data = cupy.from_dlpack(bits)
-        return data, dtype, Origin("torch", f"cuda:{device}", stream=stream)
+            with cupy.cuda.Device(device), known_stream(stream, device):
+                data = cupy.from_dlpack(x)
+        return data, dtype, _torch_origin(device, stream)
     except DtypeError:
         raise
     except FOREIGN_ERRORS as error:
@@ -356,14 +341,13 @@ _OPEN = {
     "numpy": _open_numpy,
     "masked": _open_masked,
     "cupy": _open_cupy,
-    "torch": _open_torch,
     "jax": _open_jax,
     "dlpack": _open_dlpack,
     "buffer": _open_buffer,
 }
 
 
-def open_raw(x: Any, what: str, accept: Accept) -> tuple[Any, str, Origin]:
+def open_raw(x: Any, what: str, accept: Accept, *, light: bool = False) -> tuple[Any, str, Origin]:
     """(NumPy or CuPy data, element type's name, origin) of a caller's array.
 
     bfloat16 data may still be of any 16-bit type.
@@ -372,9 +356,13 @@ def open_raw(x: Any, what: str, accept: Accept) -> tuple[Any, str, Origin]:
         x: the array.
         what: the argument's name, for messages.
         accept: refuses element types by raising :class:`DtypeError`.
+        light: contiguous torch tensors on a GPU may come as :class:`TorchMemory`.
 
     Raises:
         DtypeError: if it is no array, holds no elements that can be read in place, or is of an
             element type that is not accepted.
     """
-    return _OPEN[_framework_of(x, what)](x, what, accept)
+    framework = _framework_of(x, what)
+    if framework == "torch":
+        return _open_torch(x, what, accept, light)
+    return _OPEN[framework](x, what, accept)

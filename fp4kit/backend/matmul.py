@@ -9,7 +9,7 @@ axis that is summed, and blocks run along it. What it is stands in :func:`fp4kit
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +82,7 @@ class QuantizedOperand(NamedTuple):
     level: RawArray | None
     level_name: str
     level_range: float
+    kept: dict[Any, Any] | None = None
 
     @property
     def blocks(self) -> int:
@@ -106,6 +107,7 @@ class PreparedOperand(NamedTuple):
         level: as of a :class:`QuantizedOperand`.
         level_name: likewise.
         level_range: likewise.
+        kept: likewise.
     """
 
     format: FormatSpec
@@ -116,6 +118,7 @@ class PreparedOperand(NamedTuple):
     level: RawArray | None
     level_name: str
     level_range: float
+    kept: dict[Any, Any] | None = None
 
     @property
     def blocks(self) -> int:

@@ -52,6 +52,7 @@ REASONS = {
     "matmul_decode": "many rows: operands are decoded for cuBLAS",
     "matmul_factor": "the one factor of a GEMM's sums",
     "matmul_nan": "the NaN of a GEMM",
+    "decode_prepared": "many rows: prepared weights are decoded for cuBLAS as they lie",
 }
 OTHERWISE = "the only kernel of its operation"
 

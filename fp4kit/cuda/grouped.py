@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4kit.arrays import is_capturing, keep_if_captured
+from fp4kit.arrays.capture import is_capturing, keep_if_captured
 from fp4kit.backend.groups import GroupedPlan
 from fp4kit.backend.interface import Backend, Job, Prologue, RawArray
 from fp4kit.group_shapes import GroupShapes

@@ -10,18 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
-import numpy as np
-
-from fp4kit.backend.matmul import (
-    FloatOperand,
-    MatmulJob,
-    Operand,
-    PreparedOperand,
-    QuantizedOperand,
-    RaggedMatmulJob,
-)
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, QuantizedOperand, RaggedMatmulJob
 from fp4kit.backend.operations import Operations
 
 from . import blas, matmul_library, matmul_small, matmul_warpgroup, run
@@ -45,7 +37,10 @@ from .matmul_words import (
     products_parameter,
     ragged_parameter,
 )
-from .prepared import restore
+from .prepared import in_rows
+
+#: Products of one weight whose launches are remembered.
+MOST_KEPT = 1024
 
 
 class _Part(NamedTuple):
@@ -106,54 +101,106 @@ def launch_any(jobs: Sequence[MatmulJob]) -> None:
         _launch_batch(jobs[first : first + most], most)
 
 
-def _launch_library(job: MatmulJob) -> bool:
-    """A product by cuBLAS, if it is worth it and can be; False, and nothing is done, if not."""
+class _Library(NamedTuple):
+    """A product by cuBLAS.
+
+    Attributes:
+        slabs: how it is cut.
+        takes_prepared: whether b is decoded as it lies; else prepared weights are restored first.
+    """
+
+    slabs: matmul_library.Slabs
+    takes_prepared: bool
+
+    def run(self, job: MatmulJob) -> None:
+        """Launches a job that it was found for."""
+        if self.takes_prepared:
+            matmul_library.launch(job, self.slabs)
+            return
+        with in_rows(job.b) as b:
+            matmul_library.launch(job._replace(b=b), self.slabs)
+
+
+def _find_library(job: MatmulJob) -> _Library | None:
+    """A product by cuBLAS, if it is worth it and can be."""
     if not (blas.is_available() and uses_library(job, capability(run.current_device()))):
-        return False
+        return None
     if not matmul_library.can_repeat(job):
-        return False
-    matmul_library.launch(job)
-    return True
+        return None
+    return _Library(matmul_library.chosen_slabs(job), matmul_library.takes_prepared(job))
 
 
-def _in_rows(operand: Operand) -> FloatOperand | QuantizedOperand:
-    """An operand as the general kernels take it: prepared weights restored to scratch memory."""
-    if not isinstance(operand, PreparedOperand):
-        return operand
-    packed = run.scratch((operand.rows, operand.format.packed_cols(operand.depth)), np.uint8)
-    scales = run.scratch((operand.rows, operand.blocks), np.uint8)
-    restore(operand.weights_job(packed, scales))
-    return operand.stored_as(packed, scales)
+_Found = matmul_warpgroup.Prepared | matmul_small.Prepared | _Library | None
+
+
+def _choose(job: MatmulJob) -> _Found:
+    """What runs a product; None if `matmul_any` does."""
+    found: _Found = matmul_warpgroup.find(job)
+    if found is None and not (is_for_library(job) and blas.is_available()):
+        found = matmul_small.find(job)
+    return found or _find_library(job)
+
+
+def _find(job: MatmulJob) -> _Found:
+    """:func:`_choose`, asked once for weights that stay where they are.
+
+    The weights and the key decide; all addresses are taken from the job each time.
+    """
+    a, b = job.a, job.b
+    # Zeros of both signs would be one key.
+    if not isinstance(a, FloatOperand) or isinstance(b, FloatOperand) or job.alpha == 0:
+        return _choose(job)
+    kept, data = b.kept, a.data
+    if kept is None:
+        return _choose(job)
+    accumulates = None if job.c is None else job.c.data.ptr == job.out.data.ptr
+    key = (
+        *(run.current_device(), data.shape, a.dtype, run.is_aligned(data.data.ptr)),
+        *(job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype, job.bias is None, accumulates),
+    )
+    if key not in kept:
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        kept[key] = _choose(job)
+    found: _Found = kept[key]
+    return found
 
 
 class CudaMatmul(Operations):
     """The part of the CUDA backend that multiplies."""
 
     def matmul(self, job: MatmulJob) -> None:
-        if matmul_warpgroup.launch(job):
+        found = _find(job)
+        if found is not None:
+            found.run(job)
             return
-        if not (is_for_library(job) and blas.is_available()) and matmul_small.launch(job):
-            return
-        job = job._replace(b=_in_rows(job.b))
-        if not _launch_library(job):
-            launch_any((job,))
+        with in_rows(job.b) as b:
+            launch_any((job._replace(b=b),))
 
     def matmul_grouped(self, jobs: tuple[MatmulJob, ...]) -> None:
         # Members of few rows share a launch: kernels of their own would be a launch each.
         rest: dict[tuple[str, str], list[MatmulJob]] = defaultdict(list)
-        for given in jobs:
-            job = given._replace(b=_in_rows(given.b))
-            if not _launch_library(job):
-                rest[source_of(job.a), source_of(job.b)].append(job)
-        for alike in rest.values():
-            launch_any(alike)
+        with ExitStack() as restored:
+            for job in jobs:
+                by_library = _find_library(job)
+                if by_library is not None:
+                    by_library.run(job)
+                else:
+                    rows = job._replace(b=restored.enter_context(in_rows(job.b)))
+                    rest[source_of(rows.a), source_of(rows.b)].append(rows)
+            for alike in rest.values():
+                launch_any(alike)
 
     def matmul_ragged(self, job: RaggedMatmulJob) -> None:
         if matmul_small.launch_ragged(job):
             return
-        members = (_in_rows(each) for each in job.members)
-        rows = tuple(each for each in members if isinstance(each, QuantizedOperand))
-        job = job._replace(members=rows)
+        with ExitStack() as restored:
+            members = (restored.enter_context(in_rows(each)) for each in job.members)
+            rows = tuple(each for each in members if isinstance(each, QuantizedOperand))
+            self._launch_ragged(job._replace(members=rows))
+
+    def _launch_ragged(self, job: RaggedMatmulJob) -> None:
+        """Ranges of rows by `matmul_ragged`."""
         across = -(-int(job.out.shape[1]) // TILE_COLUMNS)
         a, b = source_of(job.a), source_of(job.members[0])
         most = most_weights(len(job.members))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import cache
 
 from fp4kit.backend.matmul import FloatOperand, Operand
-from fp4kit.formats import ALL_FORMATS, DTYPES, FormatSpec
+from fp4kit.formats import ALL_FORMATS, BLOCK_FORMATS, DTYPES, FormatSpec
 
 from .compile import CXX_DTYPES, CXX_FORMATS, NAMESPACE, Instance, instance
 from .matmul_words import MOST_PRODUCTS, MOST_WEIGHTS
@@ -78,11 +78,25 @@ def decode_kernel(source: str, dtype: str) -> Instance:
     return instance("matmul_decode_kernel", "matmul/decode.cu", source, CXX_DTYPES[dtype])
 
 
+@cache
+def decode_prepared_kernel(spec: FormatSpec, dtype: str) -> Instance:
+    """Rows of prepared weights as numbers."""
+    words = CXX_FORMATS[spec.name], CXX_DTYPES[dtype]
+    return instance("decode_prepared_kernel", "matmul/decode_prepared.cu", *words)
+
+
 def all_instances() -> list[Instance]:
     """Every kernel that any product can launch."""
     quantized = [quantized_source(spec) for spec in ALL_FORMATS.values()]
     numbers = [numbers_source(dtype) for dtype in DTYPES]
-    result = [factor_kernel(), *map(nan_kernel, DTYPES), *map(finish_kernel, MOST_PRODUCTS)]
+    result = [factor_kernel()]
+    result += [*map(nan_kernel, DTYPES), *map(finish_kernel, MOST_PRODUCTS)]
+    result += [
+        decode_prepared_kernel(spec, dtype)
+        for spec in BLOCK_FORMATS.values()
+        for dtype in DTYPES
+        if spec.packs_nibbles
+    ]
     result += [decode_kernel(source, dtype) for source in quantized for dtype in DTYPES]
     for b in quantized:
         for a in numbers + quantized:

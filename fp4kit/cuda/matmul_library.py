@@ -4,31 +4,27 @@
 
 A slab of b is decoded without its second level, which multiplies the sums. Where that is one
 number and nothing is added, it is the GEMM's factor, and the GEMM rounds once; else the GEMM leaves
-float32 sums, and `matmul_finish` does the rest.
+float32 sums, and `matmul_finish` does the rest. A NaN of cuBLAS has not our pattern: the
+result is read once more for it.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from fp4kit import trace
-from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, QuantizedOperand
-from fp4kit.formats import FormatSpec
-from fp4kit.layout import TILE, padded_scale_shape
-from fp4kit.plan import Plan
-from fp4kit.scheme import Scheme
+from fp4kit.backend.matmul import FloatOperand, MatmulJob, Operand, PreparedOperand
 
 from . import blas, run
 from . import ready as cuda_ready
-from .geometry import LANE, THREADS
-from .launch import ITEM_SIZES, grid_for
+from .geometry import THREADS
+from .launch import ITEM_SIZES, VECTOR, grid_for
 from .matmul_choice import SCRATCH_BYTES, TILE_COLUMNS, TILE_ROWS, is_always_exact, library_dtype
+from .matmul_decode import STRIDE, Rows, decode, decodes_tiles
 from .matmul_instances import (
     any_kernel,
-    decode_kernel,
     factor_kernel,
     finish_kernel,
     nan_kernel,
@@ -36,18 +32,16 @@ from .matmul_instances import (
 )
 from .matmul_words import (
     MOST_PRODUCTS,
-    addresses_of,
-    flags_of,
     product_words,
     products_parameter,
 )
 
-#: Rows of decoded operands are whole 16-byte pieces of any type.
-STRIDE = 8
 #: Rows of a whose decoded numbers and sums share the scratch with those of b.
 SLAB_ROWS = 4096
 #: Rows of b of a slab are a multiple of this, so that only the last has a ragged tile.
 SLAB_STEP = 256
+#: Thread blocks, for each multiprocessor, of kernels that go over memory in turns.
+TURN_BLOCKS = 8
 
 
 class Slabs(NamedTuple):
@@ -72,7 +66,7 @@ class Slabs(NamedTuple):
 
 def is_one_factor(job: MatmulJob) -> bool:
     """Whether one number multiplies all sums, and nothing is added."""
-    levels = [one.level for one in (job.a, job.b) if isinstance(one, QuantizedOperand)]
+    levels = [one.level for one in (job.a, job.b) if not isinstance(one, FloatOperand)]
     single = all(level is None or level.size == 1 for level in levels)
     return single and job.bias is None and job.c is None
 
@@ -85,18 +79,27 @@ def slabs_of(job: MatmulJob, budget: int) -> Slabs:
     stride = -(-depth // STRIDE) * STRIDE
     sums = not is_one_factor(job) or job.out_dtype not in (dtype, "float32")
     row_bytes = stride * ITEM_SIZES[dtype]
-    of_a, of_b = (row_bytes * isinstance(one, QuantizedOperand) for one in (job.a, job.b))
+    of_a, of_b = (row_bytes * (not isinstance(one, FloatOperand)) for one in (job.a, job.b))
     if of_a or sums:
         rows = min(rows, SLAB_ROWS, max(budget // 2 // max(of_a, 1), 1))
     each = of_b + 4 * rows * sums  # bytes of a column
     if each:
         possible = max((budget - rows * of_a) // each, 1)
-        cols = min(cols, possible // SLAB_STEP * SLAB_STEP or possible)
+        step = SLAB_STEP if possible >= SLAB_STEP else 1
+        most = min(cols, possible // step * step)
+        # As few as possible, and about as large.
+        count = -(-cols // most)
+        cols = min(most, -(-cols // (count * step)) * step)
     a = 256  # the flag, and the factor behind it
     b = a + _whole(rows * of_a)
     values = b + _whole(cols * of_b)
     end = values + _whole(4 * rows * cols * sums)
     return Slabs(dtype, stride, rows, cols, sums, (0, a, b, values, end))
+
+
+def chosen_slabs(job: MatmulJob) -> Slabs:
+    """Slabs within the scratch that there is beside cuBLAS's workspace."""
+    return slabs_of(job, SCRATCH_BYTES - blas.WORKSPACE_BYTES)
 
 
 def _whole(size: int) -> int:
@@ -111,37 +114,24 @@ def can_repeat(job: MatmulJob) -> bool:
     return exact or job.c is None or job.c.data.ptr != job.out.data.ptr
 
 
-@lru_cache(maxsize=256)
-def _codes_times_scales(
-    spec: FormatSpec, rows: int, depth: int, layout: str, low_first: bool
-) -> Plan:
-    """How rows of blocks are decoded without a second level."""
-    scheme = Scheme(
-        spec.name,  # type: ignore[arg-type]
-        recipe="torchao" if spec.has_second_level else None,
-        second_level="none" if spec.has_second_level else None,
-        scale_layout=layout,  # type: ignore[arg-type]
-        nibble_order="low_first" if low_first or not spec.packs_nibbles else "high_first",
-    )
-    return Plan(scheme.parts[0].decoding, rows, depth)
-
-
-def decodes_blocks(operand: QuantizedOperand, first: int, slabs: Slabs) -> bool:
-    """Whether the kernels of `dequantize` decode rows from `first` on to what a GEMM takes."""
-    whole = operand.depth == slabs.stride and operand.depth % operand.format.block_size == 0
-    rowwise = operand.block_scale is not None and not operand.transposed
-    return (
-        whole
-        and rowwise
-        and first % TILE[operand.scale_layout][0] == 0
-        and is_always_exact(operand, slabs.dtype)
-    )
-
-
 def _clear(address: int, size: int) -> None:
     import cupy
 
     cupy.cuda.runtime.memsetAsync(address, 0, size, cupy.cuda.get_current_stream().ptr)
+
+
+def takes_prepared(job: MatmulJob) -> bool:
+    """Whether prepared weights are decoded as they lie; else they must be restored first."""
+    dtype = library_dtype(job)
+    assert dtype is not None
+    exact = all(is_always_exact(one, dtype) for one in (job.a, job.b))  # else it reads them again
+    return exact and isinstance(job.b, PreparedOperand) and decodes_tiles(job.b, dtype)
+
+
+def _turns(size: int) -> tuple[int]:
+    """Thread blocks that go over so many bytes."""
+    (enough,) = grid_for(max(size // VECTOR, 1))
+    return (min(enough, TURN_BLOCKS * cuda_ready.multiprocessors(run.current_device())),)
 
 
 class _Call:
@@ -155,14 +145,11 @@ class _Call:
 
     def run(self) -> None:
         job, slabs = self._job, self._slabs
-        factor = 0
+        factor = 0 if slabs.sums else self._flag + 16
         if self._guards:
             _clear(self._flag, 4)
-        if not slabs.sums:
-            factor = self._flag + 16
+        if factor:
             run.launch(factor_kernel(), (1,), (self._parameter(1), factor))
-            # With factors on the device cuBLAS reads what was there, and 0 times NaN is NaN.
-            _clear(job.out.data.ptr, job.out.nbytes)
         for row in range(0, job.a.rows, slabs.rows):
             rows = min(slabs.rows, job.a.rows - row)
             a = self._matrix(job.a, row, rows, self._a)
@@ -173,6 +160,9 @@ class _Call:
                     b = self._matrix(job.b, col, cols, self._b)
                 shape = blas.Shape(rows, cols, job.a.depth)
                 self._multiply(a, b, shape, (row, col), factor)
+        if factor:
+            arguments = (job.out.data.ptr, job.out.size)
+            run.launch(nan_kernel(job.out_dtype), _turns(job.out.nbytes), arguments)
         if self._guards:
             self._repeat()
 
@@ -182,23 +172,7 @@ class _Call:
         if isinstance(operand, FloatOperand):
             start = first * operand.depth * ITEM_SIZES[dtype]
             return blas.Matrix(operand.data.data.ptr + start, dtype, operand.depth)
-        data, scale, _ = addresses_of(operand)
-        assert isinstance(operand, QuantizedOperand)
-        if decodes_blocks(operand, first, self._slabs):
-            spec, layout = operand.format, operand.scale_layout
-            plan = _codes_times_scales(spec, rows, operand.depth, layout, operand.low_first)
-            _, stored = padded_scale_shape(rows, plan.blocks, layout)
-            data += first * spec.packed_cols(operand.depth)
-            scale += first * stored
-            aligned = run.is_aligned(data | target)
-            ready = cuda_ready.dequantize(run.current_device(), plan, dtype, 1, aligned)
-            ready.launch(data, scale, 0, target)
-            return blas.Matrix(target, dtype, stride)
-        flag = 0 if is_always_exact(operand, dtype) else self._flag
-        grid = grid_for(rows * -(-stride // LANE))
-        shape = (operand.depth, first, rows, stride)
-        arguments = (data, scale, operand.rows, flags_of(operand), *shape, target, flag)
-        run.launch(decode_kernel(source_of(operand), dtype), grid, arguments)
+        decode(operand, Rows(first, rows, stride), dtype, target, self._flag)
         return blas.Matrix(target, dtype, stride)
 
     def _multiply(
@@ -220,8 +194,6 @@ class _Call:
         start = (row * job.b.rows + col) * ITEM_SIZES[job.out_dtype]
         out = blas.Matrix(job.out.data.ptr + start, job.out_dtype, job.b.rows)
         self._gemm.multiply(a, b, out, shape, factor)
-        grid = (shape.rows * -(-shape.cols // THREADS),)
-        run.launch(nan_kernel(job.out_dtype), grid, (out.address, shape.cols, out.stride))
 
     def _parameter(self, blocks: int) -> np.ndarray:
         words = product_words(self._job, 1, self._sums)
@@ -237,11 +209,10 @@ class _Call:
         run.launch(kernel, (blocks,), (parameter,))
 
 
-def launch(job: MatmulJob) -> None:
+def launch(job: MatmulJob, slabs: Slabs) -> None:
     """Fills `job.out`; :func:`.matmul_choice.uses_library` must agree, and cuBLAS be there."""
     import cupy
 
-    slabs = slabs_of(job, SCRATCH_BYTES - blas.WORKSPACE_BYTES)
     device = run.current_device()
     if trace.ENABLED:
         shape = f"{job.a.rows} x {job.b.rows} x {job.a.depth}"

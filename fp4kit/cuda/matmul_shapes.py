@@ -15,6 +15,7 @@ from fp4kit.formats import BLOCK_FORMATS, FormatSpec
 
 from .compile import CXX_FORMATS, Instance, instance
 
+NVFP4 = BLOCK_FORMATS["nvfp4"]
 FILE = "matmul/small.cu"
 #: Rows of activations at most.
 MOST_TOKENS = 64
@@ -22,8 +23,9 @@ MOST_TOKENS = 64
 PREPARED, ROWS = 0, 1
 #: A piece of 128 of the depth in shared memory, of weights in rows: WeightStage::kChunkBytes.
 ROWS_CHUNK_BYTES = 1152
-#: Threads that fill the stages, where activations do not come step by step.
-FILLERS = 128
+#: Threads that fill the stages, where warps of their own do: if activations come step by step, and
+#: if they stay.
+STAGED_FILLERS, FILLERS = 64, 128
 #: How much a byte of activations from the L2 cache counts beside one of weights from memory.
 ACTIVATION_COST = 0.3
 
@@ -38,8 +40,8 @@ class Shape(NamedTuple):
         chunks: pieces of 128 of the depth of a warp in a step.
         stages: of a warp's ring.
         tokens: room for rows of activations.
-        staged: whether activations come step by step.
-        bulk: whether prepared weights come in stretches.
+        staged: whether activations come step by step, else they stay.
+        bulk: 1 if prepared weights come in stretches; 2 more if warps of their own fill one ring.
         parts: rows in bfloat16 that each of the activations makes.
     """
 
@@ -50,7 +52,7 @@ class Shape(NamedTuple):
     stages: int
     tokens: int
     staged: bool
-    bulk: bool = True
+    bulk: int = True
     parts: int = 1
 
     @property
@@ -61,16 +63,41 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 32 * self.groups * self.slices + (0 if self.staged else FILLERS)
+        fillers = STAGED_FILLERS if self.staged else FILLERS if self.fills else 0
+        return 32 * self.groups * self.slices + fillers
+
+    @property
+    def fills(self) -> bool:
+        """Whether warps of their own fill the stages."""
+        return self.bulk >= 2
+
+    def span(self, rows: int, members: int, processors: int) -> int:
+        """Tiles of 16 rows that a thread block takes at a time, so that all have as much to do."""
+        most = self.groups * self.tiles
+        if not self.staged:
+            return most
+        tiles = -(-rows // TILE_ROWS)
+        # To begin and end a turn counts as one more; of equal ones the largest.
+        return min(
+            range(most, 0, -self.tiles),
+            key=lambda span: -(-members * -(-tiles // span) // processors) * (span + 1),
+        )
+
+    def padded(self, depth: int) -> int:
+        """Pieces of 128 of the depth that whole steps would have."""
+        step = self.slices * self.chunks
+        return -(-depth // (TILE_DEPTH * step)) * step
 
     def shared(self, spec: FormatSpec, form: int, depth: int) -> int:
         """Bytes of shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
         rings = self.groups * self.slices * self.stages * self.tiles * self.chunks * chunk
-        buffers = 1 if self.staged or self.slices > 8 else 2
+        buffers = 1 if self.staged or self.tokens > (2 if self.slices > 8 else 8) else 2
         sums = 4 * buffers * self.slices * self.tokens * (self.rows + 8)
-        pieces = 2 * self.slices * self.chunks if self.staged else -(-depth // TILE_DEPTH)
-        image = pieces * 4 * 4 * max(self.tokens, 2) * 16
+        pieces = -(-depth // TILE_DEPTH)
+        if self.staged:
+            pieces = self.stages * self.slices * self.chunks
+        image = pieces * 4 * 4 * self.tokens * 16
         barriers = -(-(8 * self.groups * self.slices * self.stages + 8) // 128) * 128
         return barriers + rings + sums + image
 
@@ -90,37 +117,64 @@ class Sizes(NamedTuple):
     depth: int
     parts: int = 1
 
-    def cost(self, shape: Shape, processors: int) -> float:
+    def cost(self, shape: Shape, processors: int, members: int = 1) -> float:
         """Bytes that the busiest multiprocessor takes, those of activations at a discount."""
-        tiles = -(-self.rows // shape.rows)
-        turns = -(-tiles // processors)
-        weights = turns * shape.rows * self.depth / 2
+        rows = TILE_ROWS * shape.span(self.rows, members, processors)
+        turns = -(-members * -(-self.rows // rows) // processors)
+        weights = turns * rows * self.depth / 2
         activations = 2 * self.tokens * self.depth * (turns if shape.staged else 1)
         return weights + ACTIVATION_COST * activations
 
 
-#: (groups, tiles, slices, chunks, stages) whose activations all come at first: where thread blocks
-#: take several tiles of rows each, where they take one, and where half of it goes round better.
-LONG = {PREPARED: (2, 1, 8, 2, 4), ROWS: (2, 1, 8, 2, 3)}
-SHORT, NARROW = (2, 1, 8, 2, 2), (1, 1, 16, 2, 2)
-#: The same step by step.
-STAGED = {
-    PREPARED: ((14, 1, 1, 2, 4), (7, 2, 1, 2, 3), (7, 1, 2, 2, 3), (4, 2, 2, 1, 4)),
-    ROWS: ((14, 1, 1, 2, 4), (7, 2, 1, 2, 3), (7, 1, 2, 2, 3), (4, 2, 2, 2, 3)),
+#: (groups, tiles, slices, chunks, stages) whose activations stay: each warp has a ring, or warps of
+#: their own fill one for all, which costs less where lanes copy rows.
+WIDE, DEEP, NARROW = (1, 2, 16, 2, 2), (1, 2, 8, 2, 2), (1, 1, 16, 2, 2)
+LONG, SHORT = (1, 2, 8, 4, 2), (1, 2, 16, 1, 2)
+FILLED = (2, 1, 8, 2, 3), (2, 1, 8, 2, 2)
+#: Those in use by the form of weights and the room for tokens, the preferred first; the last of
+#: prepared weights are for rows that go round better by 16.
+RESIDENT = {
+    PREPARED: {
+        1: (WIDE, DEEP, NARROW),
+        2: (WIDE, NARROW, DEEP),
+        4: (LONG, DEEP, NARROW),
+        8: (DEEP, NARROW),
+    },
+    ROWS: {1: FILLED, 2: FILLED, 4: FILLED, 8: (FILLED[0], SHORT, FILLED[1])},
 }
+#: Shape.bulk of those that are filled.
+FILLED_BULK = 3
+#: The same step by step: for tiles of many rows and of few, each with a smaller one for many tokens
+#: and for devices of less shared memory.
+STAGED = (
+    *((14, 1, 1, 2, 4), (14, 1, 1, 1, 4)),
+    *((7, 1, 2, 2, 4), (7, 1, 2, 1, 4)),
+    *((4, 1, 4, 1, 4), (4, 1, 4, 1, 3), (2, 1, 8, 1, 4), (2, 1, 8, 1, 3)),
+)
+#: Bytes of shared memory that a thread block has on any device.
+MOST_SHARED = 227 * 1024
 
 
 def _shapes(form: int) -> tuple[Shape, ...]:
     """All shapes in use, those with less room for tokens first."""
     result = []
-    for tokens in (1, 2, 4, 8, 16):
-        result += [Shape(*each, tokens, False) for each in (LONG[form], SHORT, NARROW)]
+    for tokens, shapes in RESIDENT[form].items():
+        for each in shapes:
+            bulk = FILLED_BULK if each in FILLED else 1
+            result.append(Shape(*each, tokens, False, bulk))
     for tokens in (8, 16, 32, 64):
-        result += [Shape(*each, tokens, True) for each in STAGED[form]]
+        staged = [Shape(*each, tokens, True) for each in STAGED]
+        result += [each for each in staged if each.shared(NVFP4, form, 0) <= MOST_SHARED]
     return tuple(result)
 
 
 SHAPES = {form: _shapes(form) for form in (PREPARED, ROWS)}
+
+
+@cache
+def arrange_tokens_kernel(form: int, parts: int) -> Instance:
+    """The kernel that puts activations in order for a form of weights."""
+    return instance("arrange_tokens_kernel", FILE, f"Number<{form}>", f"Number<{parts}>")
 
 
 @cache
@@ -140,7 +194,7 @@ def takes(spec: FormatSpec, shape: Shape, tokens: int) -> bool:
 def all_instances() -> list[Instance]:
     """Every kernel that a product can launch."""
     formats = [spec for spec in BLOCK_FORMATS.values() if spec.packs_nibbles]
-    return [
+    result = [
         multiply_small_kernel(spec, form, shape._replace(parts=parts))
         for spec in formats
         for form, shapes in SHAPES.items()
@@ -148,22 +202,23 @@ def all_instances() -> list[Instance]:
         for parts in (1, 2, 3)
         if takes(spec, shape, parts)
     ]
+    return result + [arrange_tokens_kernel(form, parts) for form in SHAPES for parts in (1, 2, 3)]
 
 
 def sample_instances() -> list[Instance]:
     """Some of these that differ in every respect: compiling all takes minutes."""
-    return all_instances()[::23]
+    return list(dict.fromkeys([*all_instances()[::23], arrange_tokens_kernel(ROWS, 3)]))
 
 
 @lru_cache(maxsize=1024)
 def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int) -> Shape | None:
-    """The shape of least cost with room for the tokens; None if none fits so many bytes."""
-    tiles = -(-sizes.rows // (SHORT[0] * SHORT[1] * TILE_ROWS))
-    # Of those of equal cost the first counts.
-    last = LONG[form] if tiles <= processors else None
+    """The shape of least cost with room for the tokens; None if none fits so many bytes.
+
+    Of those of equal cost that whose warps have most to do in a tile's last step, then the first.
+    """
     fitting = [
         shape
-        for shape in sorted(SHAPES[form], key=lambda each: each[:5] == last)
+        for shape in SHAPES[form]
         if takes(spec, shape, sizes.tokens) and shape.shared(spec, form, sizes.depth) <= most
     ]
     if not fitting:
@@ -171,7 +226,11 @@ def choose(spec: FormatSpec, form: int, sizes: Sizes, processors: int, most: int
     room = min(shape.tokens for shape in fitting)
     best = min(
         (shape for shape in fitting if shape.tokens == room),
-        key=lambda shape: sizes.cost(shape, processors),
+        key=lambda shape: (
+            sizes.cost(shape, processors),
+            shape.staged and shape.rows,
+            shape.padded(sizes.depth),
+        ),
     )
     return best._replace(parts=sizes.parts)
 
@@ -190,11 +249,10 @@ def choose_for_members(
         if shape.staged and shape.shared(spec, form, sizes.depth) <= most
     ]
     wanted = min((each.tokens for each in fitting if each.tokens >= room), default=None)
-    # As if all rows of all weights were those of one.
-    whole = sizes._replace(tokens=max(sizes.tokens // members, 1), rows=sizes.rows * members)
+    each = sizes._replace(tokens=max(sizes.tokens // members, 1))
     best = min(
         (shape for shape in fitting if shape.tokens == wanted),
-        key=lambda shape: whole.cost(shape, processors),
+        key=lambda shape: (each.cost(shape, processors, members), shape.rows),
         default=None,
     )
     return None if best is None else best._replace(parts=sizes.parts)

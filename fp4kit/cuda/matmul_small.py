@@ -33,6 +33,8 @@ from fp4kit.layout import padded_scale_shape
 
 from . import device as cuda_device
 from . import ready as cuda_ready
+from . import run
+from .geometry import THREADS
 from .launch import Launch
 from .matmul_shapes import (
     MOST_TOKENS,
@@ -40,6 +42,7 @@ from .matmul_shapes import (
     ROWS,
     Shape,
     Sizes,
+    arrange_tokens_kernel,
     choose,
     choose_for_members,
     multiply_small_kernel,
@@ -102,24 +105,74 @@ def _bits(number: float) -> int:
     return int(np.float32(number).view(np.uint32))
 
 
+class Prepared(NamedTuple):
+    """The launches of a product.
+
+    Attributes:
+        multiply: for (codes, scales, x, out, level of a, of b, bias, c, members, offsets, image).
+        arrange: for (x, image), or None.
+        image_bytes: of the image of the activations.
+    """
+
+    multiply: cuda_ready.Ready
+    arrange: cuda_ready.Ready | None = None
+    image_bytes: int = 0
+
+    def run(self, job: MatmulJob) -> None:
+        """Launches the product with the addresses of a job that it was found for."""
+        x, weights = job.a, job.b
+        assert isinstance(x, FloatOperand)
+        assert not isinstance(weights, FloatOperand)
+        self.launch(
+            *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr, 0),
+            *(address_of(weights.level), address_of(job.bias), address_of(job.c), 0, 0),
+        )
+
+    def launch(self, *addresses: int) -> None:
+        """Launches the product with these addresses, all but that of the image."""
+        if not self.image_bytes:
+            self.launch_with(0, *addresses)
+            return
+        with run.memory(self.image_bytes) as image:
+            self.launch_with(image, *addresses)
+
+    def launch_with(self, image: int, codes: int, scales: int, x: int, *others: int) -> None:
+        """The same with memory for the image."""
+        if self.arrange is not None:
+            self.arrange.launch(x, image)
+        self.multiply.launch(codes, scales, x, *others, image)
+
+
 def ready_of(
     device: int, spec: FormatSpec, form: int, shape: Shape, sizes: Sizes, numbers: Numbers
-) -> cuda_ready.Ready:
-    """For (codes, scales, x, out, level of a, of b, bias, c, members, offsets)."""
+) -> Prepared:
+    """The launches of a product divided in a way."""
     kernel = multiply_small_kernel(spec, form, shape)
     shared = shape.shared(spec, form, sizes.depth)
     resident = cuda_ready.resident_blocks(device, kernel, shared, shape.threads)
-    tiles = -(-sizes.rows // shape.rows) * numbers.members
+    span = shape.span(sizes.rows, numbers.members, cuda_ready.multiprocessors(device))
+    tiles = -(-sizes.rows // (TILE_ROWS * span)) * numbers.members
     _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), numbers.layout)
-    scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, *numbers.words())
+    scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, span, *numbers.words())
     launch = Launch(kernel, (min(tiles, resident),), scalars, shared, shape.threads)
-    return cuda_ready.Ready(device, launch, addresses=10)
+    multiply = cuda_ready.Ready(device, launch, addresses=11)
+    # Prepared weights take pieces of eight elements of bfloat16 as they lie, if all are there. That
+    # is faster than to put all in order before where a thread block reads few of them.
+    as_they_lie = form == PREPARED and sizes.parts == 1 and sizes.depth % TILE_DEPTH == 0
+    as_they_lie = as_they_lie and numbers.members > 1
+    if not shape.staged or as_they_lie or not sizes.tokens:
+        return Prepared(multiply)
+    pieces = -(-sizes.depth // TILE_DEPTH) * sizes.tokens
+    arrange = Launch(
+        arrange_tokens_kernel(form, sizes.parts),
+        (-(-16 * pieces // THREADS),),
+        (sizes.tokens, sizes.depth, int(numbers.high_first)),
+    )
+    return Prepared(multiply, cuda_ready.Ready(device, arrange, addresses=2), 256 * pieces)
 
 
 @lru_cache(maxsize=4096)
-def _ready(
-    device: int, name: str, form: int, sizes: Sizes, numbers: Numbers
-) -> cuda_ready.Ready | None:
+def _ready(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers) -> Prepared | None:
     """`ready_of` the shape of least cost; None if there is none."""
     if cuda_device.capability(device) < MIN_CAPABILITY:
         return None
@@ -179,14 +232,14 @@ def order_of(weights: Operand) -> tuple[str, bool]:
     return "linear", False
 
 
-def launch(job: MatmulJob) -> bool:
-    """Launches a product of a few rows with FP4 weights.
+def find(job: MatmulJob) -> Prepared | None:
+    """The launches of a product of a few rows with FP4 weights.
 
     Args:
         job: any product.
 
     Returns:
-        False, and nothing was launched, unless all of this holds: a is not quantized, has at most
+        None unless all of this holds: a is not quantized, has at most
         64 rows (32 of float16, 21 of float32), 16-byte aligned, its depth a multiple of 8; b is
         prepared with plain scales, or has nvfp4 or mxfp4 rows, 16-byte aligned, their number a
         multiple of 16 and the depth one of 128; the device is an sm_80 or newer, with shared memory
@@ -194,21 +247,22 @@ def launch(job: MatmulJob) -> bool:
     """
     x, weights = job.a, job.b
     if not isinstance(x, FloatOperand) or not is_fit(x):
-        return False
+        return None
     parts, form = PARTS[x.dtype], form_of(weights)
     if form is None or x.rows * parts > MOST_TOKENS:
-        return False
+        return None
     assert not isinstance(weights, FloatOperand)
     numbers = numbers_of(job)
     sizes = Sizes(x.rows * parts, weights.rows, weights.depth, parts)
-    ready = _ready(current_device(), weights.format.name, form, sizes, numbers)
-    if ready is None:
-        return False
-    ready.launch(
-        *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr, 0, address_of(weights.level)),
-        *(address_of(job.bias), address_of(job.c), 0, 0),
-    )
-    return True
+    return _ready(current_device(), weights.format.name, form, sizes, numbers)
+
+
+def launch(job: MatmulJob) -> bool:
+    """Launches what :func:`find` finds; False, and nothing is launched, if that is None."""
+    prepared = find(job)
+    if prepared is not None:
+        prepared.run(job)
+    return prepared is not None
 
 
 @lru_cache(maxsize=256)

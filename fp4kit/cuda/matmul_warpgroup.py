@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the fp4kit authors
 # SPDX-License-Identifier: Apache-2.0
-"""Products of some ten to some hundred rows with FP4 weights, by warpgroups: `matmul/warpgroup.cu`.
+"""Products of ten to a thousand rows with FP4 weights, by warpgroups: `matmul/warpgroup.cu`.
 
 Devices of compute capability 9.0 have them.
 """
@@ -21,7 +21,6 @@ from . import ready as cuda_ready
 from .compile import CXX_FORMATS, Instance, instance
 from .geometry import THREADS
 from .launch import Launch
-from .matmul_choice import FEW_ELEMENTS, LIBRARY_ROWS_OF_FEW
 from .matmul_shapes import PREPARED, ROWS, ROWS_CHUNK_BYTES, Sizes
 from .matmul_small import PARTS, Numbers, arrays_of, form_of, is_fit, numbers_of
 
@@ -30,33 +29,46 @@ FILE = "matmul/warpgroup.cu"
 CAPABILITY = (9, 0)
 #: Threads that fill the stages.
 FILLERS = 128
-CONTROL_BYTES = 128
-#: (groups, tiles, slices) of 4, 8 and 16 tiles of 16 rows at once.
-DIVISIONS = ((1, 1, 4), (1, 2, 2), (2, 2, 1))
-#: (chunks, stages) of each of them, for so many columns: what fits shared memory.
+CONTROL_BYTES = 1024
+#: Stages begin at multiples of so many bytes.
+ALIGNMENT = 1024
+#: (groups, tiles, chunks, stages) for so many columns: what fits shared memory.
 STEPS = {
-    16: ((2, 3), (2, 4), (2, 5)),
-    32: ((2, 2), (2, 3), (2, 4)),
-    64: ((1, 2), (2, 2), (2, 3)),
-    128: (None, (1, 2), (2, 2)),
+    16: ((4, 1, 2, 5), (2, 1, 2, 8)),
+    32: ((4, 1, 2, 4), (2, 1, 2, 6)),
+    64: ((4, 1, 2, 3), (2, 1, 2, 4)),
+    128: ((2, 2, 2, 2), (2, 1, 1, 5)),
+    256: ((2, 1, 1, 3),),
 }
+#: Microseconds of 128 of the depth for so many columns and tiles of a thread block, prepared and as
+#: rows; of a turn of thread blocks beside that; of joining pieces, and the bytes a microsecond of
+#: their sums: on an H200.
+CHUNK_US = {
+    (16, 16): (0.58, 0.75), (16, 8): (0.33, 0.43),
+    (32, 16): (0.65, 0.82), (32, 8): (0.36, 0.44),
+    (64, 16): (0.81, 0.99), (64, 8): (0.45, 0.53),
+    (128, 16): (1.45, 1.60), (128, 8): (0.72, 0.85), (256, 8): (1.46, 1.46),
+}  # fmt: skip
+TURN_US, JOIN_US, JOIN_RATE = 3.0, 2.2, 45e3
+#: Pieces of the depth at most, and 128 of it that each has at least.
+MOST_SPLITS, LEAST_STEPS = 16, 4
 #: Rows of activations up to which the kernels of `matmul_small` are faster where all of them fit
-#: shared memory: of many rows of weights, and of few (the first division).
-SMALL_COLUMNS, SMALL_COLUMNS_OF_FEW = 8, 16
+#: shared memory.
+SMALL_COLUMNS = 8
 #: Depth to which that many always fit: known without a look at anything else.
 SMALL_DEPTH = 8192
-#: Those beyond which cuBLAS is faster, of the divisions.
-MOST_COLUMNS = (128, 128, 256)
+#: Columns beyond which cuBLAS is faster, by the form of weights, for the parts of a row: its
+#: float32 has no tensor cores, and float16 makes two columns of a row.
+MOST_COLUMNS = {PREPARED: {1: 2048, 2: 512, 3: 3072}, ROWS: {1: 1024, 2: 512, 3: 3072}}
 
 
 class WarpgroupShape(NamedTuple):
     """WarpgroupShape of `matmul/shape.cuh`: how a thread block divides a product.
 
     Attributes:
-        groups: of warpgroups, each with rows of its own.
+        groups: of warpgroups that multiply.
         tiles: of 16 rows of a warp.
-        slices: of the depth, each a warpgroup of every group.
-        chunks: pieces of 128 of the depth of a warpgroup in a step.
+        chunks: pieces of 128 of the depth in a step.
         stages: of the ring.
         columns: rows in bfloat16 of the activations.
         parts: such rows that each of the activations makes.
@@ -64,7 +76,6 @@ class WarpgroupShape(NamedTuple):
 
     groups: int
     tiles: int
-    slices: int
     chunks: int
     stages: int
     columns: int
@@ -73,7 +84,12 @@ class WarpgroupShape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        return 128 * self.groups * self.slices + FILLERS
+        return 128 * self.groups + FILLERS
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 16 rows of a thread block."""
+        return 4 * self.groups * self.tiles
 
     @property
     def room(self) -> int:
@@ -83,19 +99,22 @@ class WarpgroupShape(NamedTuple):
     def stage_bytes(self, spec: FormatSpec, form: int) -> int:
         """Bytes of a stage in shared memory."""
         chunk = tile_shape(spec, 1, 1)[2] if form == PREPARED else ROWS_CHUNK_BYTES
-        weights = 4 * self.groups * self.tiles * self.slices * self.chunks * chunk
-        return weights + self.slices * self.chunks * TILE_DEPTH * 2 * self.columns
+        whole = self.chunks * (self.row_tiles * chunk + TILE_DEPTH * 2 * self.columns)
+        return -(-whole // ALIGNMENT) * ALIGNMENT
 
     def shared(self, spec: FormatSpec, form: int) -> int:
         """Bytes of shared memory: barriers, and the stages or the sums."""
-        sums = 4 * self.slices * self.columns * (64 * self.groups * self.tiles + 8)
+        sums = 4 * self.columns * (TILE_ROWS * self.row_tiles + 8)
         return CONTROL_BYTES + max(self.stages * self.stage_bytes(spec, form), sums)
 
-    def span(self, rows: int, processors: int) -> int:
-        """Tiles of 16 rows of a thread block, so that all have about as many."""
-        tiles = -(-rows // TILE_ROWS)
-        turns = -(-tiles // (4 * self.groups * self.tiles * processors))
-        return -(-tiles // (turns * processors))
+    def blocks(self, sizes: Sizes) -> tuple[int, int]:
+        """How many thread blocks there are for the rows, and for the columns."""
+        tiles = -(-sizes.rows // TILE_ROWS)
+        return -(-tiles // self.row_tiles), -(-sizes.tokens // self.room)
+
+    def sum_bytes(self) -> int:
+        """Bytes of the sums of a thread block."""
+        return 4 * TILE_ROWS * self.row_tiles * self.columns
 
 
 @cache
@@ -115,10 +134,7 @@ def arrange_columns_kernel(form: int, shape: WarpgroupShape) -> Instance:
 
 def _shapes() -> tuple[WarpgroupShape, ...]:
     return tuple(
-        WarpgroupShape(*division, *step, columns)
-        for columns, steps in STEPS.items()
-        for division, step in zip(DIVISIONS, steps, strict=True)
-        if step is not None
+        WarpgroupShape(*step, columns) for columns, steps in STEPS.items() for step in steps
     )
 
 
@@ -144,84 +160,122 @@ def sample_instances() -> list[Instance]:
     return all_instances()[::13]
 
 
-def choose(sizes: Sizes, processors: int, fits_small: bool) -> WarpgroupShape | None:
-    """How to divide a product; None if other kernels are faster.
+class Division(NamedTuple):
+    """How a product is divided among thread blocks.
+
+    Attributes:
+        shape: of a thread block.
+        splits: pieces of the depth, each a thread block for all rows and columns.
+    """
+
+    shape: WarpgroupShape
+    splits: int
+
+    def cost_us(self, form: int, sizes: Sizes, processors: int) -> float:
+        """Microseconds that the product takes, roughly: turns of thread blocks."""
+        shape, splits = self
+        chunk = CHUNK_US[shape.columns, shape.row_tiles][form]
+        row_blocks, column_blocks = shape.blocks(sizes)
+        turns = -(-row_blocks * column_blocks * splits // processors)
+        all_steps = -(-sizes.depth // (TILE_DEPTH * shape.chunks))
+        steps = -(-all_steps // splits)
+        taken = turns * (steps * shape.chunks * chunk + TURN_US)
+        if splits > 1:
+            taken += JOIN_US + splits * shape.sum_bytes() / JOIN_RATE
+        return taken
+
+
+def choose(form: int, sizes: Sizes, processors: int) -> Division:
+    """How to divide a product: by pieces of the depth only if all have a multiprocessor."""
+    most = max(-(-sizes.depth // TILE_DEPTH) // LEAST_STEPS, 1)
+    divisions = []
+    for shape in (each._replace(parts=sizes.parts) for each in SHAPES):
+        row_blocks, column_blocks = shape.blocks(sizes)
+        free = max(processors // (row_blocks * column_blocks), 1)
+        divisions += [Division(shape, each + 1) for each in range(min(free, most, MOST_SPLITS))]
+    return min(divisions, key=lambda each: each.cost_us(form, sizes, processors))
+
+
+def is_fastest(form: int, sizes: Sizes, fits_small: bool) -> bool:
+    """Whether other kernels are slower.
 
     Args:
+        form: of the weights.
         sizes: of the product.
-        processors: multiprocessors of the device.
         fits_small: whether `matmul_small` has all activations in shared memory.
 
     All limits were measured on an H200, by `benchmarks/matmul.py --paths` and the ladders.
     """
-    tiles = -(-sizes.rows // TILE_ROWS)
-    number = next(
-        (
-            number
-            for number, (groups, each, _) in enumerate(DIVISIONS)
-            if tiles <= 4 * groups * each * processors
-        ),
-        len(DIVISIONS) - 1,
-    )
-    most = MOST_COLUMNS[number]
-    if sizes.rows * sizes.depth <= FEW_ELEMENTS:
-        most = LIBRARY_ROWS_OF_FEW - 1
-    small = SMALL_COLUMNS_OF_FEW if number == 0 else SMALL_COLUMNS
-    if sizes.tokens > most or (fits_small and sizes.tokens <= small):
-        return None
-    shapes = [
-        shape._replace(parts=sizes.parts)
-        for shape in SHAPES
-        if (shape.groups, shape.tiles, shape.slices) == DIVISIONS[number]
-    ]
-    # Several blocks of columns where one does not hold them.
-    return next((shape for shape in shapes if shape.room >= sizes.tokens), shapes[-1])
+    most = MOST_COLUMNS[form][sizes.parts]
+    return sizes.tokens <= most and not (fits_small and sizes.tokens <= SMALL_COLUMNS)
 
 
 class Prepared(NamedTuple):
     """The launches of a product.
 
     Attributes:
-        arrange: for (x, image).
-        multiply: for (codes, scales, x, out, level of a, of b, bias, c, image).
-        image_bytes: of the image of the activations.
+        arrange: for (x, image, counters).
+        multiply: for (codes, scales, x, out, level of a, of b, bias, c, image, sums, counters).
+        places: of the sums and the counters behind the image; and the end, in bytes.
     """
 
     arrange: cuda_ready.Ready
     multiply: cuda_ready.Ready
-    image_bytes: int
+    places: tuple[int, int, int]
+
+    def run(self, job: MatmulJob) -> None:
+        """Launches the product with the addresses of a job that it was found for."""
+        x, weights = job.a, job.b
+        assert isinstance(x, FloatOperand)
+        assert not isinstance(weights, FloatOperand)
+        address = x.data.data.ptr
+        sums, arrived, end = self.places
+        with run.memory(end) as image:
+            sums, arrived = image + sums, image + arrived
+            self.arrange.launch(address, image, arrived)
+            self.multiply.launch(
+                *(*arrays_of(weights), address, job.out.data.ptr, 0),
+                *(run.address_of(weights.level), run.address_of(job.bias), run.address_of(job.c)),
+                *(image, sums, arrived),
+            )
 
 
 def prepare(
     device: int,
     spec: FormatSpec,
     form: int,
-    shape: WarpgroupShape,
+    division: Division,
     sizes: Sizes,
     numbers: Numbers,
 ) -> Prepared:
     """The launches of a product divided in a way."""
-    span = shape.span(sizes.rows, cuda_ready.multiprocessors(device))
-    row_blocks = -(-sizes.rows // (TILE_ROWS * span))
-    column_blocks = -(-sizes.tokens // shape.room)
+    shape, splits = division
+    row_blocks, column_blocks = shape.blocks(sizes)
+    row_tiles = -(-sizes.rows // TILE_ROWS)
+    span = -(-row_tiles // row_blocks)
     depth_tiles = -(-sizes.depth // TILE_DEPTH)
     _, stored_cols = padded_scale_shape(sizes.rows, spec.num_blocks(sizes.depth), numbers.layout)
     *words, _, _ = numbers.words()  # all but those of several weights
-    scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, span, *words)
+    scalars = (*sizes[:3], spec.packed_cols(sizes.depth), stored_cols, span, splits, *words)
+    blocks = row_blocks * column_blocks
     multiply = Launch(
-        multiply_warpgroup_kernel(spec, form, shape), (row_blocks * column_blocks,), scalars,
+        multiply_warpgroup_kernel(spec, form, shape), (blocks * splits,), scalars,
         shape.shared(spec, form), shape.threads,
     )  # fmt: skip
     pieces = column_blocks * depth_tiles * shape.columns
+    counters = blocks if splits > 1 else 0
+    threads = max(4 * pieces, counters)
     arrange = Launch(
         arrange_columns_kernel(form, shape),
-        (-(-4 * pieces // THREADS),),
-        (sizes.tokens, sizes.depth, depth_tiles, shape.room, int(numbers.high_first)),
+        (-(-threads // THREADS),),
+        (sizes.tokens, sizes.depth, depth_tiles, shape.room, int(numbers.high_first), counters),
     )
+    sums = pieces * 2 * TILE_DEPTH
+    arrived = sums + (counters * splits * shape.sum_bytes())
     return Prepared(
-        cuda_ready.Ready(device, arrange, addresses=2),
-        cuda_ready.Ready(device, multiply, addresses=9),
-        pieces * 2 * TILE_DEPTH,
+        cuda_ready.Ready(device, arrange, addresses=3),
+        cuda_ready.Ready(device, multiply, addresses=11, early=True),
+        (sums, arrived, arrived + 4 * counters),
     )
 
 
@@ -232,41 +286,40 @@ def _prepared(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers)
     spec, processors = BLOCK_FORMATS[name], cuda_ready.multiprocessors(device)
     most = cuda_ready.shared_memory_of_block(device)
     small = matmul_shapes.choose(spec, form, sizes, processors, most)
-    shape = choose(sizes, processors, small is not None and not small.staged)
-    return None if shape is None else prepare(device, spec, form, shape, sizes, numbers)
+    if not is_fastest(form, sizes, small is not None and not small.staged):
+        return None
+    return prepare(device, spec, form, choose(form, sizes, processors), sizes, numbers)
 
 
-def launch(job: MatmulJob) -> bool:
-    """Launches a product with FP4 weights.
+def find(job: MatmulJob) -> Prepared | None:
+    """The launches of a product with FP4 weights.
 
     Args:
         job: any product.
 
     Returns:
-        False, and nothing was launched, unless the operands are those that
-        :func:`.matmul_small.launch` takes, there are so many rows of activations that these kernels
+        None unless the operands are those that
+        :func:`.matmul_small.find` takes, there are so many rows of activations that these kernels
         are the fastest, and the device has them.
     """
     x, weights = job.a, job.b
     if not isinstance(x, FloatOperand) or not is_fit(x):
-        return False
+        return None
     parts, form = PARTS[x.dtype], form_of(weights)
     columns = x.rows * parts
-    if form is None or columns > MOST_COLUMNS[-1]:
-        return False
+    if form is None or columns > MOST_COLUMNS[form][parts]:
+        return None
     if columns <= SMALL_COLUMNS and x.depth <= SMALL_DEPTH:
-        return False
+        return None
     assert not isinstance(weights, FloatOperand)
     numbers = numbers_of(job)
     sizes = Sizes(columns, weights.rows, weights.depth, parts)
-    prepared = _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
-    if prepared is None:
-        return False
-    with run.memory(prepared.image_bytes) as image:
-        prepared.arrange.launch(x.data.data.ptr, image)
-        prepared.multiply.launch(
-            *(*arrays_of(weights), x.data.data.ptr, job.out.data.ptr),
-            *(0, run.address_of(weights.level), run.address_of(job.bias), run.address_of(job.c)),
-            image,
-        )
-    return True
+    return _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
+
+
+def launch(job: MatmulJob) -> bool:
+    """Launches what :func:`find` finds; False, and nothing is launched, if that is None."""
+    prepared = find(job)
+    if prepared is not None:
+        prepared.run(job)
+    return prepared is not None

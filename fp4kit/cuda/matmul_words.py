@@ -9,6 +9,7 @@ parameter takes another launch. Nothing is copied to the device, so that graphs 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from fp4kit.backend.matmul import (
     MatmulJob,
     Operand,
     PreparedOperand,
-    QuantizedOperand,
     RaggedMatmulJob,
 )
 from fp4kit.formats import DTYPES, SCALE_LAYOUTS, SECOND_LEVEL_SCALES
@@ -53,10 +53,11 @@ def _is_vector(operand: Operand) -> bool:
 
 def flags_of(operand: Operand) -> int:
     """What MatmulOperand reads out of its flags."""
+    if isinstance(operand, PreparedOperand):  # whose level alone is read
+        return SECOND_LEVEL_SCALES.index(operand.level_name) << 4
     vector = int(_is_vector(operand)) << 6
     if isinstance(operand, FloatOperand):
         return vector
-    assert not isinstance(operand, PreparedOperand)  # cuda/matmul.py has restored it
     layout = SCALE_LAYOUTS.index(operand.scale_layout)
     nibbles = int(not operand.low_first) << 2
     direction = SECOND_LEVEL_SCALES.index(operand.level_name) << 4
@@ -67,13 +68,14 @@ def addresses_of(operand: Operand) -> tuple[int, int, int]:
     """Addresses of (data, scale, level), 0 for what is missing."""
     if isinstance(operand, FloatOperand):
         return operand.data.data.ptr, 0, 0
-    assert not isinstance(operand, PreparedOperand)  # cuda/matmul.py has restored it
+    if isinstance(operand, PreparedOperand):
+        return operand.tiles.data.ptr, 0, address_of(operand.level)
     scale = operand.grid_scale if operand.block_scale is None else operand.block_scale
     return operand.packed.data.ptr, address_of(scale), address_of(operand.level)
 
 
 def _operand(operand: Operand) -> tuple[int, ...]:
-    per_level = operand.rows_per_level if isinstance(operand, QuantizedOperand) else operand.rows
+    per_level = operand.rows if isinstance(operand, FloatOperand) else operand.rows_per_level
     return *addresses_of(operand), operand.rows, flags_of(operand), per_level
 
 
@@ -146,9 +148,9 @@ def products_parameter(
     count = len(products)
     words = np.zeros(1 + most + 1 + most * PRODUCT_WORDS, np.int64)
     words[0] = count
-    np.cumsum(blocks, out=words[2 : 2 + count])
+    words[2 : 2 + count] = tuple(accumulate(blocks))
     first = most + 2
-    words[first : first + count * PRODUCT_WORDS] = np.array(products, np.int64).reshape(-1)
+    words[first : first + count * PRODUCT_WORDS] = tuple(chain.from_iterable(products))
     return _parameter(words)
 
 

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
 
+from fp4kit.backend.matmul import FloatOperand, Operand, PreparedOperand, QuantizedOperand
 from fp4kit.backend.operations import Operations
 from fp4kit.backend.prepared import WeightsJob, tile_shape
 from fp4kit.formats import BLOCK_FORMATS, SCALE_LAYOUTS, FormatSpec
@@ -49,6 +52,22 @@ def restore(job: WeightsJob) -> None:
     )
     grid = grid_for(row_tiles * depth_tiles * WARP)
     cuda_run.launch(restore_weights_kernel(job.format), grid, arguments)
+
+
+@contextmanager
+def in_rows(operand: Operand) -> Iterator[FloatOperand | QuantizedOperand]:
+    """An operand as the general kernels take it, for what is launched in between.
+
+    Prepared weights are restored to scratch memory.
+    """
+    if not isinstance(operand, PreparedOperand):
+        yield operand
+        return
+    rows = operand.rows
+    shapes = ((rows, operand.format.packed_cols(operand.depth)), (rows, operand.blocks))
+    with cuda_run.byte_arrays(*shapes) as (packed, scales):
+        restore(operand.weights_job(packed, scales))
+        yield operand.stored_as(packed, scales)
 
 
 class CudaPreparedWeights(Operations):

@@ -9,6 +9,8 @@ be called with `device` current, as it may have to load the kernel there.
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -22,6 +24,9 @@ from . import (
 )
 from . import (
     compile as cuda_module,
+)
+from . import (
+    device as cuda_device,
 )
 from . import (
     launch as cuda_launch,
@@ -107,6 +112,54 @@ def resident_blocks(
     return int(each) * multiprocessors(device)
 
 
+def parameters(words: Sequence[int]) -> tuple[Any, Any, int]:
+    """(values, their addresses, the address of these) of a launch with 64-bit words."""
+    size = len(words)
+    values = (ctypes.c_int64 * size)(*words)
+    start = ctypes.addressof(values)
+    addresses = (ctypes.c_void_p * size)(*range(start, start + 8 * size, 8))
+    return values, addresses, ctypes.addressof(addresses)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute of the driver."""
+
+    _fields_ = (("number", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of the driver."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z")),
+        *((name, ctypes.c_uint) for name in ("block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and the first driver that captures it.
+BEGINS_EARLY = 6
+EARLY_DRIVER = 12030
+#: The compute capability from which on kernels can begin before the one before has ended.
+EARLY_CAPABILITY = (9, 0)
+
+
+@cache
+def _launch_early() -> Any:
+    """The driver's call for launches with attributes, or None if it is older than they are."""
+    import cupy
+
+    if cupy.cuda.runtime.driverGetVersion() < EARLY_DRIVER:
+        return None
+    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    function = library.cuLaunchKernelEx
+    function.argtypes = (ctypes.c_void_p,) * 4
+    function.restype = ctypes.c_int
+    return function
+
+
 class Ready:
     """A loaded kernel with its grid and scalars: what is missing are the addresses of arrays.
 
@@ -115,15 +168,23 @@ class Ready:
     in which a call writes nothing but its addresses, and what else differs from call to call.
     """
 
-    def __init__(self, device: int, launch: cuda_launch.Launch, addresses: int) -> None:
-        """Loads the kernel, whose first parameters are so many addresses, or other numbers."""
+    def __init__(
+        self, device: int, launch: cuda_launch.Launch, addresses: int, *, early: bool = False
+    ) -> None:
+        """Loads the kernel, whose first parameters are so many addresses, or other numbers.
+
+        Args:
+            device: number of the device.
+            launch: the kernel, its grid and scalars.
+            addresses: how many there are.
+            early: whether it may begin while the kernel before it runs, for which it waits itself
+                (kernels_cu/common/launch_order.cuh). Where devices and drivers can.
+        """
         import cupy
 
         # The function owns the module: it must live as long as its handle.
-        self._function, self._instance = (
-            cuda_module.function(device, launch.instance),
-            launch.instance,
-        )
+        self._function = cuda_module.function(device, launch.instance)
+        self._instance = launch.instance
         grid = (*launch.grid, 1, 1)[:3]
         self._shape = (self._function.ptr, *grid, launch.threads, 1, 1, launch.shared)
         if launch.shared:
@@ -131,17 +192,21 @@ class Ready:
         self._device = device
         self._initial = (*(0,) * addresses, *launch.scalars)
         self._addresses = slice(addresses)
-        self._free: list[tuple[Any, Any, int]] = []
+        self._free: list[tuple[Any, Any, int, Any]] = []
         self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
         self._stream = cupy.cuda.get_current_stream
+        can = early and cuda_device.capability(device) >= EARLY_CAPABILITY
+        self._early = _launch_early() if can else None
 
-    def _arguments(self) -> tuple[Any, Any, int]:
-        """(values, their addresses, the address of these) of a launch."""
-        size = len(self._initial)
-        values = (ctypes.c_int64 * size)(*self._initial)
-        start = ctypes.addressof(values)
-        addresses = (ctypes.c_void_p * size)(*range(start, start + 8 * size, 8))
-        return values, addresses, ctypes.addressof(addresses)
+    def _config(self) -> _Config:
+        """What is launched early, all but the stream."""
+        attributes = (_Attribute * 1)(_Attribute(BEGINS_EARLY, 0, (ctypes.c_int * 16)(1)))
+        return _Config(*self._shape[1:], None, attributes, 1)
+
+    def _arguments(self) -> tuple[Any, Any, int, Any]:
+        """(values, their addresses, the address of these, _config) of a launch."""
+        config = None if self._early is None else self._config()
+        return *parameters(self._initial), config
 
     def launch(self, *pointers: int) -> None:
         """Launches the kernel on the current stream of its device, which must be current."""
@@ -156,7 +221,14 @@ class Ready:
         arguments[0][self._addresses] = pointers
         # Makes the device's context current in a thread that has not used it yet.
         self._runtime.setDevice(self._device)
-        self._driver.launchKernel(*self._shape, self._stream().ptr, arguments[2], 0)
+        if self._early is None:
+            self._driver.launchKernel(*self._shape, self._stream().ptr, arguments[2], 0)
+        else:
+            config = arguments[3]
+            config.stream = self._stream().ptr
+            status = self._early(ctypes.addressof(config), self._function.ptr, arguments[2], None)
+            if status:
+                raise self._driver.CUDADriverError(status)
         self._free.append(arguments)
 
 

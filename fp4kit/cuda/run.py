@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from fp4kit import trace
-from fp4kit.arrays import is_capturing, keep_if_captured
+from fp4kit.arrays.capture import is_capturing, keep_if_captured
 from fp4kit.backend.interface import Job, RawArray
 
 from . import compile as cuda_module
@@ -31,18 +33,40 @@ def current_device() -> int:
     return number
 
 
+def _word(argument: Any) -> int:
+    """An argument of a kernel; 0 for what is passed by value."""
+    if isinstance(argument, (int, np.number, np.bool_)):
+        return int(argument)
+    return 0 if isinstance(argument, np.ndarray) else argument.data.ptr
+
+
 def launch(
     instance: cuda_module.Instance,
     grid: tuple[int, ...],
     arguments: tuple[Any, ...],
     shared: int = 0,
 ) -> None:
-    """Launches a kernel on the current device and stream, with bytes of dynamic shared memory."""
+    """Launches a kernel on the current device and stream, with bytes of dynamic shared memory.
+
+    Arguments are integers of 64 bits, device arrays for their addresses, and NumPy arrays, which
+    are passed by value.
+    """
+    import cupy
+
     device = current_device()
     function = cuda_module.function(device, instance)
     if trace.ENABLED:
         trace_launch(device, instance, grid)
-    function(grid, BLOCK, arguments, shared_mem=shared)
+    # As `ready.Ready` does, and for the same reasons.
+    words = [each if type(each) is int else _word(each) for each in arguments]
+    _values, addresses, where = cuda_ready.parameters(words)
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, np.ndarray):
+            addresses[place] = argument.ctypes.data
+    cupy.cuda.runtime.setDevice(device)
+    stream = cupy.cuda.get_current_stream().ptr
+    shape = (*(*grid, 1, 1)[:3], *(*BLOCK, 1, 1)[:3])
+    cupy.cuda.driver.launchKernel(function.ptr, *shape, shared, stream, where, 0)
 
 
 def scratch(shape: int | tuple[int, ...], dtype: Any, *, clear: bool = False) -> RawArray:
@@ -72,8 +96,27 @@ def memory(size: int) -> Iterator[int]:
         yield address
         runtime.freeAsync(address, stream)
     else:
-        array = scratch(size, np.uint8)
+        array = cupy.empty(size, np.uint8)
         yield array.data.ptr
+
+
+@contextmanager
+def byte_arrays(*shapes: tuple[int, ...]) -> Iterator[tuple[RawArray, ...]]:
+    """Arrays of bytes in such memory, each aligned."""
+    if not is_capturing():
+        yield tuple(scratch(shape, np.uint8) for shape in shapes)
+        return
+    sizes = [-(-prod(shape) // VECTOR) * VECTOR for shape in shapes]
+    with memory(sum(sizes)) as address:
+        starts = accumulate(sizes[:-1], initial=address)
+        yield tuple(_bytes_at(start, shape) for start, shape in zip(starts, shapes, strict=True))
+
+
+def _bytes_at(address: int, shape: tuple[int, ...]) -> RawArray:
+    import cupy
+
+    owned = cupy.cuda.UnownedMemory(address, prod(shape), None, current_device())
+    return cupy.ndarray(shape, np.uint8, cupy.cuda.MemoryPointer(owned, 0))
 
 
 def grid_of_tiles(

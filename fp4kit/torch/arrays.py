@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fp4kit import PreparedTensor, QuantizedTensor, arrays
-
 #: torch's names of the element types that NumPy has only through ml_dtypes.
 _FOREIGN = {
     "bfloat16": torch.bfloat16,
@@ -43,31 +41,3 @@ def of_torch(weight: Any) -> Any:
     if all(moved[name] is held[name] for name in moved):
         return weight
     return replace(weight, **moved)
-
-
-class Opened:
-    """A quantized tensor of NumPy or CuPy arrays over the memory of torch tensors.
-
-    fp4kit opens such a tensor once and remembers what it found. A torch tensor may be given other
-    memory at any time, so that one of torch's is opened for every product, which takes longer than
-    a small product itself.
-
-    Attributes:
-        tensor: the quantized tensor.
-    """
-
-    def __init__(self, weight: QuantizedTensor | PreparedTensor) -> None:
-        self._held: dict[str, torch.Tensor] = dict(weight._arrays())
-        self._places = {name: held.data_ptr() for name, held in self._held.items()}
-        raw = {
-            name: (arrays.ingest_bytes if held.dtype == torch.uint8 else arrays.ingest)(held, name)
-            for name, held in self._held.items()
-        }
-        self.tensor = replace(weight, **{name: one.data for name, one in raw.items()})
-
-    def is_of(self, held: dict[str, Any]) -> bool:
-        """Whether it is a view of these very tensors, where they lie now."""
-        return all(
-            mine.data_ptr() == self._places[name] and held.get(name) is mine
-            for name, mine in self._held.items()
-        )

@@ -18,7 +18,7 @@ from fp4kit import PreparedTensor, QuantizedTensor, ResidualTensor
 from fp4kit.errors import DtypeError, OptionError, ShapeError
 from fp4kit.scheme import Scheme
 
-from .arrays import Opened, of_torch
+from .arrays import of_torch
 from .product import Call, multiply
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ class Linear(nn.Module):
         for name, array in held._arrays().items():
             self.register_buffer(name, array)
         self._held: Any = held
-        self._opened: Opened | None = None
 
     @classmethod
     def from_linear(
@@ -146,13 +145,16 @@ class Linear(nn.Module):
     @property
     def weight(self) -> Any:
         """The quantized weight; its arrays are the buffers of this module."""
-        arrays = self._arrays()
         held = self._held
-        if held is None or any(getattr(held, name) is not arrays[name] for name in arrays):
-            # They were moved, or loaded. The same object is kept, as it remembers what it found out
-            # about its arrays.
-            held = self._kind(**self._facts, **arrays)
-            self._held = held
+        if held is not None:
+            for name, array in self._buffers.items():
+                if getattr(held, name) is not array:
+                    break
+            else:
+                return held
+        # They were moved, or loaded. The same object is kept, as it remembers what it found out
+        # about its arrays.
+        held = self._held = self._kind(**self._facts, **self._arrays())
         return held
 
     @property
@@ -163,15 +165,6 @@ class Linear(nn.Module):
 
     def _arrays(self) -> _Tensors:
         return {name: array for name, array in self._buffers.items() if array is not None}
-
-    def _operand(self) -> Any:
-        """The weight as fp4kit opens it once, as long as its buffers stay where they are."""
-        weight = self.weight
-        if self._kind is ResidualTensor:
-            return weight
-        if self._opened is None or not self._opened.is_of(self._buffers):
-            self._opened = Opened(weight)
-        return self._opened.tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The product with the weight, plus the bias.
@@ -185,8 +178,7 @@ class Linear(nn.Module):
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
-        held = self.weight
-        return multiply(x, Call(self._operand(), held, None, 1.0, self.backend), self.bias)
+        return multiply(x, Call(self.weight, None, 1.0, self.backend), self.bias)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
@@ -213,14 +205,14 @@ class Linear(nn.Module):
                 return tensor.to(moved.device)
             return moved
 
-        self._held = self._opened = None  # they would hold memory that is left
+        self._held = None  # it would hold memory that is left
         super()._apply(of_buffer, recurse)
         return self
 
     # Copies and state_dict.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None, "_opened": None}
+        return {**self.__dict__, "_held": None}
 
     def _description(self) -> dict[str, Any]:
         """What decides the values of the arrays."""

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,19 +25,16 @@ if TYPE_CHECKING:
 SLAB_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """What a product is called with beside its tensors.
 
     Attributes:
-        operand: the weight as it is multiplied.
-        weight: the weight as it is decoded for a gradient: arrays of torch, where there are any.
+        weight: the weight.
         out_dtype: element type of the result, or None.
         alpha: factor.
         backend: what computes, or None.
     """
 
-    operand: Any
     weight: Any
     out_dtype: Any
     alpha: float
@@ -48,8 +45,8 @@ class Call:
     ) -> torch.Tensor:
         """The product, without gradients."""
         result: torch.Tensor = fp4kit.matmul(
-            a,
-            self.operand,
+            a.contiguous(),  # a copy would be torch's own, also in its graphs
+            self.weight,
             out_dtype=self.out_dtype,
             bias=bias,
             c=c,
@@ -172,7 +169,7 @@ def matmul(
             f"a is a {type(a).__name__}; fp4kit.torch.matmul takes a torch tensor, fp4kit.matmul "
             "arrays of any framework and quantized tensors"
         )
-    return multiply(a, Call(b, b, out_dtype, alpha, backend), bias, c)
+    return multiply(a, Call(b, out_dtype, alpha, backend), bias, c)
 
 
 @leave_uncompiled

@@ -4,9 +4,8 @@
 // Products of small matrices by a warpgroup (four warps beside each other, sm_90a): PTX's
 // wgmma.m64nNk16 of bfloat16 with float32 sums. Warp i of the four has rows 16 i .. 16 i + 15 of A
 // in registers, in the fragments of mma.cuh, and of D likewise: of column group j, d[4 j .. 4 j +
-// 3]. B lies in shared memory: of eight columns the first eight elements of k, 16 bytes a column,
-// then their other eight elements, then the next eight columns: what is read at once lies in one
-// stretch.
+// 3]. B lies in shared memory: of each column 64 elements of k in 128 bytes, whose pieces of 16 are
+// swapped by the column's number, so that eight columns' pieces lie in different banks.
 //
 // wgmma is asynchronous: registers of A must not change before wait_products has said so.
 #pragma once
@@ -23,41 +22,56 @@ namespace fp4kit {
 #ifdef __CUDACC__
 #ifdef FP4KIT_HAS_WARPGROUP_MMA
 
-// Where 16 elements of k of all kN columns of B lie.
+// Where 128 elements of k of all kN columns of B lie, in slices of 64: PTX's swizzling of 128
+// bytes.
 template <int kN>
 struct ProductColumns {
-  static constexpr u32 kHalfBytes = 128;  // of eight columns and elements of k
-  static constexpr u32 kGroupBytes = 2 * kHalfBytes;
-  static constexpr u32 kBytes = kGroupBytes * kN / 8;
+  static constexpr u32 kRowBytes = 128;  // of a column in a slice
+  static constexpr u32 kSliceBytes = kRowBytes * kN, kBytes = 2 * kSliceBytes;
+  static constexpr u32 kStepBytes = 32;    // of 16 elements of k
+  static constexpr u32 kAlignment = 1024;  // of a slice: of eight columns
 
-  // Of the first two elements of k of a column.
-  FP4KIT_DEVICE static u32 offset(u32 column) { return column / 8 * kGroupBytes + column % 8 * 16; }
+  // Of the first two elements of a half of step s (16 of k) of a column.
+  FP4KIT_DEVICE static u32 offset(u32 column, u32 s, u32 half) {
+    const u32 unit = s % 4 * 2 + half;
+    return s / 4 * kSliceBytes + column * kRowBytes + (unit ^ column % 8) * 16;
+  }
 #ifdef __CUDA_ARCH__
-  // The low word of PTX's matrix descriptor without swizzling, all in 16 bytes: the address, the
-  // distance of halves of k. The high word has that of groups of eight columns.
+  // The low word of PTX's matrix descriptor, all in 16 bytes: the address. The high word has the
+  // distance of groups of eight columns, and the kind of swizzling.
   static constexpr u32 kUnit = 16;
   static constexpr u32 kSharedWindow = 1u << 18;  // addresses name a thread block as well
   u32 low;
 
   FP4KIT_DEVICE explicit ProductColumns(SharedPlace place)
-      : low(place.address % kSharedWindow / kUnit | (kHalfBytes / kUnit) << 16) {}
+      : low(place.address % kSharedWindow / kUnit | 1u << 16) {}
 
   FP4KIT_DEVICE ProductColumns at(u32 offset) const {
     ProductColumns result = *this;
     result.low += offset / kUnit;
     return result;
   }
+  FP4KIT_DEVICE ProductColumns step(u32 s) const {
+    return at(s / 4 * kSliceBytes + s % 4 * kStepBytes);
+  }
 
   FP4KIT_DEVICE u64 descriptor() const {
+    constexpr u32 kHigh = 8 * kRowBytes / kUnit | 1u << 30;
     u64 result;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(result) : "r"(low), "r"(kGroupBytes / kUnit));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(result) : "r"(low), "r"(kHigh));
     return result;
   }
 #else
   SharedPlace place;
+  u32 number = 0;  // of the step
 
   explicit ProductColumns(SharedPlace first) : place(first) {}
   ProductColumns at(u32 offset) const { return ProductColumns(place.at(offset)); }
+  ProductColumns step(u32 s) const {
+    ProductColumns result = *this;
+    result.number = s;
+    return result;
+  }
 #endif
 };
 
@@ -65,6 +79,21 @@ struct ProductColumns {
 FP4KIT_DEVICE void fence_products() {
 #ifdef __CUDA_ARCH__
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// By all threads of a warpgroup: from here on they have so many registers, fewer or more than at
+// the start. More are there once others have given theirs back.
+template <u32 kRegisters>
+FP4KIT_DEVICE void give_registers_back() {
+#ifdef __CUDA_ARCH__
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <u32 kRegisters>
+FP4KIT_DEVICE void take_registers() {
+#ifdef __CUDA_ARCH__
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 
@@ -86,6 +115,7 @@ FP4KIT_DEVICE void wait_products() {
 #ifdef __CUDA_ARCH__
 #define FP4KIT_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FP4KIT_D16(i) FP4KIT_D4(i), FP4KIT_D4(i + 4), FP4KIT_D4(i + 8), FP4KIT_D4(i + 12)
+#define FP4KIT_D64(i) FP4KIT_D16(i), FP4KIT_D16(i + 16), FP4KIT_D16(i + 32), FP4KIT_D16(i + 48)
 #define FP4KIT_WGMMA(n, numbers, first, second, third, fourth, columns, ...)                       \
   asm volatile(                                                                                    \
       "{.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"                                                     \
@@ -100,6 +130,13 @@ FP4KIT_DEVICE void wait_products() {
   FP4KIT_N32                                                                           \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FP4KIT_N128                                                                        \
+  FP4KIT_N64                                                                               \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "     \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "       \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "   \
+  "%125, %126, %127"
 #endif
 
 // D += A B for 16 elements of k. All lanes of the four warps must call it.
@@ -117,23 +154,27 @@ FP4KIT_DEVICE void multiply_warpgroup(
   } else if constexpr (kN == 64) {
     FP4KIT_WGMMA(
         "64", FP4KIT_N32, "%32", "%33", "%34", "%35", "%36", FP4KIT_D16(0), FP4KIT_D16(16));
+  } else if constexpr (kN == 128) {
+    FP4KIT_WGMMA("128", FP4KIT_N64, "%64", "%65", "%66", "%67", "%68", FP4KIT_D64(0));
   } else {
-    static_assert(kN == 128);
-    FP4KIT_WGMMA("128", FP4KIT_N64, "%64", "%65", "%66", "%67", "%68", FP4KIT_D16(0),
-        FP4KIT_D16(16), FP4KIT_D16(32), FP4KIT_D16(48));
+    static_assert(kN == 256);
+    FP4KIT_WGMMA(
+        "256", FP4KIT_N128, "%128", "%129", "%130", "%131", "%132", FP4KIT_D64(0), FP4KIT_D64(64));
   }
 #else
-  warp_mma_columns<from_input_bits<Bf16>, kN>(d, a, b.place.address);
+  warp_mma_columns<from_input_bits<Bf16>, kN>(d, a, b.place.address, b.number);
 #endif
 }
 
 #ifdef __CUDA_ARCH__
 #undef FP4KIT_D4
 #undef FP4KIT_D16
+#undef FP4KIT_D64
 #undef FP4KIT_WGMMA
 #undef FP4KIT_N16
 #undef FP4KIT_N32
 #undef FP4KIT_N64
+#undef FP4KIT_N128
 #endif
 
 #endif  // FP4KIT_HAS_WARPGROUP_MMA

@@ -111,6 +111,53 @@ FP4KIT_DEVICE PiecePlace piece_place(u32 i, u32 pairs, u32 slots) {
       (chunk * 4 + word) * slots + 4 * token + t};
 }
 
+// ---- An image in memory ----
+
+// For each piece of 128 of the depth, `columns` times kColumnBytes: whatever range of columns is
+// wanted, it is one stretch. 16 places of 16 bytes of a column: lane t of its fragment has word w
+// at place 4 w + t, in columns of odd number at that of word w ^ 1, so that neighbours are in other
+// banks.
+constexpr u32 kColumnBytes = 2 * kPreparedDepth;
+
+FP4KIT_DEVICE u32 column_place(u32 column, u32 word, u32 t) {
+  return ((word ^ column % 2) * 4 + t) * 16;
+}
+
+// Piece i of a column, in the order of the depth, at its place.
+template <int kForm, int kParts>
+FP4KIT_DEVICE void arrange_into(
+    u8* image, const ActivationSource<kParts>& from, u32 column, u32 chunk, u32 i) {
+  const u32 k = chunk * kPreparedDepth + i * 8;
+  uint4 piece = make_uint4(0, 0, 0, 0);
+  if (k < from.depth) piece = load_piece<kParts>(from.place(column, k), column);
+  u8* place = image + (static_cast<i64>(chunk) * from.columns + column) * kColumnBytes;
+  *reinterpret_cast<uint4*>(place + column_place(column, i % 4, i / 4)) =
+      arrange_piece<kForm>(finish_piece<kParts>(column, piece), from.high_first);
+}
+
+// What a lane takes of a piece in shared memory, of columns from `first` on.
+struct ColumnWords {
+  SharedPlace place[2];  // of words of even and of odd number
+
+  FP4KIT_DEVICE ColumnWords(SharedPlace piece, u32 first, u32 lane) : place{piece, piece} {
+    const u32 g = lane / 4;
+#pragma unroll
+    for (u32 word = 0; word < 2; ++word) {
+      place[word] = kept(piece.at(g * kColumnBytes + column_place(first + g, word, lane % 4)));
+    }
+  }
+  FP4KIT_DEVICE ColumnWords(SharedPlace even, SharedPlace odd) : place{even, odd} {}
+  FP4KIT_DEVICE ColumnWords at(u32 offset) const {
+    return {place[0].at(offset), place[1].at(offset)};
+  }
+  // Word w, of the m-th eight columns.
+  FP4KIT_DEVICE uint4 load(u32 w, u32 m) const {
+    return place[w % 2].at(w / 2 * 128 + m * (8 * kColumnBytes)).load_vec();
+  }
+};
+
+// ---- Magnitudes ----
+
 // The larger of each half's magnitudes and before.
 FP4KIT_DEVICE u32 larger_magnitude(u32 before, const uint4& piece) {
   const u32 word[4] = {piece.x, piece.y, piece.z, piece.w};

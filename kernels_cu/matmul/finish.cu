@@ -10,7 +10,7 @@
 // alpha and beta of a GEMM, in memory as the levels are. matmul_nan_kernel: makes the NaN of a
 // GEMM's result ours.
 //
-// Launch: 256 threads.
+// Launch: 256 threads; the last as many blocks as a device holds at once, at most.
 #include "matmul/product.cuh"
 
 namespace fp4kit {
@@ -45,19 +45,43 @@ __global__ void __launch_bounds__(kThreads) matmul_factor_kernel(
   out[1] = 0.0f;
 }
 
-// Columns 0 .. cols of rows that are `stride` elements long, 256 of a row a thread block.
+// Of so many elements.
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
-    matmul_nan_kernel(typename Out::Bits* __restrict__ out, i64 cols, i64 stride) {
-  const i64 across = ceil_div(cols, kThreads);
-  const i64 row = blockIdx.x / across;
-  const i64 col = (blockIdx.x - row * across) * kThreads + threadIdx.x;
-  if (col >= cols) return;
-  const u32 bits = out[row * stride + col];
-  const u32 magnitude = bits & (Out::kSize == 4 ? kMagnitudeMask : 0x7FFFu);
-  if (magnitude <= Out::kInf) return;
-  out[row * stride + col] =
-      static_cast<typename Out::Bits>(to_output_bits<Out>(as_float(kQuietNanBits)));
+    matmul_nan_kernel(typename Out::Bits* __restrict__ out, i64 size) {
+  using Bits = typename Out::Bits;
+  constexpr bool kPairs = Out::kSize == 2;
+  constexpr i64 kEach = 16 / Out::kSize;
+  constexpr u32 kMask = kPairs ? 0x7FFF7FFFu : kMagnitudeMask;
+  // Added to a magnitude that is more than infinity, it reaches the bit above.
+  constexpr u32 kLack = kPairs ? (0x7FFFu - Out::kInf) * 0x10001u : kMagnitudeMask - kInfBits;
+  const auto mend = [](u32 bits) {
+    const u32 magnitude = bits & (kPairs ? 0x7FFFu : kMagnitudeMask);
+    return magnitude > Out::kInf ? to_output_bits<Out>(as_float(kQuietNanBits)) : bits;
+  };
+  const i64 thread = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  const i64 threads = static_cast<i64>(gridDim.x) * kThreads;
+  const i64 before = static_cast<i64>(-reinterpret_cast<u64>(out) % 16) / Out::kSize;
+  const i64 head = before < size ? before : size;
+  const i64 pieces = (size - head) / kEach;
+  auto* piece = reinterpret_cast<uint4*>(out + head);
+#pragma unroll 4
+  for (i64 i = thread; i < pieces; i += threads) {
+    u32 word[4], found = 0;
+    unpack_vec(piece[i], word);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) found |= (word[j] & kMask) + kLack;
+    if ((found & ~kMask) == 0) continue;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      word[j] = kPairs ? mend(word[j] & 0xFFFFu) | mend(word[j] >> 16) << 16 : mend(word[j]);
+    }
+    piece[i] = pack_vec(word);
+  }
+  // Less than a piece before the first one, and behind the last.
+  if (thread >= size - pieces * kEach) return;
+  Bits& single = out[thread < head ? thread : thread + pieces * kEach];
+  single = static_cast<Bits>(mend(single));
 }
 
 }  // namespace fp4kit

@@ -1,8 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products whose activations lie in shared memory from the first step on: what a thread block does.
-// Some warps fill a ring of stages with weights, the others multiply.
+// Products whose activations stay in shared memory: what a thread block does.
+//
+// Each warp has a ring of its own, and puts those activations in order that it multiplies, step by
+// step of its first tile of rows: nobody waits for all of them. (Warps of several groups that
+// multiply the same ones each write them, the same bytes.) Warps meet once a tile.
 #pragma once
 
 #include "matmul/small_product.cuh"
@@ -14,153 +17,170 @@ namespace fp4kit {
 
 template <class Format, int kForm, class Shape>
 struct ResidentProduct : SmallProduct<Format, kForm, Shape> {
-  static_assert(
-      Shape::kTiles == 1, "a warp's pieces of a step are one stretch with its neighbours'");
   using Base = SmallProduct<Format, kForm, Shape>;
-  using Stage = WeightStage<Format, kForm, Shape::kChunks>;
-  using View = LaneView<Stage, kForm>;
+  using WarpRing = Ring<Format, kForm, Shape>;
+  using View = LaneView<typename WarpRing::Stage, kForm>;
   using Walk = typename Base::Walk;
-  static constexpr bool kBulk = uses_bulk<kForm, Shape>();
-  static constexpr u32 kStageBytes = Shape::kWarps * Stage::kBytes;
-  static constexpr u32 kFillerWarps = Shape::kFillers / 32;
-  static constexpr u32 kFillerUnits = Shape::kWarps / kFillerWarps;  // warps that it fills for
-  static_assert(kFillerUnits * kFillerWarps == Shape::kWarps, "as many for each");
-  static constexpr u32 kArrivals = kBulk ? 1 : Shape::kFillers;
+  static constexpr u32 kChunkImage = 4 * Shape::kSlots * 16;
+  // Lines of pieces of a step (piece_place), as many of them at once; of one token those of two
+  // chunks are beside each other.
+  static constexpr bool kSingle = Shape::kTokens == 1;
+  static constexpr u32 kPairs = (Shape::kTokens + 1) / 2;
+  static constexpr u32 kLines =
+      kSingle ? (Shape::kChunks + 1) / 2 : Shape::kChunks * Shape::kTokens / 2;
+  static constexpr u32 kLinesAtOnce = kLines < 8 ? kLines : 8;
 
-  SharedPlace control, stages;
+  // ---- Weights ----
 
-  FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return control.at(stage * kBarrierBytes); }
-  FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
-    return control.at((Shape::kStages + stage) * kBarrierBytes);
+  // What a warp copies next: the step of a tile whose first own chunk this is.
+  struct Ahead {
+    u32 tile, chunk;
+  };
+
+  FP4KIT_DEVICE void start_tile(WarpRing& ring, u32 tile, u32 first_chunk) const {
+    const u32 group = threadIdx.x / 32 / Shape::kSlices;
+    ring.start(this->weights, (tile * Shape::kGroups + group) * Shape::kTiles, first_chunk);
   }
 
-  using Turn = StageTurn<Shape::kStages>;
-
-  // Of a step, how many pieces of 128 of the depth there are from one of its own on.
-  FP4KIT_DEVICE u32 left_of(u32 step, u32 first, u32 most) const {
-    const u32 chunk = step * Shape::kStepChunks + first;
-    return chunk < this->weights.depth_tiles ? min_u32(this->weights.depth_tiles - chunk, most) : 0;
+  FP4KIT_DEVICE void copy_next(
+      WarpRing& ring, Ahead& ahead, u32 stage, u32 first_chunk, bool is_first) const {
+    if (ahead.tile < this->tiles) {
+      ring.copy(this->weights, stage, ahead.chunk, is_first);
+      ahead.chunk += Shape::kStepChunks;
+      if (ahead.chunk < this->steps * Shape::kStepChunks) {
+        ring.advance(this->weights);
+      } else {
+        ahead = {ahead.tile + gridDim.x, first_chunk};
+        if (ahead.tile < this->tiles) start_tile(ring, ahead.tile, first_chunk);
+      }
+    }
+    ring.commit();
   }
-  FP4KIT_DEVICE u32 row_tile(u32 tile, u32 group) const {
-    return min_u32(tile * Shape::kGroups + group, this->weights.row_tiles - 1);
-  }
 
-#ifdef FP4KIT_HAS_BULK_COPIES
-  // All warps of a group have pieces of one stretch. By one warp: a lane for each group.
-  FP4KIT_DEVICE void fill_stretches(u32 tile, u32 step, u32 stage, u64 policy) const {
-    constexpr u32 kBytes = Stage::Tile::kBytes;
-    const u32 lane = threadIdx.x % 32;
-    const u32 bytes = left_of(step, 0, Shape::kStepChunks) * kBytes;
-    if (lane == 0) expect_bytes(filled(stage), bytes * Shape::kGroups);
+  // ---- Activations ----
+
+  // Puts those of a warp's step in order. `found`: the largest magnitude of a lane (sliced).
+  FP4KIT_DEVICE void stage_step(u32 chunk, u32& found) const {
+    const u32 lane = threadIdx.x % 32, half = lane / 4 % 2;
+    const u32 token = kSingle ? 0 : half;
+    chunk += kSingle ? half : 0;
+    const u32 k = chunk * kPreparedDepth + 32 * (lane % 4) + lane / 8 * 8;
+    const SharedPlace target = this->image.at(
+        chunk * kChunkImage + (lane / 8 * Shape::kSlots + 4 * token + lane % 4) * 16);
+    const auto& from = this->activations;
+#pragma unroll
+    for (u32 first = 0; first < kLines; first += kLinesAtOnce) {
+      uint4 piece[kLinesAtOnce];
+      bool is_there[kLinesAtOnce];
+#pragma unroll
+      for (u32 j = 0; j < kLinesAtOnce; ++j) {
+        const u32 c = (first + j) / kPairs * (kSingle ? 2 : 1), pair = (first + j) % kPairs;
+        is_there[j] = token + 2 * pair < from.columns && chunk + c < this->weights.depth_tiles &&
+                      (!kSingle || half + c < Shape::kChunks);
+        piece[j] = make_uint4(0, 0, 0, 0);
+        if (is_there[j] && k + c * kPreparedDepth < from.depth) {
+          const u32 column = token + 2 * pair;
+          piece[j] = load_piece<Shape::kParts>(from.place(column, k + c * kPreparedDepth), column);
+        }
+      }
+#pragma unroll
+      for (u32 j = 0; j < kLinesAtOnce; ++j) {
+        const u32 c = (first + j) / kPairs * (kSingle ? 2 : 1), pair = (first + j) % kPairs;
+        if (!is_there[j]) continue;
+        piece[j] = finish_piece<Shape::kParts>(token + 2 * pair, piece[j]);
+        if constexpr (Shape::kSliced) {
+          found = larger_magnitude(found, piece[j]);
+          piece[j] = raise_piece(piece[j]);
+        }
+        target.at(c * kChunkImage + pair * (8 * 16))
+            .store_vec(arrange_piece<kForm>(piece[j], from.high_first));
+      }
+    }
     __syncwarp();
-    if (lane >= Shape::kGroups) return;
-    const i64 number = static_cast<i64>(row_tile(tile, lane)) * this->weights.depth_tiles +
-                       step * Shape::kStepChunks;
-    copy_bulk(stages.at(stage * kStageBytes + lane * (Shape::kStepChunks * kBytes)),
-        this->weights.codes + number * kBytes, bytes, filled(stage), policy);
   }
-#endif
 
-  // By each warp that fills, with the pieces of some of those that multiply; the first is enough
-  // for stretches.
-  FP4KIT_DEVICE void fill(u32 warp) const {
-    if (kBulk && warp != 0) return;
-    TileCursor<Stage, kForm> cursors[kFillerUnits];
-    [[maybe_unused]] const u64 policy = read_once_policy();
-    Turn turn;
-#pragma unroll 1
-    for (u32 tile = blockIdx.x; tile < this->tiles; tile += gridDim.x) {
-      if constexpr (!kBulk) {
+  // Finds whether each token can be raised (sliced), once all are in their place.
+  FP4KIT_DEVICE void find_largest(u32 found) {
+    const u32 lane = threadIdx.x % 32;
+    // Lanes of one token meet.
+    found = max_across<16, 8>(max_across<2>(found));
+    if constexpr (kSingle) found = max_across<4, 4>(found);
+    if (lane == 0 || (!kSingle && lane == 4)) atomicMax(this->largest + lane / 4, found);
+    this->synchronize();
+    // Later parts are smaller than the first.
 #pragma unroll
-        for (u32 i = 0; i < kFillerUnits; ++i) {
-          const u32 unit = warp * kFillerUnits + i;
-          cursors[i].start(this->weights, row_tile(tile, unit / Shape::kSlices),
-              unit % Shape::kSlices * Shape::kChunks);
-        }
-      }
-#pragma unroll 1
-      for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
-        __syncwarp();
-        if constexpr (kBulk) {
-#ifdef FP4KIT_HAS_BULK_COPIES
-          fill_stretches(tile, step, turn.stage, policy);
-#endif
-        } else {
-#pragma unroll
-          for (u32 i = 0; i < kFillerUnits; ++i) {
-            const u32 unit = warp * kFillerUnits + i;
-            const u32 valid = left_of(step, unit % Shape::kSlices * Shape::kChunks, Shape::kChunks);
-            const SharedPlace place = stages.at(turn.stage * kStageBytes + unit * Stage::kBytes);
-            if (valid != 0) {
-              cursors[i].copy(LaneTarget<Stage, kForm>(place), 0, this->weights, valid);
-            }
-            cursors[i].advance(this->weights, Shape::kStepChunks);
-          }
-          arrive_copies(filled(turn.stage));
-        }
-      }
+    for (u32 i = 0; i < Shape::kTokens; i += Shape::kParts) {
+      this->raises = this->raises && can_be_raised(this->largest[i]);
     }
   }
 
-  FP4KIT_DEVICE void multiply() {
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 first_chunk = kept(warp % Shape::kSlices * Shape::kChunks);
-    if (threadIdx.x < 2) this->largest[threadIdx.x] = 0;
-    if constexpr (Shape::kSliced) this->synchronize();
-    this->stage_all();
+  // ---- Products ----
+
+  FP4KIT_DEVICE void run(WarpRing& ring) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 first_chunk = kept(threadIdx.x / 32 % Shape::kSlices * Shape::kChunks);
+    const bool is_first = kept(lane) == 0;
+    Ahead ahead{blockIdx.x, first_chunk};
+    start_tile(ring, ahead.tile, first_chunk);
+#pragma unroll
+    for (u32 i = 0; i < Shape::kStages; ++i) copy_next(ring, ahead, i, first_chunk, is_first);
+    this->epilogue.prepare(this->activations.columns / Shape::kParts);
+    if constexpr (Shape::kSliced) {
+      if (threadIdx.x < 2) this->largest[threadIdx.x] = 0;
+      this->synchronize();
+    }
 
     // What a lane takes of a word's activations.
     u32 slot = lane % Shape::kSlots;
     if constexpr (Shape::kSliced) slot = (Shape::kTokens == 2 ? lane / 16 * 4 : 0) + lane % 4;
-    constexpr u32 kChunkImage = 4 * Shape::kSlots * 16;
     const SharedPlace lane_image = kept(this->image.at(slot * 16));
-    const View view(kept(stages.at(warp * Stage::kBytes)), Shape::kSliced);
+    const View view(ring.memory, Shape::kSliced);
 
-    float sums[1][Shape::kColumns][Shape::kSums] = {};
+    float sums[Shape::kTiles][Shape::kColumns][Shape::kSums] = {};
     [[maybe_unused]] uint4 x[2] = {};  // see multiply_chunk_sliced
-    Turn turn;
-    u32 parity = 0;
+    StageTurn<Shape::kStages> turn;
+    u32 parity = 0, found = 0;
+    bool is_first_tile = true;
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < this->tiles; tile += gridDim.x) {
       u32 chunk = first_chunk, odd = 0;
 #pragma unroll 1
       for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-        wait_bytes(filled(turn.stage), turn.phase);
+        if (is_first_tile) stage_step(chunk, found);
+        ring.template wait<Shape::kStages>(turn.stage, turn.phase);
         __syncwarp();  // mma.sync wants all lanes at once
-        const View here(view, turn.stage * kStageBytes);
+        const View here(view, turn.stage * WarpRing::kStageBytes);
         const SharedPlace step_image = lane_image.at(chunk * kChunkImage);
-#pragma unroll
-        for (u32 c = 0; c < Shape::kChunks; ++c) {
-          if (chunk + c >= this->weights.depth_tiles) break;
+        const auto multiply = [&](u32 c) {
           const SharedPlace piece = step_image.at(c * kChunkImage);
           if constexpr (Shape::kSliced) {
             multiply_chunk_sliced<Format, kForm, Shape>(sums, here, c, piece, x, odd);
           } else {
             multiply_chunk<Format, kForm, Shape>(sums, here, c, piece, odd);
           }
+        };
+        // Without branches, so that a piece's loads begin while the one before is multiplied.
+        if (chunk + Shape::kChunks <= this->weights.depth_tiles) {
+#pragma unroll
+          for (u32 c = 0; c < Shape::kChunks; ++c) multiply(c);
+        } else {
+#pragma unroll
+          for (u32 c = 0; c + 1 < Shape::kChunks; ++c) {
+            if (chunk + c < this->weights.depth_tiles) multiply(c);
+          }
         }
-        __syncwarp();
-        if (lane == 0) arrive(emptied(turn.stage));
+        __syncwarp();  // all have read their weights
+        copy_next(ring, ahead, turn.stage, first_chunk, is_first);
         chunk += Shape::kStepChunks;
       }
+      if (is_first_tile) {
+        this->epilogue.settle();
+        if constexpr (Shape::kSliced) find_largest(found);
+      }
+      is_first_tile = false;
       const Walk at{tile, 0, 0, this->activations.columns};
       this->finish_tile(at, sums, odd, this->sums_memory + parity * Shape::kSumFloats);
       if constexpr (Shape::kSumBuffers == 2) parity ^= 1;
-    }
-  }
-
-  FP4KIT_DEVICE void run() {
-    if (threadIdx.x < Shape::kStages) {
-      init_barrier(filled(threadIdx.x), kArrivals);
-      init_barrier(emptied(threadIdx.x), Shape::kWarps);
-    }
-    fence_barriers();
-    __syncthreads();
-    if (threadIdx.x >= Base::kThreadCount) {
-      fill((threadIdx.x - Base::kThreadCount) / 32);
-    } else {
-      multiply();
     }
   }
 };

@@ -6,8 +6,9 @@
 //
 // 1. Weights come through a ring of stages by asynchronous copies.
 // 2. Activations lie in shared memory in the order of the fragments (activations.cuh): all of them
-//    before the first step, while warps of their own fill the ring (resident_product.cuh), or those
-//    of a step while the step before is computed (staged_product.cuh).
+//    from the first tile of rows on (resident_product.cuh; filled_product.cuh: warps of their own
+//    fill one ring), or those of a step in its stage, by warps of their own, from where they lie or
+//    from an image in memory that arrange_tokens_kernel makes (staged_product.cuh).
 // 3. A warp decodes its weights in registers and multiplies them as the A operand of mma.sync
 //    m16n8k16 (weights.cuh): tokens are columns, so that few tokens waste nothing.
 // 4. Sums of the warps that share rows are added in shared memory, in their order; epilogue.cuh.
@@ -17,8 +18,9 @@
 // beyond what the sliced form can scale.
 //
 // Launch: persistent thread blocks of Shape::kSmallThreads + Shape::kFillers threads; a block takes
-// tiles of Shape::kRows rows. Shared memory: the rings, the image of the activations, the sums of
-// the warps.
+// tiles of 16 `span` rows, Shape::kRows at most. Shared memory: the rings, the sums of the warps,
+// the image of the activations.
+#include "matmul/filled_product.cuh"
 #include "matmul/members.cuh"
 #include "matmul/resident_product.cuh"
 #include "matmul/shape.cuh"
@@ -26,26 +28,41 @@
 
 namespace fp4kit {
 
+// The image of activations x (columns / kParts, depth) for StagedProduct, where it needs one.
+// Launch: 256 threads, each takes eight elements of a column.
+template <class Form, class Parts>
+__global__ void arrange_tokens_kernel(
+    const void* x, u8* image, i64 columns, i64 depth, i64 high_first) {
+#ifdef FP4KIT_HAS_MMA
+  const ActivationSource<Parts::kValue> source{
+      x, static_cast<u32>(columns), static_cast<u32>(depth), high_first != 0};
+  const i64 piece = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x, line = piece / 16;
+  const u32 chunk = static_cast<u32>(line / columns), column = static_cast<u32>(line % columns);
+  if (chunk * static_cast<i64>(kPreparedDepth) >= depth) return;
+  arrange_into<Form::kValue>(image, source, column, chunk, static_cast<u32>(piece % 16));
+#endif
+}
+
 // x (tokens, depth), `columns` its tokens times Shape::kParts, times the transpose of weights
 // (rows, depth), into out (tokens, rows). level_*: values, rows of each, direction; types as in
 // epilogue.cuh; factors as binary32 bits. members: a table of several weights, whose tokens begin
-// at `offsets` (members.cuh), or nothing.
+// at `offsets` (members.cuh), or nothing. arranged: the image of x, if it comes step by step and is
+// not such that it needs none.
 template <class Format, class Form, class Shape>
-__global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
+__global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers, 1)
     multiply_small_kernel(const u8* codes, const u8* scales, const void* x, void* out,
         const float* level_a, const float* level_b, const void* bias, const void* c,
-        const SmallMember* members, const void* offsets, i64 columns, i64 rows, i64 depth,
-        i64 row_bytes, i64 stored_cols, i64 layout, i64 high_first, i64 rows_per_level_a,
-        i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 divisor, i64 alpha,
-        i64 out_type, i64 bias_type, i64 c_type, i64 member_count, i64 wide_offsets) {
+        const SmallMember* members, const void* offsets, const u8* arranged, i64 columns, i64 rows,
+        i64 depth, i64 row_bytes, i64 stored_cols, i64 span, i64 layout, i64 high_first,
+        i64 rows_per_level_a, i64 direction_a, i64 rows_per_level_b, i64 direction_b, i64 divisor,
+        i64 alpha, i64 out_type, i64 bias_type, i64 c_type, i64 member_count, i64 wide_offsets) {
 #ifdef FP4KIT_HAS_MMA
   constexpr int kForm = Form::kValue;
   using WarpRing = Ring<Format, kForm, Shape>;
   extern __shared__ uint4 memory[];
-  [[maybe_unused]] const u32 warp = threadIdx.x / 32;
   const u32 depth_tiles = static_cast<u32>((depth + kPreparedDepth - 1) / kPreparedDepth);
   const u32 row_tiles = static_cast<u32>((rows + kPreparedRows - 1) / kPreparedRows);
-  const u32 row_blocks = static_cast<u32>((rows + Shape::kRows - 1) / Shape::kRows);
+  const u32 row_blocks = (row_tiles + static_cast<u32>(span) - 1) / static_cast<u32>(span);
   const u32 tiles = row_blocks * static_cast<u32>(member_count);
   const u32 steps = (depth_tiles + Shape::kStepChunks - 1) / Shape::kStepChunks;
   // Barriers, the magnitudes of two tokens, then the rings.
@@ -65,8 +82,15 @@ __global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
           as_float(static_cast<u32>(divisor)), as_float(static_cast<u32>(alpha)),
           static_cast<int>(out_type), static_cast<int>(bias_type), static_cast<int>(c_type), rows},
       {members, offsets, static_cast<u32>(member_count), wide_offsets != 0}, static_cast<u32>(rows),
-      steps, row_blocks, tiles, image, sums, largest, true};
+      steps, static_cast<u32>(span), row_blocks, tiles, image, sums, largest, true};
   if constexpr (Shape::kStaged) {
+    StagedProduct<Format, kForm, Shape>{
+        given, arranged, shared_place(barriers), shared_place(rings)}
+        .run();
+  } else if constexpr (Shape::kFillers != 0) {
+    FilledProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
+  } else {
+    const u32 warp = threadIdx.x / 32;
     const SharedPlace ring_memory = kept(shared_place(rings + warp * WarpRing::kBytes));
     WarpRing ring{ring_memory, ring_memory,
         LaneTarget<typename WarpRing::Stage, kForm>(ring_memory), read_once_policy(), {}};
@@ -79,9 +103,7 @@ __global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers)
       __syncwarp();
     }
 #endif
-    StagedProduct<Format, kForm, Shape>{given}.run(ring);
-  } else {
-    ResidentProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
+    ResidentProduct<Format, kForm, Shape>{given}.run(ring);
   }
 #endif
 }

@@ -82,14 +82,15 @@ struct Ring {
     if constexpr (!kBulk) commit_copies();
   }
 
-  // Waits for the oldest of kStages - 1 steps on their way, and for the other lanes.
+  // Waits for the oldest of kAhead steps on their way, and for the other lanes.
+  template <u32 kAhead = Shape::kStages - 1>
   FP4KIT_DEVICE void wait(u32 stage, u32 phase) const {
     if constexpr (kBulk) {
 #ifdef FP4KIT_HAS_BULK_COPIES
       wait_bytes(barriers.at(stage * kBarrierBytes), phase);
 #endif
     } else {
-      wait_copies<Shape::kStages - 2>();
+      wait_copies<kAhead - 1>();
       __syncwarp();
     }
   }
@@ -102,10 +103,11 @@ FP4KIT_DEVICE void multiply_word(float (&sums)[4], const u32 (&a)[2][4], const u
   mma_16816<Bf16>(sums, a[1], second);
 }
 
-// Adds the products of piece c of a stage. `image`: where a lane has the activations of the piece.
-template <class Format, int kForm, class Shape, class View>
-FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][4],
-    const View& view, u32 c, SharedPlace image, u32& odd) {
+// Adds the products of piece c of a stage. `image`: what a lane has of the activations of the
+// piece.
+template <class Format, int kForm, class Shape, class View, class Image>
+FP4KIT_DEVICE void multiply_piece(float (&sums)[Shape::kTiles][Shape::kColumns][4],
+    const View& view, u32 c, const Image& image, u32& odd) {
   using Stage = typename Ring<Format, kForm, Shape>::Stage;
   constexpr int kTiles = Shape::kTiles;
   uint4 codes[kTiles][2];
@@ -125,7 +127,7 @@ FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][
     uint4 x[Shape::kColumns];
 #pragma unroll
     for (int m = 0; m < Shape::kColumns; ++m) {
-      x[m] = image.at((w * Shape::kSlots + 32 * m) * 16).load_vec();
+      x[m] = image.load(w, m);
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -136,6 +138,19 @@ FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][
       for (int m = 0; m < Shape::kColumns; ++m) multiply_word(sums[i][m], a, x[m]);
     }
   }
+}
+
+// Of activations that lie in slots.
+template <class Format, int kForm, class Shape, class View>
+FP4KIT_DEVICE void multiply_chunk(float (&sums)[Shape::kTiles][Shape::kColumns][4],
+    const View& view, u32 c, SharedPlace image, u32& odd) {
+  struct Slots {
+    SharedPlace place;
+    FP4KIT_DEVICE uint4 load(u32 w, u32 m) const {
+      return place.at((w * Shape::kSlots + 32 * m) * 16).load_vec();
+    }
+  };
+  multiply_piece<Format, kForm, Shape>(sums, view, c, Slots{image}, odd);
 }
 
 // The same with columns that are slices: column n of one token is slice n % 4 (what lane t = n % 4

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: 2026 the fp4kit authors
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels of small products (small.cu) have in common: activations that all come at first,
-// and what follows the sums.
+// What the kernels of small products (small.cu) have in common: what follows the sums.
 #pragma once
 
+#include "common/thread_group.cuh"
 #include "matmul/epilogue.cuh"
 #include "matmul/members.cuh"
 #include "matmul/small.cuh"
@@ -25,11 +25,7 @@ struct SmallProduct {
     if constexpr (Shape::kFillers == 0) {
       __syncthreads();
     } else {
-#ifdef __CUDA_ARCH__
-      asm volatile("bar.sync 1, %0;" ::"n"(kThreadCount) : "memory");
-#else
-      named_barrier(1, kThreadCount);
-#endif
+      synchronize_group<kThreadCount>();
     }
   }
 
@@ -38,16 +34,7 @@ struct SmallProduct {
     if constexpr (Shape::kFillers == 0) {
       return static_cast<u32>(__syncthreads_count(says));
     } else {
-#ifdef __CUDA_ARCH__
-      u32 result;
-      asm volatile("{.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.popc.u32 %0, 1, %2, p;}"
-          : "=r"(result)
-          : "r"(static_cast<u32>(says)), "n"(kThreadCount)
-          : "memory");
-      return result;
-#else
-      return meet(1, kThreadCount, says);
-#endif
+      return count_in_group<kThreadCount>(says);
     }
   }
 
@@ -57,7 +44,8 @@ struct SmallProduct {
   Members members;
   u32 rows;  // of the weights
   u32 steps;
-  u32 row_blocks, tiles;  // of kRows rows of one member, and of all
+  u32 span;               // tiles of 16 rows that a thread block takes at a time
+  u32 row_blocks, tiles;  // of so many rows of one member, and of all
   SharedPlace image;
   float* sums_memory;
   u32* largest;  // sliced: magnitudes of both tokens
@@ -79,57 +67,10 @@ struct SmallProduct {
 
   FP4KIT_DEVICE u32 member_of(u32 tile) const { return has_members() ? tile / row_blocks : 0; }
 
-  // ---- Activations ----
-
-  // All of them. Returns whether each token can be raised (sliced).
-  FP4KIT_DEVICE void stage_all() {
-    const u32 pairs = (activations.columns + 1) / 2;
-    const u32 pieces = weights.depth_tiles * pairs * kPairPieces;
-    u32 found[2] = {0, 0};
-    constexpr u32 kAtOnce = Shape::kSliced ? 2 : 4;  // on their way
-    for (u32 first = threadIdx.x; first < pieces; first += kAtOnce * kThreadCount) {
-      uint4 piece[kAtOnce];
-#pragma unroll
-      for (u32 j = 0; j < kAtOnce; ++j) {
-        const PiecePlace at = piece_place(first + j * kThreadCount, pairs, Shape::kSlots);
-        piece[j] = make_uint4(0, 0, 0, 0);
-        if (at.token < activations.columns && at.k < activations.depth) {
-          piece[j] = load_piece<Shape::kParts>(activations.place(at.token, at.k), at.token);
-        }
-      }
-#pragma unroll
-      for (u32 j = 0; j < kAtOnce; ++j) {
-        const u32 i = first + j * kThreadCount;
-        if (i >= pieces) break;
-        const PiecePlace at = piece_place(i, pairs, Shape::kSlots);
-        piece[j] = finish_piece<Shape::kParts>(at.token, piece[j]);
-        if constexpr (Shape::kSliced) {
-          const u32 larger = larger_magnitude(at.token == 0 ? found[0] : found[1], piece[j]);
-          if (at.token == 0) {
-            found[0] = larger;
-          } else {
-            found[1] = larger;
-          }
-          piece[j] = raise_piece(piece[j]);
-        }
-        image.at(at.place * 16).store_vec(arrange_piece<kForm>(piece[j], activations.high_first));
-      }
-    }
-    if constexpr (Shape::kSliced) {
-#pragma unroll
-      for (u32 i = 0; i < Shape::kTokens; ++i) {
-        const u32 value = max_across<16>(found[i]);
-        if (threadIdx.x % 32 == 0) atomicMax(largest + i, value);
-      }
-    }
-    synchronize();
-    raises = true;
-    if constexpr (Shape::kSliced) {
-      // Later parts are smaller than the first.
-      for (u32 i = 0; i < Shape::kTokens; i += Shape::kParts) {
-        raises = raises && can_be_raised(largest[i]);
-      }
-    }
+  // Of a step, how many pieces of 128 of the depth there are from one of its own on.
+  FP4KIT_DEVICE u32 left_of(u32 step, u32 first, u32 most) const {
+    const u32 chunk = step * Shape::kStepChunks + first;
+    return chunk < weights.depth_tiles ? min_u32(weights.depth_tiles - chunk, most) : 0;
   }
 
   // ---- Results ----
@@ -151,20 +92,29 @@ struct SmallProduct {
     FP4KIT_DEVICE void store(u32 token, u32 inside, float sum) const {
       if (inside < rows_left) epilogue.store(first_token + token, first_row + inside, sum);
     }
+
+    // Of this row and the next.
+    FP4KIT_DEVICE void store_pair(u32 token, u32 inside, float first, float second) const {
+      if (epilogue.stores_pairs && inside + 1 < rows_left) {
+        epilogue.store_pair(first_token + token, first_row + inside, first, second);
+      } else {
+        store(token, inside, first);
+        store(token, inside + 1, second);
+      }
+    }
   };
 
   FP4KIT_DEVICE Target target_of(const Walk& at) const {
     const u32 member = member_of(at.tile);
-    const u32 first_row = (at.tile - member * row_blocks) * Shape::kRows;
-    Target result{epilogue, first_row, rows - first_row, at.first / Shape::kParts,
+    const u32 most = span * kPreparedRows, first_row = (at.tile - member * row_blocks) * most;
+    Target result{epilogue, first_row, min_u32(rows - first_row, most), at.first / Shape::kParts,
         columns_of(at) / Shape::kParts};
     if (has_members()) members.table[member].join(result.epilogue);
     return result;
   }
 
   // A tile's results, one by one.
-  FP4KIT_DEVICE void multiply_slowly(const Walk& at) const {
-    const Target target = target_of(at);
+  FP4KIT_DEVICE void multiply_slowly(const Walk& at, const Target& target) const {
     WeightSource source = weights;
     if (has_members()) members.table[member_of(at.tile)].join(source);
     for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
@@ -181,21 +131,25 @@ struct SmallProduct {
     }
   }
 
-  // Adds the sums of the slices of a tile and stores results.
-  FP4KIT_DEVICE void finish_sums(const Walk& at, const float* memory) const {
-    const Target target = target_of(at);
-    for (u32 i = threadIdx.x; i < target.tokens * Shape::kRows; i += kThreadCount) {
-      const u32 token = i / Shape::kRows, inside = i % Shape::kRows;
-      float sum = 0.0f;
+  // Adds the sums of the slices of a tile and stores results, of two rows at a time.
+  FP4KIT_DEVICE void finish_sums(const Target& target, const float* memory) const {
+    constexpr u32 kPairs = Shape::kRows / 2;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < target.tokens * kPairs; i += kThreadCount) {
+      const u32 token = i / kPairs, inside = i % kPairs * 2;
+      const float* from = memory + token * (Shape::kParts * Shape::kSumRow) + inside;
+      float first = 0.0f, second = 0.0f;
 #pragma unroll
       for (u32 part = 0; part < Shape::kParts; ++part) {
-        const u32 column = token * Shape::kParts + part;
 #pragma unroll
         for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
-          sum = add_rn(sum, memory[(slice * Shape::kTokens + column) * Shape::kSumRow + inside]);
+          const u32 place = (slice * Shape::kTokens + part) * Shape::kSumRow;
+          const uint2 pair = *reinterpret_cast<const uint2*>(from + place);
+          first = add_rn(first, as_float(pair.x));
+          second = add_rn(second, as_float(pair.y));
         }
       }
-      target.store(token, inside, unscaled(sum));
+      target.store_pair(token, inside, unscaled(first), unscaled(second));
     }
   }
 
@@ -240,20 +194,28 @@ struct SmallProduct {
     }
   }
 
-  FP4KIT_DEVICE void finish_tile(const Walk& at,
+  FP4KIT_DEVICE void finish_tile(const Walk& at, const Target& target,
       float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums], u32 odd, float* memory) const {
     // Only then may something be rare.
     constexpr bool kAsks = Shape::kSliced || kForm == kFormRows;
     const bool is_slow = kAsks && (!raises || has_odd_scale<Format>(odd));
     const u32 slice = threadIdx.x / 32 % Shape::kSlices;
-    // Those of the tile before have been read: steps synchronize, or there are two places.
-    if constexpr (!Shape::kStaged && Shape::kSumBuffers == 1) synchronize();
+    // Those of the tile before have been read, or there are two places.
+    if constexpr (Shape::kSumBuffers == 1) synchronize();
     emit(memory + slice * (Shape::kTokens * Shape::kSumRow), sums);
-    if (count(is_slow) != 0) {
-      multiply_slowly(at);
+    if constexpr (kAsks) {
+      if (count(is_slow) != 0) {
+        multiply_slowly(at, target);
+        return;
+      }
     } else {
-      finish_sums(at, memory);
+      synchronize();
     }
+    finish_sums(target, memory);
+  }
+  FP4KIT_DEVICE void finish_tile(const Walk& at,
+      float (&sums)[Shape::kTiles][Shape::kColumns][Shape::kSums], u32 odd, float* memory) const {
+    finish_tile(at, target_of(at), sums, odd, memory);
   }
 };
 

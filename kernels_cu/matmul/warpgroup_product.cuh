@@ -2,14 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a thread block of multiply_warpgroup_kernel (warpgroup.cu) does: one warpgroup fills stages,
-// the others multiply, then all of them store results.
+// the others multiply and store results (warpgroup_results.cuh).
 #pragma once
 
+#include "common/launch_order.cuh"
 #include "common/warpgroup_mma.cuh"
-#include "matmul/activations.cuh"
-#include "matmul/epilogue.cuh"
-#include "matmul/shape.cuh"
-#include "matmul/weights.cuh"
+#include "matmul/warpgroup_results.cuh"
 
 namespace fp4kit {
 
@@ -17,103 +15,88 @@ namespace fp4kit {
 #ifdef FP4KIT_HAS_WARPGROUP_MMA
 
 template <class Format, int kForm, class Shape>
-struct WarpgroupProduct {
+struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
+  using Base = WarpgroupResults<Format, kForm, Shape>;
+  using Sums = typename Base::Sums;
   using Stage = WeightStage<Format, kForm, Shape::kChunks>;
   using View = LaneView<Stage, kForm>;
   using Columns = ProductColumns<Shape::kColumns>;
   static constexpr u32 kStages = Shape::kStages, kChunks = Shape::kChunks;
-  static constexpr u32 kStepChunks = Shape::kStepChunks;
-  static constexpr u32 kWeightBytes = Shape::kUnits * Stage::kBytes;
-  static constexpr u32 kStageBytes = kWeightBytes + Shape::kColumnBytes;
-  static constexpr u32 kChunkColumnBytes = 2 * kPreparedDepth * Shape::kColumns;
+  // A stage: activations, then weights.
+  static constexpr u32 kStageBytes =
+      (Shape::kColumnBytes + Shape::kRowTiles * Stage::kBytes + Columns::kAlignment - 1) /
+      Columns::kAlignment * Columns::kAlignment;
   static constexpr bool kBulk = kForm == kFormPrepared;
   // Four warps fill: to begin a copy of a stretch takes a warp some hundred cycles.
   static constexpr u32 kFillers = 128;
-  static constexpr u32 kFillerWarps = kFillers / 32, kFillerUnits = Shape::kUnits / kFillerWarps;
-  static constexpr u32 kThreadCount = 32 * Shape::kWarps + kFillers;
+  static constexpr u32 kFillerWarps = kFillers / 32, kFillerTiles = Shape::kRowTiles / kFillerWarps;
+  static constexpr u32 kMultipliers = Base::kMultipliers;
+  // Registers of a thread: those that each gets at first, those that a filling thread needs, and
+  // what that leaves for the others.
+  static constexpr u32 kRegisters = 65536 / (kMultipliers + kFillers) / 8 * 8;
+  static constexpr u32 kFillerRegisters = kBulk ? 24 : 56;
+  static constexpr u32 kMultiplierRegisters =
+      ((kMultipliers + kFillers) * kRegisters - kFillers * kFillerRegisters) / kMultipliers / 8 * 8;
+  static constexpr bool kMovesRegisters = kRegisters < 240;
   // Arrivals at a stage that is filled: those of the stretches' bytes, and of the pieces.
   static constexpr u32 kArrivals = kBulk ? kFillerWarps : 1 + kFillers;
 
-  WeightSource weights;
-  ActivationSource<Shape::kParts> activations;
-  const u8* image;  // of them: arrange_columns_kernel
-  Epilogue epilogue;
-  u32 rows;                     // of the weights
-  u32 span;                     // tiles of 16 rows of a thread block
-  u32 row_block, column_block;  // of this one
+  const u8* image;  // of the activations: arrange_columns_kernel
   SharedPlace control, memory;
-  float* sums;  // where the stages are
-
-  // ---- Where ----
 
   FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return control.at(stage * kBarrierBytes); }
   FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
     return control.at((kStages + stage) * kBarrierBytes);
-  }
-  FP4KIT_DEVICE u32 first_tile() const { return row_block * span; }
-  FP4KIT_DEVICE u32 tile_count() const { return min_u32(span, weights.row_tiles - first_tile()); }
-  FP4KIT_DEVICE u32 first_column() const { return column_block * Shape::kRoom; }
-  FP4KIT_DEVICE u32 column_count() const {
-    return min_u32(activations.columns - first_column(), Shape::kRoom);
-  }
-  FP4KIT_DEVICE u32 steps() const { return (weights.depth_tiles + kStepChunks - 1) / kStepChunks; }
-  // Of a step's pieces of the depth, those that a slice has.
-  FP4KIT_DEVICE u32 slice_chunk(u32 step, u32 slice) const {
-    return step * kStepChunks + slice * kChunks;
   }
 
   using Turn = StageTurn<Shape::kStages>;
 
   // ---- Filling ----
 
-  // Units are the tiles of a step: those of the first warp, then those of the next.
-  FP4KIT_DEVICE static u32 tile_of(u32 unit) {
-    const u32 warp = unit / Shape::kTiles;
-    return (warp / 4 / Shape::kSlices * 4 + warp % 4) * Shape::kTiles + unit % Shape::kTiles;
+  // Pieces of 128 of the depth that a step has.
+  FP4KIT_DEVICE u32 chunks_of(u32 step) const {
+    return min_u32(this->weights.depth_tiles - step * kChunks, kChunks);
   }
-  FP4KIT_DEVICE static u32 slice_of(u32 unit) { return unit / Shape::kTiles / 4 % Shape::kSlices; }
-  FP4KIT_DEVICE u32 chunks_of(u32 step, u32 unit) const {
-    const u32 chunk = slice_chunk(step, slice_of(unit));
-    const u32 left = chunk < weights.depth_tiles ? weights.depth_tiles - chunk : 0;
-    return tile_of(unit) < tile_count() ? min_u32(left, kChunks) : 0;
+  // How many tiles a warp that fills has.
+  FP4KIT_DEVICE u32 filled_tiles(u32 warp) const {
+    const u32 first = warp * kFillerTiles, count = this->tile_count();
+    return first < count ? min_u32(count - first, kFillerTiles) : 0;
   }
 
-  // By each warp that fills: what is copied in stretches, a lane for each.
+  // Begins to copy a step's stretches: weights by each warp that fills, a lane for each of its
+  // `tiles`; activations by the first warp.
   FP4KIT_DEVICE void fill_stretches(
-      u32 step, u32 warp, u32 stage, SharedPlace place, u64 policy) const {
-    const u32 lane = threadIdx.x % 32, first_chunk = step * kStepChunks;
-    const u32 unit = warp * kFillerUnits + lane;
-    const bool is_image = lane == kFillerUnits && warp == 0;
-    u32 bytes = 0;
-    if (is_image) {
-      bytes = min_u32(weights.depth_tiles - first_chunk, kStepChunks) * kChunkColumnBytes;
-    } else if (kBulk && lane < kFillerUnits) {
-      bytes = chunks_of(step, unit) * Stage::Tile::kBytes;
-    }
-    const u32 all = sum_across(bytes);
-    if (lane == 0) expect_bytes(filled(stage), all);
+      u32 step, u32 warp, u32 tiles, u32 stage, SharedPlace place, u64 policy) const {
+    const u32 lane = threadIdx.x % 32, chunks = chunks_of(step), first_chunk = step * kChunks;
+    const u32 tile_bytes = kBulk ? chunks * Stage::Tile::kBytes : 0;
+    const u32 column_bytes = warp == 0 ? chunks * Columns::kBytes : 0;
+    if (lane == 0) expect_bytes(filled(stage), tiles * tile_bytes + column_bytes);
     __syncwarp();
-    if (bytes == 0) return;
-    const i64 image_chunk = static_cast<i64>(column_block) * weights.depth_tiles + first_chunk;
-    const i64 tile = static_cast<i64>(first_tile() + tile_of(unit)) * weights.depth_tiles +
-                     slice_chunk(step, slice_of(unit));
-    const u8* source = is_image ? image + image_chunk * kChunkColumnBytes
-                                : weights.codes + tile * Stage::Tile::kBytes;
-    copy_bulk(place.at(is_image ? kWeightBytes : unit * Stage::kBytes), source, bytes,
-        filled(stage), is_image ? keep_policy() : policy);
+    if (kBulk && lane < tiles) {
+      const u32 inside = warp * kFillerTiles + lane;
+      const i64 line = this->first_tile() + inside;
+      const i64 number = line * this->weights.depth_tiles + first_chunk;
+      copy_bulk(place.at(Shape::kColumnBytes + inside * Stage::kBytes),
+          this->weights.codes + number * Stage::Tile::kBytes, tile_bytes, filled(stage), policy);
+    }
+    if (warp != 0) return;
+    if (step == this->first_step()) wait_for_kernel_before();
+    if (lane != 0) return;
+    const i64 number = static_cast<i64>(this->column_block) * this->weights.depth_tiles;
+    copy_bulk(place, image + (number + first_chunk) * Columns::kBytes, column_bytes, filled(stage),
+        keep_policy());
   }
 
   // Where a warp that fills is in its tiles of rows.
   struct RowCursors {
-    TileCursor<Stage, kForm> each[kFillerUnits];
+    TileCursor<Stage, kForm> each[kFillerTiles];
 
     FP4KIT_DEVICE void start(const WarpgroupProduct& product, u32 warp) {
+      const u32 chunk = product.first_step() * kChunks;
 #pragma unroll
-      for (u32 i = 0; i < kFillerUnits; ++i) {
-        const u32 unit = warp * kFillerUnits + i;
-        const u32 tile =
-            min_u32(product.first_tile() + tile_of(unit), product.weights.row_tiles - 1);
-        each[i].start(product.weights, tile, slice_of(unit) * kChunks);
+      for (u32 i = 0; i < kFillerTiles; ++i) {
+        const u32 tile = product.first_tile() + warp * kFillerTiles + i;
+        each[i].start(product.weights, min_u32(tile, product.weights.row_tiles - 1), chunk);
       }
     }
 
@@ -121,30 +104,30 @@ struct WarpgroupProduct {
     FP4KIT_DEVICE void copy(
         const WarpgroupProduct& product, u32 step, u32 warp, SharedPlace place) {
 #pragma unroll
-      for (u32 i = 0; i < kFillerUnits; ++i) {
-        const u32 unit = warp * kFillerUnits + i;
-        const u32 valid = product.chunks_of(step, unit);
-        if (valid != 0) {
-          const LaneTarget<Stage, kForm> target(place.at(unit * Stage::kBytes));
-          each[i].copy(target, 0, product.weights, valid);
+      for (u32 i = 0; i < kFillerTiles; ++i) {
+        const u32 inside = warp * kFillerTiles + i;
+        if (inside < product.tile_count()) {
+          const LaneTarget<Stage, kForm> target(
+              place.at(Shape::kColumnBytes + inside * Stage::kBytes));
+          each[i].copy(target, 0, product.weights, product.chunks_of(step));
         }
-        each[i].advance(product.weights, kStepChunks);
+        each[i].advance(product.weights, kChunks);
       }
     }
   };
 
   FP4KIT_DEVICE void fill(u32 thread) const {
-    const u32 warp = thread / 32, all_steps = steps();
+    const u32 warp = thread / 32, end = this->end_step(), tiles = filled_tiles(warp);
     const u64 policy = read_once_policy();
     [[maybe_unused]] RowCursors rows_of;
     if constexpr (!kBulk) rows_of.start(*this, warp);
     Turn turn;
 #pragma unroll 1
-    for (u32 step = 0; step < all_steps; ++step, turn.next()) {
+    for (u32 step = this->first_step(); step < end; ++step, turn.next()) {
       wait_bytes(emptied(turn.stage), turn.phase ^ 1);
       __syncwarp();
       const SharedPlace place = memory.at(turn.stage * kStageBytes);
-      if (kBulk || warp == 0) fill_stretches(step, warp, turn.stage, place, policy);
+      if (kBulk || warp == 0) fill_stretches(step, warp, tiles, turn.stage, place, policy);
       if constexpr (!kBulk) {
         rows_of.copy(*this, step, warp, place);
         arrive_copies(filled(turn.stage));
@@ -155,11 +138,10 @@ struct WarpgroupProduct {
 
   // ---- Multiplying ----
 
-  using Sums = float[Shape::kTiles][Shape::kColumns / 2];
-
-  // Adds the products of a piece of 128 of the depth.
+  // Adds the products of a piece of 128 of the depth. `before`: the barrier of the step before,
+  // whose products are over when two more have begun; or none.
   FP4KIT_DEVICE void multiply_chunk(Sums& result, u32 (&a)[2][2][4], const View& view, u32 c,
-      Columns columns, u32 (&odd)[Shape::kTiles]) const {
+      Columns columns, u32 (&odd)[Shape::kTiles], SharedPlace before, bool gives_back) const {
     constexpr int kTiles = Shape::kTiles;
     uint4 codes[kTiles][2];
     u32 scale[kTiles][2][2];
@@ -180,11 +162,12 @@ struct WarpgroupProduct {
         u32 pair[2][4];
         scaled_pairs<kForm>(codes[i], scale[i], w, pair);
         wait_products<1>();  // those of the word before the last one, which read these registers
+        if (w * kTiles + i == 1 && gives_back) arrive(before);
         u32(&own)[2][4] = a[(w * kTiles + i) % 2];
         join_rows(pair[0], pair[1], own);
         fence_products();
-        multiply_warpgroup(result[i], own[0], columns.at(2 * w * Columns::kBytes));
-        multiply_warpgroup(result[i], own[1], columns.at((2 * w + 1) * Columns::kBytes));
+        multiply_warpgroup(result[i], own[0], columns.step(2 * w));
+        multiply_warpgroup(result[i], own[1], columns.step(2 * w + 1));
         commit_products();
       }
     }
@@ -192,96 +175,37 @@ struct WarpgroupProduct {
 
   // Returns what has_odd_scale asks for.
   FP4KIT_DEVICE u32 multiply(Sums& result) const {
-    const u32 unit = threadIdx.x / 32 * Shape::kTiles, slice = slice_of(unit), all_steps = steps();
-    const SharedPlace own = kept(memory.at(unit * Stage::kBytes));
-    const View view(own, false);
-    const SharedPlace columns = memory.at(kWeightBytes + slice * kChunks * kChunkColumnBytes);
+    const u32 first_inside = threadIdx.x / 32 * Shape::kTiles;
+    const u32 first = this->first_step(), end = this->end_step();
+    const bool is_first = threadIdx.x % 32 == 0;
+    const View view(kept(memory.at(Shape::kColumnBytes + first_inside * Stage::kBytes)), false);
     u32 a[2][2][4];
     u32 odd[Shape::kTiles] = {};
     Turn turn;
+    SharedPlace before = emptied(0);
 #pragma unroll 1
-    for (u32 step = 0; step < all_steps; ++step, turn.next()) {
+    for (u32 step = first; step < end; ++step, turn.next()) {
       wait_bytes(filled(turn.stage), turn.phase);
       __syncwarp();
       const View here(view, turn.stage * kStageBytes);
-      const Columns there(columns.at(turn.stage * kStageBytes));
-      const u32 chunk = slice_chunk(step, slice);
+      const Columns columns(memory.at(turn.stage * kStageBytes));
+      const bool gives_back = is_first && step != first;
 #pragma unroll
       for (u32 c = 0; c < kChunks; ++c) {
-        if (chunk + c >= weights.depth_tiles) break;
-        multiply_chunk(result, a, here, c, there.at(c * kChunkColumnBytes), odd);
+        if (c != 0 && step * kChunks + c >= this->weights.depth_tiles) break;
+        multiply_chunk(
+            result, a, here, c, columns.at(c * Columns::kBytes), odd, before, c == 0 && gives_back);
       }
-      wait_products<0>();
-      if (threadIdx.x % 32 == 0) arrive(emptied(turn.stage));
+      before = emptied(turn.stage);
     }
+    wait_products<0>();
     u32 all = 0;
 #pragma unroll
     for (u32 i = 0; i < Shape::kTiles; ++i) {
       // What lies where there is no tile is nobody's.
-      if (tile_of(unit + i) < tile_count()) all |= odd[i];
+      if (first_inside + i < this->tile_count()) all |= odd[i];
     }
     return all;
-  }
-
-  // ---- Results ----
-
-  FP4KIT_DEVICE static void emit(float* memory, const Sums& result) {
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (u32 i = 0; i < Shape::kTiles; ++i) {
-      const u32 unit = warp * Shape::kTiles + i;
-      float* own = memory + slice_of(unit) * (Shape::kColumns * Shape::kSumRow) +
-                   tile_of(unit) * kPreparedRows + 2 * g;
-#pragma unroll
-      for (u32 j = 0; j < Shape::kColumns / 8; ++j) {
-#pragma unroll
-        for (u32 h = 0; h < 2; ++h) {
-          *reinterpret_cast<uint2*>(own + (8 * j + 2 * t + h) * Shape::kSumRow) =
-              make_uint2(as_bits(result[i][4 * j + h]), as_bits(result[i][4 * j + 2 + h]));
-        }
-      }
-    }
-  }
-
-  FP4KIT_DEVICE void store_sums() const {
-    const u32 first_row = first_tile() * kPreparedRows, count = tile_count() * kPreparedRows;
-    const u32 tokens = column_count() / Shape::kParts;
-    const u32 first_token = first_column() / Shape::kParts;
-    // Codes are 2^-126 times what they stand for, scales 2^119.
-    constexpr u32 kUp = static_cast<u32>(kF32Bias + 7) << kF32MantissaBits;
-    for (u32 token = 0; token < tokens; ++token) {
-      for (u32 inside = threadIdx.x; inside < count; inside += kThreadCount) {
-        if (first_row + inside >= rows) continue;
-        float sum = 0.0f;
-#pragma unroll
-        for (u32 part = 0; part < Shape::kParts; ++part) {
-          const float* first = sums + (token * Shape::kParts + part) * Shape::kSumRow + inside;
-#pragma unroll
-          for (u32 slice = 0; slice < Shape::kSlices; ++slice) {
-            sum = add_rn(sum, first[slice * (Shape::kColumns * Shape::kSumRow)]);
-          }
-        }
-        epilogue.store(first_token + token, first_row + inside, mul_rn(sum, as_float(kUp)));
-      }
-    }
-  }
-
-  // One by one: where some scale is odd.
-  FP4KIT_DEVICE void multiply_slowly() const {
-    const u32 first_row = first_tile() * kPreparedRows, count = tile_count() * kPreparedRows;
-    const u32 tokens = column_count() / Shape::kParts;
-    const u32 first_token = first_column() / Shape::kParts;
-    for (u32 i = threadIdx.x; i < tokens * count; i += kThreadCount) {
-      const u32 token = first_token + i / count, row = first_row + i % count;
-      if (row >= rows) continue;
-      float sum = 0.0f;
-#pragma unroll 1
-      for (u32 k = 0; k < activations.depth; ++k) {
-        const float value = weight_value<Format, kForm>(weights, activations.high_first, row, k);
-        sum = fma_rn(activations.value(token, k), value, sum);
-      }
-      epilogue.store(token, row, sum);
-    }
   }
 
   FP4KIT_DEVICE void run() const {
@@ -291,22 +215,15 @@ struct WarpgroupProduct {
     }
     fence_barriers();
     __syncthreads();
-    u32 odd = 0;
-    if (threadIdx.x >= 32 * Shape::kWarps) {
-      fill(threadIdx.x - 32 * Shape::kWarps);
-      __syncthreads();  // all stages have been read
-    } else {
-      Sums result = {};
-      odd = multiply(result);
-      __syncthreads();
-      emit(sums, result);
+    if (threadIdx.x >= kMultipliers) {
+      if constexpr (kMovesRegisters) give_registers_back<kFillerRegisters>();
+      fill(threadIdx.x - kMultipliers);
+      return;
     }
-    const bool is_slow = kForm == kFormRows && has_odd_scale<Format>(odd);
-    if (__syncthreads_count(is_slow) != 0) {
-      multiply_slowly();
-    } else {
-      store_sums();
-    }
+    if constexpr (kMovesRegisters) take_registers<kMultiplierRegisters>();
+    Sums result = {};
+    const u32 odd = multiply(result);
+    this->finish(result, odd);
   }
 };
 
