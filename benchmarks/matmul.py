@@ -38,6 +38,7 @@ from product_timing import (
 
 import fp4kit
 from fp4kit.cuda import blas, matmul_choice, matmul_small, matmul_warpgroup
+from fp4kit.cuda import matmul as cuda_matmul
 
 #: Rows of weights and depth: the linear layers of models of 8 and 70 billion parameters.
 SHAPES = [(28672, 8192), (8192, 28672), (14336, 4096), (4096, 4096)]
@@ -63,7 +64,9 @@ def path(name: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if name != "chosen":
             for module in (matmul_small, matmul_warpgroup):
-                stack.enter_context(mock.patch.object(module, "launch", return_value=False))
+                stack.enter_context(mock.patch.object(module, "find", return_value=None))
+            # What was chosen before is not asked again.
+            stack.enter_context(mock.patch.object(cuda_matmul, "_find", cuda_matmul._choose))
         if name == "any":
             _library_from(stack, 1 << 30)
         if name == "library":

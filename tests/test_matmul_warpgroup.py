@@ -187,14 +187,13 @@ def test_the_choice():
 
 
 def test_what_others_do_faster():
-    for form, tokens, parts, fits, wanted in (
-        *((PREPARED, 8, 1, True, False), (PREPARED, 8, 1, False, True), (ROWS, 9, 1, True, True)),
-        *((ROWS, 1024, 1, False, True), (ROWS, 1025, 1, False, False)),
-        *((PREPARED, 2048, 1, False, True), (PREPARED, 1024, 2, False, False)),
-        (ROWS, 3072, 3, False, True),
+    for tokens, parts, fits, wanted in (
+        *((8, 1, True, False), (8, 1, False, True), (9, 1, True, True)),
+        *((1024, 1, False, True), (1025, 1, False, False), (1024, 2, False, False)),
+        (3072, 3, False, True),
     ):
         sizes = Sizes(tokens, 28672, 8192, parts)
-        assert matmul_warpgroup.is_fastest(form, sizes, fits) == wanted
+        assert matmul_warpgroup.is_fastest(sizes, fits) == wanted
 
 
 def test_few_rows_always_fit_where_nothing_else_is_asked():

@@ -57,9 +57,9 @@ MOST_SPLITS, LEAST_STEPS = 16, 4
 SMALL_COLUMNS = 8
 #: Depth to which that many always fit: known without a look at anything else.
 SMALL_DEPTH = 8192
-#: Columns beyond which cuBLAS is faster, by the form of weights, for the parts of a row: its
-#: float32 has no tensor cores, and float16 makes two columns of a row.
-MOST_COLUMNS = {PREPARED: {1: 2048, 2: 512, 3: 3072}, ROWS: {1: 1024, 2: 512, 3: 3072}}
+#: Columns beyond which cuBLAS is faster, by the parts of a row: float16 makes two columns of it,
+#: and cuBLAS's float32 has no tensor cores.
+MOST_COLUMNS = {1: 1024, 2: 512, 3: 3072}
 
 
 class WarpgroupShape(NamedTuple):
@@ -196,17 +196,16 @@ def choose(form: int, sizes: Sizes, processors: int) -> Division:
     return min(divisions, key=lambda each: each.cost_us(form, sizes, processors))
 
 
-def is_fastest(form: int, sizes: Sizes, fits_small: bool) -> bool:
+def is_fastest(sizes: Sizes, fits_small: bool) -> bool:
     """Whether other kernels are slower.
 
     Args:
-        form: of the weights.
         sizes: of the product.
         fits_small: whether `matmul_small` has all activations in shared memory.
 
     All limits were measured on an H200, by `benchmarks/matmul.py --paths` and the ladders.
     """
-    most = MOST_COLUMNS[form][sizes.parts]
+    most = MOST_COLUMNS[sizes.parts]
     return sizes.tokens <= most and not (fits_small and sizes.tokens <= SMALL_COLUMNS)
 
 
@@ -286,7 +285,7 @@ def _prepared(device: int, name: str, form: int, sizes: Sizes, numbers: Numbers)
     spec, processors = BLOCK_FORMATS[name], cuda_ready.multiprocessors(device)
     most = cuda_ready.shared_memory_of_block(device)
     small = matmul_shapes.choose(spec, form, sizes, processors, most)
-    if not is_fastest(form, sizes, small is not None and not small.staged):
+    if not is_fastest(sizes, small is not None and not small.staged):
         return None
     return prepare(device, spec, form, choose(form, sizes, processors), sizes, numbers)
 
@@ -307,7 +306,7 @@ def find(job: MatmulJob) -> Prepared | None:
         return None
     parts, form = PARTS[x.dtype], form_of(weights)
     columns = x.rows * parts
-    if form is None or columns > MOST_COLUMNS[form][parts]:
+    if form is None or columns > MOST_COLUMNS[parts]:
         return None
     if columns <= SMALL_COLUMNS and x.depth <= SMALL_DEPTH:
         return None
