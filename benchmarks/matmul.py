@@ -233,7 +233,7 @@ def both_quantized(report: Report, options: argparse.Namespace) -> None:
             product = ours_us(a, weights, out, report.rate)
 
             def whole(q: Any, x: Any = x, a: Any = a, out: Any = out) -> None:
-                fp4kit.quantize(x, second_level="per_token", out=a)
+                fp4kit.quantize(x, second_level="per_token", nonfinite="propagate", out=a)
                 fp4kit.matmul(a, q, out=out)
 
             both = graph_us(in_turn(whole, weights, len(weights)))
