@@ -137,8 +137,8 @@ def test_what_the_result_held_does_not_count(cupy, kind, dtype, out_dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "nvfp4-per-token"])
 def test_prepared_weights_of_many_rows(cupy, kind, dtype):
-    """Decoded as they lie; the same bytes as those of the rows."""
-    for rows, cols, depth in ((130, 520, 2056), (300, 1024, 512), (700, 4096, 256)):
+    """As many as cuBLAS multiplies: decoded as they lie, so the same bytes as those of the rows."""
+    for rows, cols, depth in ((1100, 520, 2056), (1100, 1024, 512), (1300, 4096, 256)):
         w, x = tensor(kind, cols, depth), numbers((rows, depth), dtype, seed=rows)
         given = on_device(w)
         plain = fp4kit.matmul(to_device(cupy, x), given)
@@ -321,7 +321,7 @@ def test_without_the_library(cupy, monkeypatch):
 
     monkeypatch.setattr(blas, "is_available", lambda: False)
     for dtype in DTYPES:
-        w, x = tensor("nvfp4", 512, 1024), numbers((300, 1024), dtype, seed=1)
+        w, x = tensor("nvfp4", 512, 1024), numbers((1100, 1024), dtype, seed=1)
         expected(x, w, unit=UNIT).check(host(product(cupy, x, w), dtype))
 
 
