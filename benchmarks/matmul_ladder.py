@@ -90,11 +90,6 @@ STAGED = [
 ]
 #: Of these, as many of the first are timed with copies by all lanes as well.
 BY_LANES = 6
-#: Those with warps that fill one ring.
-FILLED = {
-    PREPARED: [(2, 1, 8, 4, 2), (2, 1, 8, 2, 2)],
-    ROWS: [(2, 1, 8, 2, 3), (2, 1, 8, 2, 2)],
-}
 
 
 def variants(form: int, tokens: int, only: str = "") -> list[Shape]:
@@ -110,9 +105,9 @@ def variants(form: int, tokens: int, only: str = "") -> list[Shape]:
         if only == "staged":
             result = result[1:5]
         elif form == PREPARED:
-            result += [shape._replace(bulk=0) for shape in result[:BY_LANES]]
-        if only != "staged":
-            result += [Shape(*given, own, False, 3) for given in FILLED[form]]
+            result += [shape._replace(bulk=False) for shape in result[:BY_LANES]]
+        if only != "staged" and form == ROWS:
+            result += [Shape(*given, own, False, filled=True) for given in matmul_shapes.FILLED]
     if room >= 8 and only != "resident":
         # Rows have lanes for the scales of two pieces.
         staged = [
@@ -120,7 +115,7 @@ def variants(form: int, tokens: int, only: str = "") -> list[Shape]:
         ]
         result += staged
         if form == PREPARED:
-            result.append(staged[0]._replace(bulk=0))
+            result.append(staged[0]._replace(bulk=False))
     return result
 
 
@@ -169,11 +164,11 @@ def host_us(bench: Bench, form: int) -> float:
 
     b = operand_of(bench.weights, form)
     job = MatmulJob(FloatOperand(bench.x, "bfloat16"), b, bench.out, "bfloat16")
-    assert matmul_small.launch(job)
+    matmul_small.find(job).run(job)
     cupy.cuda.Device().synchronize()
     start = time.perf_counter()
     for _ in range(100):
-        matmul_small.launch(job)
+        matmul_small.find(job).run(job)
     spent = time.perf_counter() - start
     cupy.cuda.Device().synchronize()
     return spent * 1e4
@@ -203,12 +198,12 @@ def print_members(count: int = 64, rows: int = 2048, depth: int = 4096) -> None:
         ragged = RaggedMatmulJob(x, tuple(members), offsets, out, "bfloat16")
         single = MatmulJob(FloatOperand(few.x, "bfloat16"), one, few.out, "bfloat16")
         assert matmul_small.launch_ragged(ragged)
-        assert matmul_small.launch(single)
+        matmul_small.find(single).run(single)
         times = [
             graph_us([partial(function, job)] * 6)
             for function, job in (
                 (matmul_small.launch_ragged, ragged),
-                (matmul_small.launch, single),
+                (matmul_small.find(single).run, single),
             )
         ]
         print(

@@ -28,7 +28,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(capture, "_driver", lambda: driver)
+    monkeypatch.setattr(capture, "driver", lambda: driver)
     return driver
 
 

@@ -35,6 +35,9 @@ SHAPES = {
         Shape(2, 1, 2, 2, 3, 2, False),
         Shape(1, 2, 3, 2, 2, 4, False),
         Shape(2, 2, 2, 1, 3, 8, False),
+        Shape(2, 1, 2, 2, 3, 1, False, filled=True),
+        Shape(2, 1, 4, 1, 2, 2, False, filled=True),
+        Shape(1, 1, 4, 2, 2, 8, False, filled=True),
         Shape(2, 1, 1, 2, 2, 8, True),
         Shape(1, 2, 2, 1, 2, 16, True),
         Shape(3, 1, 1, 2, 3, 16, True, False),
@@ -94,7 +97,8 @@ def multiply(device, monkeypatch):
             value = getattr(job, name)
             placed[name] = None if value is None else device.put(value)
         out = device.empty(job.out.shape, job.out.dtype)
-        assert matmul_small.launch(job._replace(**placed, out=out))
+        ready = job._replace(**placed, out=out)
+        matmul_small.find(ready).run(ready)
         return out
 
     return run
@@ -395,6 +399,6 @@ def test_what_is_left_to_others(on_host, monkeypatch):
         (few, placed["tiles"]._replace(is_plain=False)),
     ]
     for x, operand in refused:
-        assert not matmul_small.launch(job_of(x, operand))
+        assert matmul_small.find(job_of(x, operand)) is None
     monkeypatch.setattr(cuda_device, "capability", lambda _: (7, 5))
-    assert not matmul_small.launch(job_of(few, placed["tiles"]))
+    assert matmul_small.find(job_of(few, placed["tiles"])) is None

@@ -40,7 +40,7 @@ def multiply(x, operand):
     results = []
     for _ in range(10):
         out.fill(0xFFFF)
-        assert matmul_small.launch(job)
+        matmul_small.find(job).run(job)
         results.append(out.get())
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
@@ -153,9 +153,9 @@ def test_a_graph():
         x = on_device(first)
         out = cupy.empty((4, 512), np.uint16)
         job = MatmulJob(x, tiles, out, "bfloat16")
-        assert matmul_small.launch(job)
+        matmul_small.find(job).run(job)
         stream.begin_capture()
-        matmul_small.launch(job)
+        matmul_small.find(job).run(job)
         graph = stream.end_capture()
         x.data.set(second.data, stream=stream)
         graph.launch(stream)

@@ -64,7 +64,7 @@ def multiply(x, operand, dtype="bfloat16", **fields):
     results = []
     for _ in range(10):
         out.view(np.uint8).fill(0xFF)
-        assert matmul_warpgroup.launch(job)
+        matmul_warpgroup.find(job).run(job)
         results.append(out.get())
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
@@ -145,9 +145,9 @@ def test_a_graph(every_size):
         x = on_device(first)
         out = cupy.empty((40, 512), np.uint16)
         job = MatmulJob(x, tiles, out, "bfloat16")
-        assert matmul_warpgroup.launch(job)
+        matmul_warpgroup.find(job).run(job)
         stream.begin_capture()
-        matmul_warpgroup.launch(job)
+        matmul_warpgroup.find(job).run(job)
         graph = stream.end_capture()
         x.data.set(second.data, stream=stream)
         graph.launch(stream)

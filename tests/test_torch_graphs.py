@@ -125,7 +125,7 @@ def own_memory(pool):
         "reserved by torch": torch.cuda.memory_reserved(),
         "of CuPy": pool.total_bytes(),
     }
-    driver, device = capture._driver(), torch.cuda.current_device()
+    driver, device = capture.driver(), torch.cuda.current_device()
     assert driver.cuDeviceGraphMemTrim(device) == 0
     for name, attribute in OF_GRAPHS.items():
         value = ctypes.c_uint64()

@@ -34,14 +34,14 @@ def keep_if_captured(array: Any) -> Any:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
     """CUDA's driver, which CuPy has loaded."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 def _exchange(mode: ctypes.c_int) -> None:
     """Makes `mode` that of this thread, and the former one `mode`."""
-    status = _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    status = driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if status:
         raise RuntimeError(f"cuThreadExchangeStreamCaptureMode returned CUDA status {status}")
 

@@ -68,6 +68,8 @@ class QuantizedOperand(NamedTuple):
             finite number counts as 1 in the last two, as everywhere.
         level_range: what an amax was mapped onto, which divides the product: 2688, or 1536 under
             e4m3_max=256; 1 for the rest.
+        kept: room for what a backend finds out about products with it, while its arrays stay where
+            they are; or None if they may not.
     """
 
     format: FormatSpec

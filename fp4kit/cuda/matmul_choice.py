@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a product is made, by its shape and operands: the one table of thresholds.
 
-1. Few rows: `matmul_small`; some ten to some hundred: `matmul_warpgroup`. If they have a kernel for
+1. Few rows: `matmul_small`; ten to a thousand: `matmul_warpgroup`. If they have a kernel for
    the operands and the device.
 2. Many rows: operands are decoded in slabs, and cuBLAS multiplies them, where it can be loaded and
    its types hold the values.

@@ -210,7 +210,10 @@ class _Call:
 
 
 def launch(job: MatmulJob, slabs: Slabs) -> None:
-    """Fills `job.out`; :func:`.matmul_choice.uses_library` must agree, and cuBLAS be there."""
+    """Fills `job.out` slab by slab, as :func:`chosen_slabs` says of it.
+
+    :func:`.matmul_choice.uses_library` must agree, and cuBLAS be there.
+    """
     import cupy
 
     device = run.current_device()

@@ -41,7 +41,8 @@ class Shape(NamedTuple):
         stages: of a warp's ring.
         tokens: room for rows of activations.
         staged: whether activations come step by step, else they stay.
-        bulk: 1 if prepared weights come in stretches; 2 more if warps of their own fill one ring.
+        bulk: whether prepared weights come in stretches.
+        filled: whether warps of their own fill one ring: of rows, where activations stay.
         parts: rows in bfloat16 that each of the activations makes.
     """
 
@@ -52,7 +53,8 @@ class Shape(NamedTuple):
     stages: int
     tokens: int
     staged: bool
-    bulk: int = True
+    bulk: bool = True
+    filled: bool = False
     parts: int = 1
 
     @property
@@ -63,13 +65,8 @@ class Shape(NamedTuple):
     @property
     def threads(self) -> int:
         """Threads of a thread block."""
-        fillers = STAGED_FILLERS if self.staged else FILLERS if self.fills else 0
+        fillers = STAGED_FILLERS if self.staged else FILLERS * self.filled
         return 32 * self.groups * self.slices + fillers
-
-    @property
-    def fills(self) -> bool:
-        """Whether warps of their own fill the stages."""
-        return self.bulk >= 2
 
     def span(self, rows: int, members: int, processors: int) -> int:
         """Tiles of 16 rows that a thread block takes at a time, so that all have as much to do."""
@@ -142,8 +139,6 @@ RESIDENT = {
     },
     ROWS: {1: FILLED, 2: FILLED, 4: FILLED, 8: (FILLED[0], SHORT, FILLED[1])},
 }
-#: Shape.bulk of those that are filled.
-FILLED_BULK = 3
 #: The same step by step: for tiles of many rows and of few, each with a smaller one for many tokens
 #: and for devices of less shared memory.
 STAGED = (
@@ -159,9 +154,7 @@ def _shapes(form: int) -> tuple[Shape, ...]:
     """All shapes in use, those with less room for tokens first."""
     result = []
     for tokens, shapes in RESIDENT[form].items():
-        for each in shapes:
-            bulk = FILLED_BULK if each in FILLED else 1
-            result.append(Shape(*each, tokens, False, bulk))
+        result += [Shape(*each, tokens, False, filled=each in FILLED) for each in shapes]
     for tokens in (8, 16, 32, 64):
         staged = [Shape(*each, tokens, True) for each in STAGED]
         result += [each for each in staged if each.shared(NVFP4, form, 0) <= MOST_SHARED]

@@ -257,14 +257,6 @@ def find(job: MatmulJob) -> Prepared | None:
     return _ready(current_device(), weights.format.name, form, sizes, numbers)
 
 
-def launch(job: MatmulJob) -> bool:
-    """Launches what :func:`find` finds; False, and nothing is launched, if that is None."""
-    prepared = find(job)
-    if prepared is not None:
-        prepared.run(job)
-    return prepared is not None
-
-
 @lru_cache(maxsize=256)
 def _table(device: int, words: tuple[int, ...]) -> RawArray:
     """The addresses of the arrays of all members, on the device.

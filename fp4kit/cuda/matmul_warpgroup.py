@@ -314,11 +314,3 @@ def find(job: MatmulJob) -> Prepared | None:
     numbers = numbers_of(job)
     sizes = Sizes(columns, weights.rows, weights.depth, parts)
     return _prepared(run.current_device(), weights.format.name, form, sizes, numbers)
-
-
-def launch(job: MatmulJob) -> bool:
-    """Launches what :func:`find` finds; False, and nothing is launched, if that is None."""
-    prepared = find(job)
-    if prepared is not None:
-        prepared.run(job)
-    return prepared is not None

@@ -9,13 +9,13 @@ be called with `device` current, as it may have to load the kernel there.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from fp4kit import trace
+from fp4kit.arrays.capture import driver
 from fp4kit.backend.interface import NO_SEED, Plan
 from fp4kit.backend.operations import ResidualPlan
 
@@ -153,8 +153,7 @@ def _launch_early() -> Any:
 
     if cupy.cuda.runtime.driverGetVersion() < EARLY_DRIVER:
         return None
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    function = library.cuLaunchKernelEx
+    function = driver().cuLaunchKernelEx
     function.argtypes = (ctypes.c_void_p,) * 4
     function.restype = ctypes.c_int
     return function

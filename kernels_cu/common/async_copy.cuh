@@ -285,6 +285,27 @@ struct StageTurn {
   }
 };
 
+// The barriers of such a ring: a stage is filled, a stage is free.
+template <int kStages>
+struct StageBarriers {
+  SharedPlace place;
+
+  FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return place.at(stage * kBarrierBytes); }
+  FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
+    return place.at((kStages + stage) * kBarrierBytes);
+  }
+
+  // By all threads of the block, before any other use: how many arrivals say so.
+  FP4KIT_DEVICE void begin(u32 of_filled, u32 of_emptied) const {
+    if (threadIdx.x < kStages) {
+      init_barrier(filled(threadIdx.x), of_filled);
+      init_barrier(emptied(threadIdx.x), of_emptied);
+    }
+    fence_barriers();
+    __syncthreads();
+  }
+};
+
 #endif  // FP4KIT_HAS_ASYNC_COPIES
 
 #ifdef FP4KIT_HAS_BULK_COPIES

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products whose activations lie in shared memory from the first step on, where some warps fill one
-// ring of the thread block with weights and the others multiply: what a thread block does.
+// ring of the thread block with rows of weights and the others multiply: what a thread block does.
 #pragma once
 
 #include "matmul/small_product.cuh"
@@ -14,91 +14,53 @@ namespace fp4kit {
 
 template <class Format, int kForm, class Shape>
 struct FilledProduct : SmallProduct<Format, kForm, Shape> {
-  static_assert(
-      Shape::kTiles == 1, "a warp's pieces of a step are one stretch with its neighbours'");
+  static_assert(kForm == kFormRows && Shape::kTiles == 1, "what lanes copy, a tile for each warp");
   using Base = SmallProduct<Format, kForm, Shape>;
   using Stage = WeightStage<Format, kForm, Shape::kChunks>;
   using View = LaneView<Stage, kForm>;
   using Walk = typename Base::Walk;
-  static constexpr bool kBulk = uses_bulk<kForm, Shape>();
   static constexpr u32 kStageBytes = Shape::kWarps * Stage::kBytes;
   static constexpr u32 kFillerWarps = Shape::kFillers / 32;
   static constexpr u32 kFillerUnits = Shape::kWarps / kFillerWarps;  // warps that it fills for
   static_assert(kFillerUnits * kFillerWarps == Shape::kWarps, "as many for each");
-  static constexpr u32 kArrivals = kBulk ? 1 : Shape::kFillers;
+  static constexpr u32 kArrivals = Shape::kFillers;
 
-  SharedPlace control, stages;
-
-  FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return control.at(stage * kBarrierBytes); }
-  FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
-    return control.at((Shape::kStages + stage) * kBarrierBytes);
-  }
+  StageBarriers<Shape::kStages> barriers;
+  SharedPlace stages;
 
   using Turn = StageTurn<Shape::kStages>;
 
-  // Of a step, how many pieces of 128 of the depth there are from one of its own on.
-  FP4KIT_DEVICE u32 left_of(u32 step, u32 first, u32 most) const {
-    const u32 chunk = step * Shape::kStepChunks + first;
-    return chunk < this->weights.depth_tiles ? min_u32(this->weights.depth_tiles - chunk, most) : 0;
-  }
   FP4KIT_DEVICE u32 row_tile(u32 tile, u32 group) const {
     return min_u32(tile * Shape::kGroups + group, this->weights.row_tiles - 1);
   }
 
-#ifdef FP4KIT_HAS_BULK_COPIES
-  // All warps of a group have pieces of one stretch. By one warp: a lane for each group.
-  FP4KIT_DEVICE void fill_stretches(u32 tile, u32 step, u32 stage, u64 policy) const {
-    constexpr u32 kBytes = Stage::Tile::kBytes;
-    const u32 lane = threadIdx.x % 32;
-    const u32 bytes = left_of(step, 0, Shape::kStepChunks) * kBytes;
-    if (lane == 0) expect_bytes(filled(stage), bytes * Shape::kGroups);
-    __syncwarp();
-    if (lane >= Shape::kGroups) return;
-    const i64 number = static_cast<i64>(row_tile(tile, lane)) * this->weights.depth_tiles +
-                       step * Shape::kStepChunks;
-    copy_bulk(stages.at(stage * kStageBytes + lane * (Shape::kStepChunks * kBytes)),
-        this->weights.codes + number * kBytes, bytes, filled(stage), policy);
-  }
-#endif
-
-  // By each warp that fills, with the pieces of some of those that multiply; the first is enough
-  // for stretches.
+  // By each warp that fills, with the pieces of some of those that multiply.
   FP4KIT_DEVICE void fill(u32 warp) const {
-    if (kBulk && warp != 0) return;
     TileCursor<Stage, kForm> cursors[kFillerUnits];
-    [[maybe_unused]] const u64 policy = read_once_policy();
     Turn turn;
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < this->tiles; tile += gridDim.x) {
-      if constexpr (!kBulk) {
 #pragma unroll
-        for (u32 i = 0; i < kFillerUnits; ++i) {
-          const u32 unit = warp * kFillerUnits + i;
-          cursors[i].start(this->weights, row_tile(tile, unit / Shape::kSlices),
-              unit % Shape::kSlices * Shape::kChunks);
-        }
+      for (u32 i = 0; i < kFillerUnits; ++i) {
+        const u32 unit = warp * kFillerUnits + i;
+        cursors[i].start(this->weights, row_tile(tile, unit / Shape::kSlices),
+            unit % Shape::kSlices * Shape::kChunks);
       }
 #pragma unroll 1
       for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+        wait_bytes(barriers.emptied(turn.stage), turn.phase ^ 1);
         __syncwarp();
-        if constexpr (kBulk) {
-#ifdef FP4KIT_HAS_BULK_COPIES
-          fill_stretches(tile, step, turn.stage, policy);
-#endif
-        } else {
 #pragma unroll
-          for (u32 i = 0; i < kFillerUnits; ++i) {
-            const u32 unit = warp * kFillerUnits + i;
-            const u32 valid = left_of(step, unit % Shape::kSlices * Shape::kChunks, Shape::kChunks);
-            const SharedPlace place = stages.at(turn.stage * kStageBytes + unit * Stage::kBytes);
-            if (valid != 0) {
-              cursors[i].copy(LaneTarget<Stage, kForm>(place), 0, this->weights, valid);
-            }
-            cursors[i].advance(this->weights, Shape::kStepChunks);
+        for (u32 i = 0; i < kFillerUnits; ++i) {
+          const u32 unit = warp * kFillerUnits + i, first = unit % Shape::kSlices * Shape::kChunks;
+          const u32 valid = this->left_of(step, first, Shape::kChunks);
+          const SharedPlace place = stages.at(turn.stage * kStageBytes + unit * Stage::kBytes);
+          if (valid != 0) {
+            cursors[i].copy(LaneTarget<Stage, kForm>(place), 0, this->weights, valid);
           }
-          arrive_copies(filled(turn.stage));
+          cursors[i].advance(this->weights, Shape::kStepChunks);
         }
+        arrive_copies(barriers.filled(turn.stage));
       }
     }
   }
@@ -181,7 +143,7 @@ struct FilledProduct : SmallProduct<Format, kForm, Shape> {
       u32 chunk = first_chunk, odd = 0;
 #pragma unroll 1
       for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-        wait_bytes(filled(turn.stage), turn.phase);
+        wait_bytes(barriers.filled(turn.stage), turn.phase);
         __syncwarp();  // mma.sync wants all lanes at once
         const View here(view, turn.stage * kStageBytes);
         const SharedPlace step_image = lane_image.at(chunk * kChunkImage);
@@ -196,7 +158,7 @@ struct FilledProduct : SmallProduct<Format, kForm, Shape> {
           }
         }
         __syncwarp();
-        if (lane == 0) arrive(emptied(turn.stage));
+        if (lane == 0) arrive(barriers.emptied(turn.stage));
         chunk += Shape::kStepChunks;
       }
       const Walk at{tile, 0, 0, this->activations.columns};
@@ -206,12 +168,7 @@ struct FilledProduct : SmallProduct<Format, kForm, Shape> {
   }
 
   FP4KIT_DEVICE void run() {
-    if (threadIdx.x < Shape::kStages) {
-      init_barrier(filled(threadIdx.x), kArrivals);
-      init_barrier(emptied(threadIdx.x), Shape::kWarps);
-    }
-    fence_barriers();
-    __syncthreads();
+    barriers.begin(kArrivals, Shape::kWarps);
     if (threadIdx.x >= Base::kThreadCount) {
       fill((threadIdx.x - Base::kThreadCount) / 32);
     } else {

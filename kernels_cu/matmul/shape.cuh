@@ -14,23 +14,23 @@ namespace fp4kit {
 // kStages stages. kTokens: room for tokens, which are columns of products: 4, 8, 16, 32 or 64; or 1
 // or 2, whose other columns are slices of the depth, so that scales multiply sums instead of codes.
 // kStaged: activations come step by step, else all of them stay. kBulk: prepared weights are copied
-// in stretches, where the architecture can. kFillers (2 in kBulkValue, or kStaged): other warps
-// fill one ring of the thread block.
+// in stretches, where the architecture can. kFilled, or kStaged: other warps fill one ring of the
+// thread block.
 template <int kGroupsValue, int kTilesValue, int kSlicesValue, int kChunksValue, int kStagesValue,
-    int kTokensValue, int kStagedValue, int kBulkValue, int kPartsValue>
+    int kTokensValue, int kStagedValue, int kBulkValue, int kFilledValue, int kPartsValue>
 struct SmallShape {
   static constexpr int kGroups = kGroupsValue, kTiles = kTilesValue, kSlices = kSlicesValue;
   static constexpr int kChunks = kChunksValue, kStages = kStagesValue, kTokens = kTokensValue;
   static constexpr bool kStaged = kStagedValue != 0;
   static constexpr bool kSliced = kTokens <= 2;
-  static constexpr bool kBulk = kBulkValue % 2 != 0;
+  static constexpr bool kBulk = kBulkValue != 0, kFilled = kFilledValue != 0;
   static constexpr int kParts = kPartsValue;
   // Columns of whole tokens.
   static constexpr int kRoom = kTokens / kParts * kParts;
   static constexpr int kWarps = kGroups * kSlices;
   static constexpr int kSmallThreads = 32 * kWarps;
   // Threads that fill the stages, beside those that multiply.
-  static constexpr int kFillers = kStaged ? 64 : kBulkValue < 2 ? 0 : 128;
+  static constexpr int kFillers = kStaged ? 64 : kFilled ? 128 : 0;
   static constexpr int kWarpRows = kPreparedRows * kTiles;
   static constexpr int kRows = kGroups * kWarpRows;
   static constexpr int kStepChunks = kSlices * kChunks;
@@ -59,7 +59,6 @@ struct WarpgroupShape {
   static constexpr int kWarps = 4 * kGroups;                // that multiply
   static constexpr int kRowTiles = kTiles * kWarps;
   static constexpr int kColumnBytes = kChunks * kPreparedDepth * 2 * kColumns;  // of a stage
-  static constexpr int kSums = kTiles * kColumns / 2;                           // of a thread
   // Sums in shared memory: columns of rows, in banks of their own.
   static constexpr int kSumRow = kRowTiles * kPreparedRows + 8;
   static constexpr int kControlBytes = 1024;  // two barriers of each stage, and a word

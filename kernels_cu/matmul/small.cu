@@ -85,10 +85,10 @@ __global__ void __launch_bounds__(Shape::kSmallThreads + Shape::kFillers, 1)
       steps, static_cast<u32>(span), row_blocks, tiles, image, sums, largest, true};
   if constexpr (Shape::kStaged) {
     StagedProduct<Format, kForm, Shape>{
-        given, arranged, shared_place(barriers), shared_place(rings)}
+        given, arranged, {shared_place(barriers)}, shared_place(rings)}
         .run();
-  } else if constexpr (Shape::kFillers != 0) {
-    FilledProduct<Format, kForm, Shape>{given, shared_place(barriers), shared_place(rings)}.run();
+  } else if constexpr (Shape::kFilled) {
+    FilledProduct<Format, kForm, Shape>{given, {shared_place(barriers)}, shared_place(rings)}.run();
   } else {
     const u32 warp = threadIdx.x / 32;
     const SharedPlace ring_memory = kept(shared_place(rings + warp * WarpRing::kBytes));

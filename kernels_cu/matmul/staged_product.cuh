@@ -37,12 +37,9 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
   static constexpr u32 kArrivals = Shape::kFillers + (kBulk ? kFillerWarps : 0);
 
   const u8* arranged;  // the image, or nothing
-  SharedPlace control, rings;
+  StageBarriers<Shape::kStages> barriers;
+  SharedPlace rings;
 
-  FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return control.at(stage * kBarrierBytes); }
-  FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
-    return control.at((Shape::kStages + stage) * kBarrierBytes);
-  }
   FP4KIT_DEVICE SharedPlace ring_of(u32 warp) const { return rings.at(warp * WarpRing::kBytes); }
 
   // ---- Where a thread block is ----
@@ -116,7 +113,7 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
         }
         from += chunk_stride;
       }
-      arrive_copies(product.filled(stage));
+      arrive_copies(product.barriers.filled(stage));
     }
   };
 
@@ -150,7 +147,7 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
 #ifdef FP4KIT_HAS_BULK_COPIES
       // All steps but the last are whole.
       if (step == 0 || step + 1 == product.steps) count(product, step);
-      const SharedPlace barrier = product.filled(stage);
+      const SharedPlace barrier = product.barriers.filled(stage);
       if (threadIdx.x % 32 == 0) expect_bytes(barrier, all);
       __syncwarp();
       if (bytes != 0) {
@@ -187,7 +184,7 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
     while (at.tile < this->tiles) {
 #pragma unroll 1
       for (u32 step = 0; step < this->steps; ++step, turn.next()) {
-        wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+        wait_bytes(barriers.emptied(turn.stage), turn.phase ^ 1);
         __syncwarp();
         if constexpr (kBulk) stretch.copy(*this, step, turn.stage, policy);
         pieces.copy(*this, step, turn.stage);
@@ -267,7 +264,7 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
           copies.ring.wait(turn.stage, turn.phase);
           copies.copy_next(*this);
         }
-        wait_bytes(filled(turn.stage), turn.phase);
+        wait_bytes(barriers.filled(turn.stage), turn.phase);
         __syncwarp();  // mma.sync wants all lanes at once
         const View here(view, turn.stage * WarpRing::kStageBytes);
         const ColumnWords there = columns.at(turn.stage * kImageBytes);
@@ -279,7 +276,7 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
           }
         }
         __syncwarp();
-        if (lane == 0) arrive(emptied(turn.stage));
+        if (lane == 0) arrive(barriers.emptied(turn.stage));
         chunk += Shape::kStepChunks;
         if (step == 0) target.epilogue.prepare(this->activations.columns / Shape::kParts);
       }
@@ -289,12 +286,7 @@ struct StagedProduct : SmallProduct<Format, kForm, Shape> {
   }
 
   FP4KIT_DEVICE void run() const {
-    if (threadIdx.x < Shape::kStages) {
-      init_barrier(filled(threadIdx.x), kArrivals);
-      init_barrier(emptied(threadIdx.x), Shape::kWarps);
-    }
-    fence_barriers();
-    __syncthreads();
+    barriers.begin(kArrivals, Shape::kWarps);
     if (threadIdx.x >= Base::kThreadCount) {
       fill(threadIdx.x - Base::kThreadCount);
     } else {

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(32 * Shape::kWarps + 128, 1)
       column_blocks, number % count, count, partial, arrived,
       reinterpret_cast<u32*>(memory) + Shape::kControlBytes / 8, reinterpret_cast<float*>(stages)};
   const WarpgroupProduct<Format, Form::kValue, Shape> product{
-      results, image, shared_place(memory), shared_place(stages)};
+      results, image, {shared_place(memory)}, shared_place(stages)};
   product.run();
 #endif
 }

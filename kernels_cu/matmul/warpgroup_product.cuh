@@ -42,12 +42,8 @@ struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
   static constexpr u32 kArrivals = kBulk ? kFillerWarps : 1 + kFillers;
 
   const u8* image;  // of the activations: arrange_columns_kernel
-  SharedPlace control, memory;
-
-  FP4KIT_DEVICE SharedPlace filled(u32 stage) const { return control.at(stage * kBarrierBytes); }
-  FP4KIT_DEVICE SharedPlace emptied(u32 stage) const {
-    return control.at((kStages + stage) * kBarrierBytes);
-  }
+  StageBarriers<Shape::kStages> barriers;
+  SharedPlace memory;
 
   using Turn = StageTurn<Shape::kStages>;
 
@@ -70,21 +66,22 @@ struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
     const u32 lane = threadIdx.x % 32, chunks = chunks_of(step), first_chunk = step * kChunks;
     const u32 tile_bytes = kBulk ? chunks * Stage::Tile::kBytes : 0;
     const u32 column_bytes = warp == 0 ? chunks * Columns::kBytes : 0;
-    if (lane == 0) expect_bytes(filled(stage), tiles * tile_bytes + column_bytes);
+    if (lane == 0) expect_bytes(barriers.filled(stage), tiles * tile_bytes + column_bytes);
     __syncwarp();
     if (kBulk && lane < tiles) {
       const u32 inside = warp * kFillerTiles + lane;
       const i64 line = this->first_tile() + inside;
       const i64 number = line * this->weights.depth_tiles + first_chunk;
       copy_bulk(place.at(Shape::kColumnBytes + inside * Stage::kBytes),
-          this->weights.codes + number * Stage::Tile::kBytes, tile_bytes, filled(stage), policy);
+          this->weights.codes + number * Stage::Tile::kBytes, tile_bytes, barriers.filled(stage),
+          policy);
     }
     if (warp != 0) return;
     if (step == this->first_step()) wait_for_kernel_before();
     if (lane != 0) return;
     const i64 number = static_cast<i64>(this->column_block) * this->weights.depth_tiles;
-    copy_bulk(place, image + (number + first_chunk) * Columns::kBytes, column_bytes, filled(stage),
-        keep_policy());
+    copy_bulk(place, image + (number + first_chunk) * Columns::kBytes, column_bytes,
+        barriers.filled(stage), keep_policy());
   }
 
   // Where a warp that fills is in its tiles of rows.
@@ -124,13 +121,13 @@ struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
     Turn turn;
 #pragma unroll 1
     for (u32 step = this->first_step(); step < end; ++step, turn.next()) {
-      wait_bytes(emptied(turn.stage), turn.phase ^ 1);
+      wait_bytes(barriers.emptied(turn.stage), turn.phase ^ 1);
       __syncwarp();
       const SharedPlace place = memory.at(turn.stage * kStageBytes);
       if (kBulk || warp == 0) fill_stretches(step, warp, tiles, turn.stage, place, policy);
       if constexpr (!kBulk) {
         rows_of.copy(*this, step, warp, place);
-        arrive_copies(filled(turn.stage));
+        arrive_copies(barriers.filled(turn.stage));
       }
     }
     __syncwarp();
@@ -182,10 +179,10 @@ struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
     u32 a[2][2][4];
     u32 odd[Shape::kTiles] = {};
     Turn turn;
-    SharedPlace before = emptied(0);
+    SharedPlace before = barriers.emptied(0);
 #pragma unroll 1
     for (u32 step = first; step < end; ++step, turn.next()) {
-      wait_bytes(filled(turn.stage), turn.phase);
+      wait_bytes(barriers.filled(turn.stage), turn.phase);
       __syncwarp();
       const View here(view, turn.stage * kStageBytes);
       const Columns columns(memory.at(turn.stage * kStageBytes));
@@ -196,7 +193,7 @@ struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
         multiply_chunk(
             result, a, here, c, columns.at(c * Columns::kBytes), odd, before, c == 0 && gives_back);
       }
-      before = emptied(turn.stage);
+      before = barriers.emptied(turn.stage);
     }
     wait_products<0>();
     u32 all = 0;
@@ -209,12 +206,7 @@ struct WarpgroupProduct : WarpgroupResults<Format, kForm, Shape> {
   }
 
   FP4KIT_DEVICE void run() const {
-    if (threadIdx.x < kStages) {
-      init_barrier(filled(threadIdx.x), kArrivals);
-      init_barrier(emptied(threadIdx.x), Shape::kWarps);
-    }
-    fence_barriers();
-    __syncthreads();
+    barriers.begin(kArrivals, Shape::kWarps);
     if (threadIdx.x >= kMultipliers) {
       if constexpr (kMovesRegisters) give_registers_back<kFillerRegisters>();
       fill(threadIdx.x - kMultipliers);
