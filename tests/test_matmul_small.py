@@ -314,6 +314,19 @@ def test_bias_addend_and_types(dtype, multiply):
         check_product(job, multiply(job, shape_of(PREPARED, tokens)))
 
 
+def test_launches_are_kept_for_one_factor():
+    """Zeros of both signs are equal, and give zeros of other signs."""
+    operand = weights("nvfp4", 80, 256)
+    factors = (0.0, -0.0, 1.0, 0.75, -0.75)
+    kept = {
+        matmul_small.numbers_of(job_of(activations(1, 256), operand, alpha=factor)): factor
+        for factor in factors
+    }
+    assert [repr(factor) for factor in kept.values()] == [repr(factor) for factor in factors]
+    ones = matmul_small.numbers_of(job_of(activations(1, 256), operand, alpha=1.0))
+    assert ones.alpha_bits == matmul_small.Numbers().alpha_bits
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [("nvfp4", "bfloat16"), ("mxfp4", "bfloat16"), ("nvfp4", "float32")]
 )

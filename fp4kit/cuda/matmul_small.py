@@ -66,7 +66,7 @@ class Numbers(NamedTuple):
         rows_per_level_b: likewise of b.
         direction_b: likewise.
         divisor: what the ranges of both second levels divide by.
-        alpha: factor of the product.
+        alpha_bits: factor of the product, as the bits of a float32: zeros of both signs differ.
         out_dtype: element type of the result.
         bias_dtype: likewise of what is added.
         c_dtype: likewise.
@@ -81,7 +81,7 @@ class Numbers(NamedTuple):
     rows_per_level_b: int = 1
     direction_b: str = "amax"
     divisor: float = 1.0
-    alpha: float = 1.0
+    alpha_bits: int = 0x3F800000  # 1.0
     out_dtype: str = "bfloat16"
     bias_dtype: str = "float32"
     c_dtype: str = "float32"
@@ -95,7 +95,7 @@ class Numbers(NamedTuple):
             int(self.high_first),
             *(self.rows_per_level_a, SECOND_LEVEL_SCALES.index(self.direction_a)),
             *(self.rows_per_level_b, SECOND_LEVEL_SCALES.index(self.direction_b)),
-            *(_bits(self.divisor), _bits(self.alpha)),
+            *(_bits(self.divisor), self.alpha_bits),
             *(DTYPES.index(name) for name in (self.out_dtype, self.bias_dtype, self.c_dtype)),
             *(self.members, int(self.wide_offsets)),
         )
@@ -196,7 +196,7 @@ def numbers_of(job: MatmulJob) -> Numbers:
     """What a launch of a product is told beside its sizes."""
     return Numbers(
         *(*order_of(job.b), *level_of(job.a), *level_of(job.b)),
-        *(float(job.divisor), job.alpha, job.out_dtype, job.bias_dtype, job.c_dtype),
+        *(float(job.divisor), _bits(job.alpha), job.out_dtype, job.bias_dtype, job.c_dtype),
     )
 
 
@@ -289,7 +289,7 @@ def launch_ragged(job: RaggedMatmulJob) -> bool:
         return False
     numbers = Numbers(
         *(*order_of(first), 1, "amax", *level_of(first)),
-        *(first.level_range, job.alpha, job.out_dtype, job.bias_dtype),
+        *(first.level_range, _bits(job.alpha), job.out_dtype, job.bias_dtype),
         members=count,
         wide_offsets=bool(job.offsets.dtype.itemsize == 8),
     )
